@@ -1,0 +1,257 @@
+/* cxlfs.h - what csrc/ offers: persist (store, write back, fence), checksums, mapping, the DRAM extent
+ * map, and nothing of the media format: no policy, no on-media structure, no output.
+ *
+ * Rules
+ * - Functions return 0 or a count, or -errno. No globals but the dispatch table, the SIGBUS
+ *   bookkeeping and the fault switches of the tests.
+ * - Every change of media bytes goes through a cxl_media_* function of this file, which is where the
+ *   recorder listens. Every access of media bytes is guarded: a SIGBUS becomes -EIO.
+ * - Offsets are bytes from the start of the media and are checked against its size (-ERANGE).
+ * - What is NOT promised: a store may become durable before it is written back, in any order,
+ *   each aligned 8-byte word on its own.
+ */
+#ifndef CXLFS_H
+#define CXLFS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* ------------------------------------------------------------------ checksum and CPU dispatch */
+
+/* CRC32C (Castagnoli) of length bytes, continuing from crc (0 to begin). */
+uint32_t cxl_crc32c(uint32_t crc, const void *data, size_t length);
+
+/* Which routines were chosen, once, from the CPU and the environment:
+ * "clwb" | "clflushopt" | "clflush" | "dc-cvap" | "dc-cvadp" | "none"; "sfence" | "dsb";
+ * "crc32c-sse42" | "crc32c-vpclmul" | "crc32c-arm" | "crc32c-table"; "nt-avx512" | "nt-avx2" | "nt-sse2" | ...
+ * Overridden by CXLFS_WRITE_BACK, CXLFS_CRC32C and CXLFS_COPY, read at cxl_dispatch_init(). */
+int cxl_dispatch_init(void);            /* 0, or -EINVAL when an override names what this CPU lacks */
+const char *cxl_dispatch_write_back(void);
+const char *cxl_dispatch_fence(void);
+const char *cxl_dispatch_crc32c(void);
+const char *cxl_dispatch_copy(void);
+
+/* ------------------------------------------------------------------------------------- media */
+
+enum { CXL_GRANULARITY_BYTE = 0, CXL_GRANULARITY_LINE = 1, CXL_GRANULARITY_PAGE = 2 };
+enum { CXL_MAP_READ_ONLY = 1, CXL_MAP_SYNC = 2 };
+
+typedef struct cxl_media cxl_media;
+
+/* Map size bytes of fd. CXL_MAP_SYNC asks for MAP_SYNC and fails with -EOPNOTSUPP without it. */
+int cxl_media_map(int fd, uint64_t size, uint32_t flags, uint32_t granularity, cxl_media **out);
+/* Anonymous memory, for tests; behaves at the granularity given (PAGE: fence does no msync). */
+int cxl_media_anonymous(uint64_t size, uint32_t granularity, cxl_media **out);
+void cxl_media_close(cxl_media *media);
+
+uint64_t cxl_media_size(const cxl_media *media);
+uint32_t cxl_media_granularity(const cxl_media *media);
+void *cxl_media_base(const cxl_media *media);
+
+/* Ordinary stores; not durable until written back and fenced. */
+int cxl_media_store(cxl_media *media, uint64_t offset, const void *source, uint64_t length);
+/* One aligned 8-byte word, never torn. */
+int cxl_media_store_u64(cxl_media *media, uint64_t offset, uint64_t value);
+/* Non-temporal copy; ragged head and tail lines are stored and written back. Durable after a fence. */
+int cxl_media_copy(cxl_media *media, uint64_t offset, const void *source, uint64_t length);
+/* The same, and *crc continues over the source in the same pass. */
+int cxl_media_copy_crc(cxl_media *media, uint64_t offset, const void *source, uint64_t length, uint32_t *crc);
+/* LINE: write back every line touched. PAGE: remember the pages for the next fence. BYTE: nothing. */
+int cxl_media_write_back(cxl_media *media, uint64_t offset, uint64_t length);
+/* Order and complete everything this thread wrote back (LINE, BYTE) or anyone did (PAGE: msync).
+ * After one failed msync every later fence is -EIO: a failure is never retried into a success. */
+int cxl_media_fence(cxl_media *media);
+/* Guarded copy out: 0, or -EIO with *fault_offset (may be NULL) the media offset that faulted. */
+int cxl_media_read(cxl_media *media, uint64_t offset, void *target, uint64_t length, uint64_t *fault_offset);
+/* Guarded checksum in place; *crc continues. */
+int cxl_media_crc(cxl_media *media, uint64_t offset, uint64_t length, uint32_t *crc, uint64_t *fault_offset);
+/* Guarded copy out and checksum in one pass. */
+int cxl_media_read_crc(cxl_media *media, uint64_t offset, void *target, uint64_t length, uint32_t *crc,
+                       uint64_t *fault_offset);
+
+/* Recorder: a growing log of struct cxl_event, each followed by its stored bytes padded to 8. */
+enum { CXL_EVENT_STORE = 1, CXL_EVENT_COPY = 2, CXL_EVENT_WRITE_BACK = 3, CXL_EVENT_FENCE = 4, CXL_EVENT_MARK = 5 };
+typedef struct {
+    uint32_t kind;      /* CXL_EVENT_*; COPY: non-temporal, needs a fence only */
+    uint32_t thread;    /* kernel thread id; a fence covers its own thread only (LINE, BYTE) */
+    uint64_t offset;    /* media offset; MARK: the caller's tag */
+    uint64_t length;    /* bytes touched; STORE and COPY: that many payload bytes follow */
+} cxl_event;
+int cxl_media_record(cxl_media *media, int on);             /* on: start with an empty log; off: stop, keep it */
+int cxl_media_record_mark(cxl_media *media, uint64_t tag);
+int cxl_media_record_view(cxl_media *media, const void **log, uint64_t *length); /* valid until the next call */
+
+/* Tests only: make the n-th (from 1) call of a kind fail from now on once; n = 0 switches it off.
+ * cxl_fault_count tells how many calls of the kind there were since the switch was set. */
+enum { CXL_FAULT_ALLOCATE = 0, CXL_FAULT_WRITE_BACK = 1, CXL_FAULT_COPY = 2, CXL_FAULT_MSYNC = 3, CXL_FAULT_MAP = 4,
+       CXL_FAULT_FENCE = 5, CXL_FAULT_KINDS = 6 };
+int cxl_fault_set(uint32_t kind, uint64_t nth);
+uint64_t cxl_fault_count(uint32_t kind);
+
+/* -------------------------------------------------------------------------------- extent map */
+
+/* An extent is a contiguous media range inside one segment, written once, front to back. Its chunk i
+ * covers extent bytes [i*chunk, (i+1)*chunk) up to its length, and has
+ *     CRC32C(le64(extent id) || le64(chunk index) || the bytes).
+ * A map is one content of one file: sorted references into extents, and a size. All of it is DRAM. */
+
+typedef struct cxl_engine cxl_engine;
+typedef struct cxl_map cxl_map;
+
+typedef struct {
+    uint64_t file_offset;
+    uint64_t length;
+    uint64_t extent_id;      /* 0: a hole */
+    uint64_t extent_offset;
+} cxl_ref;
+
+typedef struct {
+    uint64_t id;
+    uint64_t media_offset;
+    uint64_t length;         /* bytes of the extent that are defined */
+    uint64_t crc_index;      /* index of this extent's first checksum in the array that comes along */
+    uint32_t first_chunk;    /* that first checksum is of this chunk (appends repeat the last partial one) */
+    uint32_t crc_count;
+} cxl_extent_info;
+
+typedef struct {
+    int32_t error;           /* 0, -EIO (media fault), -EBADMSG (checksum) */
+    uint32_t chunk;
+    uint64_t file_offset;    /* where in the file the first damaged piece begins */
+    uint64_t length;         /* of that piece */
+    uint64_t extent_id;
+    uint64_t media_offset;   /* of the damaged chunk, or of the faulting byte */
+    uint32_t expected;
+    uint32_t actual;
+} cxl_fault;
+
+typedef struct {
+    uint64_t extent_id;
+    uint64_t extent_offset;
+    uint64_t length;
+    uint64_t owner;          /* of the map that holds the reference */
+} cxl_segment_ref;
+
+typedef struct {
+    uint64_t extents;        /* extents known */
+    uint64_t refs;           /* references in all maps */
+    uint64_t crcs;           /* checksums kept */
+    uint64_t maps;
+    uint64_t memory;         /* bytes of DRAM held by extents, checksums and references, estimated */
+    uint64_t bytes_written;  /* file bytes accepted since the engine began */
+    uint64_t bytes_read;     /* file bytes delivered */
+    uint64_t checksum_errors;
+} cxl_engine_stats;
+
+/* Segment i covers media [first + i*segment_size, first + (i+1)*segment_size). chunk: a power of two. */
+int cxl_engine_new(cxl_media *media, uint64_t first, uint64_t segment_size, uint64_t segment_count, uint32_t chunk,
+                   cxl_engine **out);
+void cxl_engine_free(cxl_engine *engine);   /* all maps must be gone, else they are freed too */
+void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out);
+
+/* Define extents, or extend known ones (replay, image), all or none: -EINVAL on overlap of a segment
+ * border, range outside the media, wrong crc_count, shrinking, a known checksum contradicted, or a known id
+ * elsewhere; *bad is the index at fault. They count as published, and stay without references until
+ * cxl_engine_drop_unreferenced, because a later record may extend them or refer to them. */
+int cxl_engine_define(cxl_engine *engine, const cxl_extent_info *infos, uint64_t count, const uint32_t *crcs,
+                      uint64_t crc_count, uint64_t *bad);
+/* Segments in which the last extent vanished since the last call: up to capacity indexes, returns how many. */
+int64_t cxl_engine_dead_segments(cxl_engine *engine, uint64_t *indexes, uint64_t capacity);
+/* used[i] = bytes of segment i that some map references (shared ones once) or an open lease holds. A read or
+ * a delta in flight may hold more: a segment is free when cxl_engine_dead_segments says so. */
+int cxl_engine_usage(cxl_engine *engine, uint64_t *used, uint64_t segment_count);
+/* Every reference into segment i, by extent and offset, those of one owner to the same bytes united; -EBUSY
+ * when it must not be moved (a lease or unpublished bytes in it). *out is malloc'ed: cxl_free. */
+int cxl_engine_segment_refs(cxl_engine *engine, uint64_t segment, cxl_segment_ref **out, uint64_t *count);
+/* Drop every extent that nothing but its definition holds (after replay). */
+void cxl_engine_drop_unreferenced(cxl_engine *engine);
+void cxl_free(void *pointer);
+
+/* Leases: an open extent with reserved room, at a multiple of 64. A map has at most one; it gives back what it
+ * did not use, from the next multiple of 64 on. -EEXIST: the id is known, -EINVAL: no such place. */
+int cxl_engine_lease(cxl_engine *engine, uint64_t id, uint64_t media_offset, uint64_t capacity);
+int cxl_map_attach_lease(cxl_map *map, uint64_t id);
+/* Close the open extent: *media_offset, *length is the unused room (length 0: none, or no lease). */
+int cxl_map_close_lease(cxl_map *map, uint64_t *media_offset, uint64_t *length);
+
+int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out);  /* empty, size 0, dirty from 0: its delta is all of it */
+int cxl_map_clone(cxl_map *map, cxl_map **out);                      /* same content, clean, no lease */
+void cxl_map_free(cxl_map *map);
+uint64_t cxl_map_size(cxl_map *map);
+uint64_t cxl_map_ref_count(cxl_map *map);
+uint64_t cxl_map_allocated(cxl_map *map);    /* bytes that are not holes */
+int cxl_map_is_dirty(cxl_map *map);          /* 1: differs from what was last taken as a delta */
+/* Set the size; cutting drops references beyond it. Marks dirty. */
+int cxl_map_truncate(cxl_map *map, uint64_t size);
+/* Replace ranges by references (replay, image, reflink): -EINVAL with *bad on an unknown extent or a range
+ * outside it, overflow, or beyond limits. Does not mark dirty; does not change the size. */
+int cxl_map_set(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad);
+/* Replay: no dirty mark; cuts references beyond. A new map without marks is clean from then on. */
+int cxl_map_set_size(cxl_map *map, uint64_t size);
+/* References that overlap [offset, offset+length), clipped to it, holes left out. *out: cxl_free. */
+int cxl_map_export(cxl_map *map, uint64_t offset, uint64_t length, cxl_ref **out, uint64_t *count);
+/* Re-aim references into [extent_offset, +length) of old_id at new_id, new_offset. Keeps dirty marks. */
+int cxl_map_move(cxl_map *map, uint64_t old_id, uint64_t extent_offset, uint64_t length, uint64_t new_id, uint64_t new_offset);
+
+/* Many maps at once (image load): maps[i] takes refs [first[i], first[i+1]), owner owners[i], sizes[i]. */
+int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owners, const uint64_t *sizes,
+                    const uint64_t *first, const cxl_ref *refs, cxl_map **out, uint64_t *bad);
+/* The published state of many maps (image): references of all of them in order (counts[i] each), and every
+ * published extent that anything holds, once, by id, with its published length and checksums (also those
+ * that only a lease or another map holds: later deltas name them as known). -EINVAL when a reference is
+ * not published. All three arrays: cxl_free. */
+int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, uint64_t *counts, cxl_ref **refs,
+                    uint64_t *ref_count, cxl_extent_info **infos, uint64_t *info_count, uint32_t **crcs,
+                    uint64_t *crc_count);
+
+/* Write: copies what the lease has room for. Returns bytes taken (> 0), -EAGAIN when another lease is
+ * needed first (*needed: what would take all of it; a smaller one of 8 KiB or more takes a part), -EIO with *fault when old bytes of a small overwrite are
+ * damaged, -ENOMEM. LINE, BYTE: the data is durable when it returns. A write of less than 4 KiB that does not
+ * continue the open extent carries its whole 4 KiB file block along, so that references stay few. */
+int64_t cxl_map_write(cxl_map *map, uint64_t offset, const void *source, uint64_t length, uint64_t *needed,
+                      cxl_fault *fault);
+/* Make a range read as zeros (keeps the size). Marks dirty. */
+int cxl_map_punch(cxl_map *map, uint64_t offset, uint64_t length);
+/* Read up to length bytes, short at the end of file: returns bytes, or -EIO with *fault. verify: check every
+ * chunk that is touched, as a whole, before any of its bytes are delivered. */
+int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t length, int verify, cxl_fault *fault);
+/* Without a copy: when the range (clipped at the end of file) lies in one extent, verify it in place and
+ * return its length and *address; 0 when it does not lie so (then use cxl_map_read). */
+int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify, const void **address, cxl_fault *fault);
+
+/* Delta: what changed since the last one. Taking it pads the open extent with zeros to a multiple of 64 bytes
+ * (so that published bytes never share a word with later ones), and clears the dirty marks. */
+typedef struct {
+    uint64_t size;            /* of the file now */
+    uint64_t cut;             /* first cut the older content to this size (its smallest since the last delta) */
+    uint64_t ref_count;
+    uint64_t extent_count;
+    uint64_t crc_count;
+    cxl_ref *refs;            /* including holes that were punched */
+    cxl_extent_info *extents; /* every extent the refs name whose definition is new or longer than published */
+    uint32_t *crcs;
+} cxl_delta;
+int cxl_map_take_delta(cxl_map *map, cxl_delta **out);
+/* After the record is durable: the extents count as published; target (may be NULL, may be another map or the
+ * same, which has the content already) gets cut, refs and size. Frees the delta; on -ENOMEM nothing has
+ * changed and it may be applied again. */
+int cxl_delta_apply(cxl_delta *delta, cxl_map *map, cxl_map *target);
+/* The record was not written: the dirty marks come back (map may be NULL when it is gone). Frees the delta. */
+void cxl_delta_cancel(cxl_delta *delta, cxl_map *map);
+
+/* Cleaner: verify [source_offset, +length) of an extent and append it to an open one (a lease without a map),
+ * whose last length bytes it is then (padding may go before it). Durable when it returns (LINE, BYTE).
+ * The new extent becomes published with cxl_engine_publish. Returns 0, -EAGAIN without room, -EIO with *fault. */
+int cxl_engine_copy_extent(cxl_engine *engine, uint64_t source_id, uint64_t source_offset, uint64_t length,
+                           uint64_t target_id, cxl_fault *fault);
+/* The definition of one extent as it is now (crcs: cxl_free). */
+int cxl_engine_describe(cxl_engine *engine, uint64_t id, cxl_extent_info *info, uint32_t **crcs);
+int cxl_engine_publish(cxl_engine *engine, uint64_t id);
+int cxl_engine_close_lease(cxl_engine *engine, uint64_t id, uint64_t *media_offset, uint64_t *length);
+/* Verify extents [first, first+count) of a stable listing, for scrub: chunk by chunk, faults to the array. */
+int cxl_engine_verify(cxl_engine *engine, uint64_t id, cxl_fault *faults, uint64_t capacity, uint64_t *count,
+                      uint64_t *bytes);
+/* Ids and lengths of all extents, sorted by media offset. *out: cxl_free (cxl_extent_info without checksums). */
+int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count);
+
+#endif

@@ -1,0 +1,170 @@
+"""``cxlfs mount``: start the daemon of a store and wait until the mount answers.
+
+Never here: checks of the machine and the mount point, the daemon itself (``fuse``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import click
+
+from cxlfs.cli.common import CONTEXT_SETTINGS, common_options, wants_debug
+from cxlfs.cli.exit_codes import epilog
+from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.cli.target import naming_the_mount
+from cxlfs.errors import (
+    BusyError,
+    CorruptionError,
+    CxlfsError,
+    FuseUnavailableError,
+    MediaError,
+    MediaUnavailableError,
+    MountError,
+    NotACxlfsError,
+    NotPersistentError,
+    UnsupportedFormatError,
+)
+from cxlfs.fuse.control_client import control_request, find_and_connect
+from cxlfs.fuse.mount import MountConfig, make_config, mount_background, mount_foreground
+
+HELP = """Mount the store on SOURCE at the directory MOUNTPOINT, and return when it answers.
+
+A store that was not closed cleanly is recovered first: everything that was committed is there. A
+dead mount that a killed daemon left on MOUNTPOINT is cleared. An ordinary user needs fusermount3
+(Debian package fuse3).
+
+\b
+Options for -o, separated by commas:
+  ro, rw                       the same as --read-only, or its opposite
+  verify=read|off              the same as --verify
+  allow_other                  the same as --allow-other
+  commit=SECONDS               how often a file that stays open is committed (30)
+  allow_incomplete_overwrite   when two versions of a file do not fit, give up the old one
+  nosuid, nodev, noexec, noatime, and what fstab has for others (nofail, _netdev, x-systemd...)
+
+\b
+Examples:
+  cxlfs mount /dev/dax0.0 /mnt/ckpt
+  cxlfs mount store.cxlfs /mnt/ckpt --allow-other -o commit=5
+  cxlfs mount store.cxlfs /mnt/ckpt --read-only --foreground
+"""
+
+MOUNT_EXIT_CODES = tuple(
+    error.exit_code
+    for error in (
+        NotACxlfsError,
+        BusyError,
+        UnsupportedFormatError,
+        MediaError,
+        NotPersistentError,
+        MediaUnavailableError,
+        CorruptionError,
+        FuseUnavailableError,
+        MountError,
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mounted(Report):
+    """A mount that answers. ``state`` is that of ``cxlfs status``."""
+
+    schema: ClassVar[str] = "cxlfs.mount/1"
+
+    source: bytes
+    mountpoint: bytes
+    read_only: bool
+    pid: int | None
+    log_path: bytes | None
+    state: str | None
+    recovered_records: int | None
+
+    def lines(self, style: Style, /) -> Iterator[str]:
+        how = " read-only" if self.read_only else ""
+        yield f"{style.good('mounted')} {quote(self.source)} on {quote(self.mountpoint)}{how}"
+        if self.recovered_records:
+            yield f"recovered {self.recovered_records} journal records after an unclean end"
+
+
+@click.command(
+    "mount",
+    help=HELP,
+    short_help="Mount a store; returns when the mount answers.",
+    context_settings=CONTEXT_SETTINGS,
+    epilog=epilog(*MOUNT_EXIT_CODES),
+)
+@click.argument("source", type=click.Path())
+@click.argument("mountpoint", type=click.Path())
+@click.option("--foreground", is_flag=True, help="Serve in this process, until it is unmounted.")
+@click.option("--read-only", is_flag=True, help="Change nothing, neither files nor the store.")
+@click.option(
+    "--verify",
+    type=click.Choice(["read", "off"]),
+    help="Check every byte read against its checksum (default: read), or trust the media.",
+)
+@click.option("--allow-other", is_flag=True, help="Let other users in; permissions are checked.")
+@click.option("-o", "options", multiple=True, metavar="OPTS", help="Mount options, see above.")
+@common_options
+def command(
+    source: str,
+    mountpoint: str,
+    options: Sequence[str],
+    verify: str | None,
+    *,
+    foreground: bool,
+    read_only: bool,
+    allow_other: bool,
+    as_json: bool,
+) -> None:
+    """See HELP."""
+    config = make_config(
+        source,
+        mountpoint,
+        options=options,
+        read_only=read_only,
+        verify=verify,
+        allow_other=allow_other,
+        debug=wants_debug(),
+    )
+    output = Output(as_json=as_json)
+    if foreground:
+        mount_foreground(config)
+        return
+    with naming_the_mount(config.source):
+        mount_background(config)
+    mounted = describe(config)
+    output.report(mounted)
+    if mounted.state not in ("ONLINE", None) and not config.read_only:
+        output.warning(f"the store is {mounted.state}; see: cxlfs status {config.mountpoint}")
+
+
+def describe(config: MountConfig) -> Mounted:
+    """What came up. A daemon that cannot be asked is no failure: the mount answers."""
+    pid: int | None = None
+    log_path: bytes | None = None
+    state: str | None = None
+    records: int | None = None
+    with contextlib.suppress(CxlfsError):
+        channel, registration = find_and_connect(config.mountpoint)
+        channel.close()
+        pid = registration.pid
+        log_path = os.fsencode(registration.log_path) if registration.log_path else None
+        for message in control_request(config.mountpoint, "status"):
+            state = str(message.get("state"))
+            recovery = message.get("recovery")
+            if isinstance(recovery, dict) and not recovery.get("clean", True):
+                records = int(recovery.get("records", 0))
+    return Mounted(
+        source=os.fsencode(config.source),
+        mountpoint=os.fsencode(config.mountpoint),
+        read_only=config.read_only,
+        pid=pid,
+        log_path=log_path,
+        state=state,
+        recovered_records=records,
+    )

@@ -1,0 +1,415 @@
+"""``cxlfs status``: the state of a store, what is wrong with it, and what to do about it.
+
+Never here: counting (``store``), decoding (``inspect``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Self
+
+import click
+
+from cxlfs import inspect
+from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
+from cxlfs.cli.exit_codes import epilog
+from cxlfs.cli.mount import MOUNT_EXIT_CODES
+from cxlfs.cli.output import Output, Report, Style, columns, quote, time_or_none
+from cxlfs.cli.target import media_of, served_by
+from cxlfs.errors import CxlfsError
+from cxlfs.fuse.control_client import control_request
+from cxlfs.fuse.runtime import Registration
+from cxlfs.store import Store, StoreOptions
+from cxlfs.units import format_duration, format_size
+
+HELP = """Show the state of the store on SOURCE, or of the one mounted on MOUNTPOINT.
+
+A mounted store is asked through its daemon; any other is opened read-only, and nothing on it
+changes. When something is wrong, "status" says what, and "action" what to do.
+
+\b
+States:
+  ONLINE       mounted and in order
+  OFFLINE      not mounted, and in order
+  READ-ONLY    mounted, but nothing can be changed
+  NEEDS-CHECK  damage was seen: run cxlfs verify
+
+\b
+Examples:
+  cxlfs status /mnt/ckpt
+  cxlfs status /dev/dax0.0 --json
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Media:
+    """What the store lies on."""
+
+    kind: str
+    size_bytes: int
+    granularity: str
+    write_back: str
+    persistence_domain: str | None
+    alignment_bytes: int
+    dirty_shutdowns: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Space:
+    """Bytes; ``free_bytes`` counts what deleting and compacting have made available."""
+
+    size_bytes: int
+    used_bytes: int
+    free_bytes: int
+    reserved_bytes: int
+    incomplete_bytes: int
+    segment_size_bytes: int
+    segments: int
+    segments_free: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Journal:
+    """The open journal segment, and the last commit."""
+
+    used_bytes: int
+    size_bytes: int
+    last_commit: int
+    last_commit_time: str | None
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contents:
+    files: int
+    directories: int
+    open_files: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Errors:
+    """Since the store was opened."""
+
+    checksum: int
+    media: int
+    no_space: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Activity:
+    """Since the store was opened."""
+
+    bytes_written: int
+    bytes_read: int
+    commits: int
+    reverts: int
+    rollovers: int
+    cleaned_segments: int
+    moved_bytes: int
+    memory_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opening the store found."""
+
+    clean: bool
+    records: int
+    seconds: float
+    mirror_used: int
+    dirty_shutdown: bool
+    problems: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Status(Report):
+    """Everything that ``cxlfs status`` shows."""
+
+    schema: ClassVar[str] = "cxlfs.status/1"
+
+    source: bytes
+    mountpoint: bytes | None
+    pid: int | None
+    log_path: bytes | None
+    uuid: str
+    label: str
+    format_version: int
+    state: str
+    status: str | None
+    action: str | None
+    read_only: bool
+    media: Media
+    space: Space
+    journal: Journal
+    contents: Contents
+    errors: Errors
+    activity: Activity
+    recovery: Recovery
+
+    @classmethod
+    def from_message(cls, item: Mapping[str, object], daemon: Registration | None) -> Self:
+        """From what ``inspect.status`` gives, here or through the control socket."""
+        get = _Getter(item)
+        media = get.part("media")
+        source = media.text("path") if daemon is None else daemon.source
+        state, status, action = _judge(get, source, None if daemon is None else daemon.mountpoint)
+        return cls(
+            source=os.fsencode(source),
+            mountpoint=None if daemon is None else os.fsencode(daemon.mountpoint),
+            pid=None if daemon is None else daemon.pid,
+            log_path=os.fsencode(daemon.log_path) if daemon and daemon.log_path else None,
+            uuid=get.text("uuid"),
+            label=get.text("label"),
+            format_version=get.number("format_version"),
+            state=state,
+            status=status,
+            action=action,
+            read_only=get.truth("read_only"),
+            media=_media(media),
+            space=_space(get),
+            journal=Journal(
+                used_bytes=get.number("journal_used_bytes"),
+                size_bytes=get.number("journal_size_bytes"),
+                last_commit=get.number("last_lsn"),
+                last_commit_time=time_or_none(get.number("last_commit_time_ns")),
+                generation=get.number("generation"),
+            ),
+            contents=Contents(
+                get.number("files"), get.number("directories"), get.number("open_files")
+            ),
+            errors=Errors(
+                get.number("checksum_errors"),
+                get.number("media_errors"),
+                get.number("no_space_errors"),
+            ),
+            activity=Activity(
+                **{field.name: get.number(field.name) for field in dataclasses.fields(Activity)}
+            ),
+            recovery=_recovery(get.part("recovery")),
+        )
+
+    def lines(self, style: Style, /) -> Iterator[str]:
+        rows = [
+            ("store", f"{quote(self.label) or '(no label)'}  {self.uuid}"),
+            ("state", _painted(self.state, style)),
+        ]
+        if self.status is not None:
+            rows.append(("status", self.status))
+        if self.action is not None:
+            rows.append(("action", self.action))
+        rows.append(("source", quote(self.source)))
+        if self.mountpoint is not None:
+            rows.append(("mount", f"{quote(self.mountpoint)}, process {self.pid}"))
+        rows += [
+            ("media", _media_text(self.media)),
+            ("space", _space_text(self.space)),
+            ("journal", _journal_text(self.journal)),
+            ("contents", _contents_text(self.contents, self.space)),
+            ("recovery", _recovery_text(self.recovery)),
+            ("errors", _errors_text(self.errors)),
+        ]
+        yield from columns(rows)
+
+
+class _Getter:
+    """Typed access to a message from a daemon; what is missing or of another type is empty."""
+
+    def __init__(self, item: Mapping[str, object]) -> None:
+        self._item = item
+
+    def number(self, name: str) -> int:
+        return self.number_or_none(name) or 0
+
+    def number_or_none(self, name: str) -> int | None:
+        value = self._item.get(name)
+        return value if isinstance(value, int) else None
+
+    def real(self, name: str) -> float:
+        value = self._item.get(name)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    def text(self, name: str) -> str:
+        return self.text_or_none(name) or ""
+
+    def text_or_none(self, name: str) -> str | None:
+        value = self._item.get(name)
+        return value if isinstance(value, str) else None
+
+    def truth(self, name: str) -> bool:
+        return bool(self._item.get(name))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._item.get(name)
+        return tuple(str(text) for text in value) if isinstance(value, list | tuple) else ()
+
+    def part(self, name: str) -> _Getter:
+        value = self._item.get(name)
+        return _Getter(value if isinstance(value, Mapping) else {})
+
+
+def _judge(get: _Getter, source: str, mountpoint: str | None) -> tuple[str, str | None, str | None]:
+    """State, status and action."""
+    state, reason = get.text("state"), get.text_or_none("reason")
+    target = mountpoint if mountpoint is not None else source
+    if state == "NEEDS-CHECK":
+        return state, reason, f"run: cxlfs verify {target}"
+    if mountpoint is None:
+        return _judge_offline(get, source)
+    if get.number("media_errors") and state != "READ-ONLY":
+        return state, "the media failed while reading", f"run: cxlfs verify {target}"
+    if state == "READ-ONLY":
+        return state, reason, _read_only_action(get, source, mountpoint)
+    if get.number("no_space_errors"):
+        refused = get.number("no_space_errors")
+        status = f"writes were refused {refused} times for want of space; nothing was lost"
+        return state, status, "delete checkpoints that are no longer needed"
+    return state, None, None
+
+
+def _judge_offline(get: _Getter, source: str) -> tuple[str, str | None, str | None]:
+    clean = get.part("recovery").truth("clean")
+    status = "it is not mounted; it was closed cleanly"
+    if not clean:
+        status = "it is not mounted; it was not closed cleanly, and the next mount recovers it"
+    return "OFFLINE", status, f"to use it: cxlfs mount {source} MOUNTPOINT"
+
+
+def _read_only_action(get: _Getter, source: str, mountpoint: str) -> str:
+    if get.text("reason") == "it was opened read-only":
+        return f"to write: cxlfs umount {mountpoint}; cxlfs mount {source} {mountpoint}"
+    return f"read the log, then run: cxlfs verify {mountpoint}"
+
+
+def _media(media: _Getter) -> Media:
+    return Media(
+        kind=media.text("kind"),
+        size_bytes=media.number("size_bytes"),
+        granularity=media.text("granularity"),
+        write_back=media.text("write_back"),
+        persistence_domain=media.text_or_none("persistence_domain"),
+        alignment_bytes=media.number("alignment_bytes"),
+        dirty_shutdowns=media.number_or_none("dirty_shutdowns"),
+    )
+
+
+def _space(get: _Getter) -> Space:
+    return Space(
+        size_bytes=get.number("size_bytes"),
+        used_bytes=get.number("used_bytes"),
+        free_bytes=get.number("free_bytes"),
+        reserved_bytes=get.number("reserved_bytes"),
+        incomplete_bytes=get.number("incomplete_bytes"),
+        segment_size_bytes=get.number("segment_size_bytes"),
+        segments=get.number("segments_total"),
+        segments_free=get.number("segments_free"),
+    )
+
+
+def _recovery(recovery: _Getter) -> Recovery:
+    return Recovery(
+        clean=recovery.truth("clean"),
+        records=recovery.number("records"),
+        seconds=round(recovery.real("seconds"), 6),
+        mirror_used=recovery.number("mirror_used"),
+        dirty_shutdown=recovery.truth("dirty_shutdown"),
+        problems=recovery.texts("problems"),
+    )
+
+
+def _painted(state: str, style: Style) -> str:
+    if state == "ONLINE":
+        return style.good(state)
+    return style.bad(state) if state == "NEEDS-CHECK" else style.warning(state)
+
+
+def _media_text(media: Media) -> str:
+    parts = [
+        f"{media.kind}, {format_size(media.size_bytes)}",
+        f"{media.granularity} granularity",
+        f"write-back {media.write_back}",
+    ]
+    if media.persistence_domain is not None:
+        parts.append(f"persistence domain {media.persistence_domain}")
+    if media.dirty_shutdowns is not None:
+        parts.append(f"{media.dirty_shutdowns} dirty shutdowns")
+    return ", ".join(parts)
+
+
+def _space_text(space: Space) -> str:
+    total = space.used_bytes + space.free_bytes
+    percent = 100 * space.used_bytes // total if total else 0
+    return (
+        f"{format_size(space.used_bytes)} used ({percent}%), {format_size(space.free_bytes)} free, "
+        f"{format_size(space.reserved_bytes)} reserved, of {format_size(space.size_bytes)}"
+    )
+
+
+def _journal_text(journal: Journal) -> str:
+    when = "" if journal.last_commit_time is None else f" at {journal.last_commit_time}"
+    return (
+        f"{format_size(journal.used_bytes)} of {format_size(journal.size_bytes)} used, "
+        f"last commit {journal.last_commit}{when}"
+    )
+
+
+def _contents_text(contents: Contents, space: Space) -> str:
+    text = f"{_count(contents.files, 'file')}, {_count(contents.directories, 'director')}"
+    if space.incomplete_bytes:
+        text += f", {format_size(space.incomplete_bytes)} of incomplete versions kept aside"
+    return text
+
+
+def _count(number: int, noun: str) -> str:
+    if noun.endswith("r"):
+        return f"{number} {noun}{'y' if number == 1 else 'ies'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _recovery_text(recovery: Recovery) -> str:
+    took = format_duration(recovery.seconds)
+    if recovery.clean:
+        return f"not needed (opened in {took})"
+    text = f"{_count(recovery.records, 'journal record')} replayed in {took}"
+    if recovery.mirror_used:
+        text += f", {recovery.mirror_used} of them from the mirror"
+    return text
+
+
+def _errors_text(errors: Errors) -> str:
+    named = [
+        (errors.checksum, "checksum"),
+        (errors.media, "media"),
+        (errors.no_space, "out of space"),
+    ]
+    return ", ".join(f"{count} {name}" for count, name in named if count) or "none"
+
+
+@click.command(
+    "status",
+    help=HELP,
+    short_help="Show the state of a store and what to do about it.",
+    context_settings=CONTEXT_SETTINGS,
+    epilog=epilog(*MOUNT_EXIT_CODES),
+)
+@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=click.Path())
+@common_options
+def command(target: str, *, as_json: bool) -> None:
+    """See HELP."""
+    Output(as_json=as_json).report(look(target))
+
+
+def look(target: str) -> Status:
+    """The status of a store, mounted or not."""
+    daemon = served_by(target)
+    if daemon is not None:
+        for message in control_request(daemon.mountpoint, "status"):
+            return Status.from_message(message, daemon)
+        raise CxlfsError("the daemon gave no status", next_step="look at its log")
+    with media_of(target) as media:
+        store = Store.open(media, StoreOptions(read_only=True))
+        try:
+            return Status.from_message(inspect.status(store), None)
+        finally:
+            store.close()

@@ -1,0 +1,110 @@
+"""The programs that the system calls: ``mount.cxlfs`` for mount(8), ``fsck.cxlfs`` for fsck(8).
+
+They take the arguments and give the exit codes that those programs expect; what they do is done by
+``mount`` and ``verify``.
+
+Never here: printing, checks.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+
+import click
+
+from cxlfs.cli.common import CONTEXT_SETTINGS, debug_option, wants_debug
+from cxlfs.cli.exit_codes import OK, SIGNAL_BASE, USAGE
+from cxlfs.cli.mount import describe
+from cxlfs.cli.output import Output
+from cxlfs.cli.program import run
+from cxlfs.errors import UsageError
+from cxlfs.fuse.mount import make_config, mount_background
+from cxlfs.fuse.preflight import prepare
+
+MOUNT_USAGE = 1
+MOUNT_INTERRUPTED = 8
+MOUNT_FAILURE = 32
+"""Exit codes of mount(8)."""
+
+FSCK_OK = 0
+FSCK_CORRECTED = 1
+FSCK_UNCORRECTED = 4
+FSCK_OPERATIONAL = 8
+FSCK_USAGE = 16
+FSCK_CANCELLED = 32
+"""Exit bits of fsck(8)."""
+
+MOUNT_HELP = """Mount a cxlfs store; called by mount(8) for the types cxlfs and fuse.cxlfs.
+
+\b
+In /etc/fstab:
+  /dev/dax0.0  /mnt/ckpt  fuse.cxlfs  defaults,nofail,allow_other  0 0
+
+The options are those of "cxlfs mount -o". Exit codes as in mount(8): 0 mounted, 1 usage,
+8 interrupted, 32 failed.
+"""
+
+FSCK_HELP = """Check the structures of the cxlfs store on SOURCE; called by fsck(8).
+
+The store must not be mounted. File data is not read unless -f is given: that is the work of
+"cxlfs verify", which a mounted store can do too. Exit codes as in fsck(8): 0 no errors, 1 errors
+corrected, 4 errors left, 8 operational error, 16 usage, 32 cancelled.
+"""
+
+_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
+
+
+@click.command("mount.cxlfs", help=MOUNT_HELP, context_settings=CONTEXT_SETTINGS)
+@click.argument("source", type=click.Path())
+@click.argument("mountpoint", type=click.Path())
+@click.option("-o", "options", multiple=True, metavar="OPTS", help="Mount options.")
+@click.option("-s", "sloppy", is_flag=True, help="Ignore options that are not known.")
+@click.option("-f", "fake", is_flag=True, help="Check everything, but do not mount.")
+@click.option("-n", "no_mtab", is_flag=True, help="Ignored: the kernel keeps the list of mounts.")
+@click.option("-v", "verbose", is_flag=True, help="Say what was mounted.")
+@click.option("-r", "read_only", is_flag=True, help="The same as -o ro.")
+@click.option("-w", "writable", is_flag=True, help="The same as -o rw.")
+@click.option("-t", "file_system_type", metavar="TYPE", help="Ignored: it is cxlfs.")
+@debug_option
+def mount_command(
+    source: str,
+    mountpoint: str,
+    options: Sequence[str],
+    file_system_type: str | None,
+    *,
+    sloppy: bool,
+    fake: bool,
+    no_mtab: bool,
+    verbose: bool,
+    read_only: bool,
+    writable: bool,
+) -> None:
+    """See MOUNT_HELP."""
+    del file_system_type, no_mtab
+    texts = [*(["rw"] if writable else []), *(["ro"] if read_only else []), *options]
+    if sloppy:
+        texts = [option for text in texts for option in text.split(",") if _is_known(option)]
+    config = make_config(source, mountpoint, options=texts, debug=wants_debug())
+    prepare(config)
+    if fake:
+        return
+    mount_background(config)
+    if verbose:
+        Output(as_json=False).report(describe(config))
+
+
+def _is_known(option: str) -> bool:
+    try:
+        make_config("/", "/", options=[option])
+    except UsageError:
+        return False
+    return True
+
+
+def mount_main(arguments: Sequence[str] | None = None) -> int:
+    """The program ``mount.cxlfs``; returns an exit code of mount(8)."""
+    given = sys.argv[1:] if arguments is None else arguments
+    code = run(mount_command, given, program="mount.cxlfs")
+    return {OK: OK, USAGE: MOUNT_USAGE, _INTERRUPTED: MOUNT_INTERRUPTED}.get(code, MOUNT_FAILURE)

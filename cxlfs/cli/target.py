@@ -1,0 +1,95 @@
+"""What SOURCE|MOUNTPOINT means: a running daemon to ask, or media to open.
+
+Never here: what is asked. A mount point is never touched: a daemon that hangs must not hang the
+command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from cxlfs.errors import BusyError, CxlfsError, MediaUnavailableError, MountError, NoDaemonError
+from cxlfs.fuse import mountinfo
+from cxlfs.fuse.control_client import find_and_connect
+from cxlfs.fuse.runtime import Registration
+from cxlfs.media import Media, open_media
+
+
+def served_by(path: str) -> Registration | None:
+    """The daemon that serves this mount point, or this source; None: nobody does.
+
+    Raises MountError for a mount point whose daemon is gone or belongs to someone else, and
+    MediaUnavailableError for a directory on which no store is mounted.
+    """
+    mount = mountinfo.find_mount(path)
+    if mount is not None and mount.file_system_type != mountinfo.FILE_SYSTEM_TYPE:
+        mount = None
+    try:
+        channel, registration = find_and_connect(path)
+    except NoDaemonError as error:
+        if mount is not None:
+            raise MountError(
+                f"{path} is a dead mount: its daemon is gone",
+                next_step=f"mount it again: cxlfs mount {mount.source} {mount.mountpoint}",
+            ) from error
+        _refuse_directory(path)
+        return None
+    channel.close()
+    return registration
+
+
+def _refuse_directory(path: str) -> None:
+    inside = _mount_around(path)
+    if inside is not None:
+        below = os.path.relpath(path, inside.mountpoint)
+        raise MediaUnavailableError(
+            f"{path} lies inside the store mounted on {inside.mountpoint}",
+            next_step=f"name the mount point; for a part of it: cxlfs list {inside.mountpoint} "
+            f"/{below}",
+        )
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(os.stat(path).st_mode):  # noqa: PTH116
+            raise MediaUnavailableError(
+                f"{path} is a directory, and no store is mounted there",
+                next_step="name the SOURCE of the store, or mount it first",
+            )
+
+
+def _mount_around(path: str) -> mountinfo.Mount | None:
+    """The mount of ours that ``path`` lies in."""
+    mounts = {mount.mountpoint: mount for mount in mountinfo.read_mounts()}
+    around = [str(directory) for directory in Path(os.path.abspath(path)).parents]  # noqa: PTH100
+    mount = next((mounts[directory] for directory in around if directory in mounts), None)
+    return mount if mount and mount.file_system_type == mountinfo.FILE_SYSTEM_TYPE else None
+
+
+@contextlib.contextmanager
+def media_of(source: str, *, read_only: bool = True, exclusive: bool = True) -> Iterator[Media]:
+    """The media of a store that no daemon serves. Raises what ``open_media`` raises."""
+    with naming_the_mount(source):
+        media = open_media(source, read_only=read_only, exclusive=exclusive)
+    try:
+        yield media
+    finally:
+        media.close()
+
+
+@contextlib.contextmanager
+def naming_the_mount(source: str) -> Iterator[None]:
+    """A BusyError from inside tells where the source is mounted, if it is."""
+    try:
+        yield
+    except BusyError as error:
+        try:
+            channel, registration = find_and_connect(source)
+        except CxlfsError:
+            raise error from None
+        channel.close()
+        raise BusyError(
+            f"{source} is mounted on {registration.mountpoint} (process {registration.pid})",
+            next_step=f"unmount it first: cxlfs umount {registration.mountpoint}",
+        ) from error

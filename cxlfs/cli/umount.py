@@ -1,0 +1,61 @@
+"""``cxlfs umount``: take a mount away and wait until its store is closed.
+
+Never here: how a daemon is told (``fuse.unmount``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import ClassVar
+
+import click
+
+from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
+from cxlfs.cli.exit_codes import epilog
+from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.errors import BusyError, FuseUnavailableError, MountError
+from cxlfs.fuse import mountinfo
+from cxlfs.fuse.unmount import unmount
+
+HELP = """Unmount the store on MOUNTPOINT, and return when it is closed cleanly.
+
+While programs have files open there it is refused, with their names. A mount whose daemon is gone
+is cleared; its store is recovered by the next mount.
+
+\b
+Example:
+  cxlfs umount /mnt/ckpt
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unmounted(Report):
+    """A mount that is gone."""
+
+    schema: ClassVar[str] = "cxlfs.umount/1"
+
+    mountpoint: bytes
+    source: bytes | None
+
+    def lines(self, style: Style, /) -> Iterator[str]:
+        yield f"{style.good('unmounted')} {quote(self.mountpoint)}"
+
+
+@click.command(
+    "umount",
+    help=HELP,
+    short_help="Unmount a store and close it cleanly.",
+    context_settings=CONTEXT_SETTINGS,
+    epilog=epilog(BusyError.exit_code, FuseUnavailableError.exit_code, MountError.exit_code),
+)
+@click.argument("mountpoint", type=click.Path())
+@common_options
+def command(mountpoint: str, *, as_json: bool) -> None:
+    """See HELP."""
+    mount = mountinfo.find_mount(mountpoint)
+    unmount(mountpoint)
+    absolute = os.path.abspath(mountpoint)  # noqa: PTH100  Path.absolute keeps ".."
+    source = None if mount is None else os.fsencode(mount.source)
+    Output(as_json=as_json).report(Unmounted(os.fsencode(absolute), source))

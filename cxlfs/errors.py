@@ -1,0 +1,318 @@
+"""Every error cxlfs raises on purpose: one tree, each class with an errno, an exit code, a stable
+id and the next step for the person who sees it.
+
+This module never maps, logs or prints: the one place that turns errors into errno values is
+``fuse.boundary``, the one that turns them into exit codes is ``cli``.
+
+Invariants
+- ``id`` is unique, never reused and never changed once released (``docs/operations.md`` lists it).
+- An exit code above 2 belongs to one kind of problem only.
+- ``InvariantError`` lies outside the tree: it is a defect of ours, not of the world.
+"""
+
+from __future__ import annotations
+
+import dataclasses as _dataclasses
+import errno as _errno
+from typing import ClassVar
+
+
+@_dataclasses.dataclass(frozen=True, slots=True)
+class DataFault:
+    """Which file bytes [file_offset, file_offset + length) cannot be read, and why.
+
+    ``media_offset`` is that of the chunk whose checksum differs, or of the byte that faulted.
+    ``expected`` and ``actual`` are checksums; both 0 when the media could not be accessed.
+    """
+
+    file_offset: int
+    length: int
+    extent_id: int
+    chunk: int
+    media_offset: int
+    expected: int
+    actual: int
+
+
+class CxlfsError(Exception):
+    """Base of all expected errors: ``str(error)`` is one line that a user can read."""
+
+    errno: ClassVar[int] = _errno.EIO
+    exit_code: ClassVar[int] = 1
+    id: ClassVar[str] = "failure"
+    default_next_step: ClassVar[str] = "run the command again with --debug and report the output"
+
+    def __init__(self, message: str, *, next_step: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step if next_step is not None else self.default_next_step
+
+
+class UsageError(CxlfsError):
+    """The arguments cannot be meant as given."""
+
+    errno = _errno.EINVAL
+    exit_code = 2
+    id = "usage"
+    default_next_step = "see --help"
+
+
+class MediaError(CxlfsError):
+    """The media could not be mapped, read, or made durable at the range named."""
+
+    fault: DataFault | None = None
+    exit_code = 13
+    id = "media-error"
+    default_next_step = (
+        "check the device (cxl list -H, ndctl list -H, dmesg), then run cxlfs verify"
+    )
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        offset: int | None = None,
+        length: int | None = None,
+        next_step: str | None = None,
+    ) -> None:
+        super().__init__(message, next_step=next_step)
+        self.offset = offset
+        self.length = length
+
+
+class NotPersistentError(MediaError):
+    """The region would lose its content with the power, or cannot be written back finely enough."""
+
+    errno = _errno.EOPNOTSUPP
+    exit_code = 15
+    id = "not-persistent"
+    default_next_step = "use a persistent region (daxctl list, ndctl list), or a file"
+
+
+class MediaUnavailableError(MediaError):
+    """The source does not exist, may not be opened, or is not something that can hold a store."""
+
+    errno = _errno.ENOENT
+    exit_code = 16
+    id = "media-unavailable"
+    default_next_step = "check the path and its permissions"
+
+
+class BusyError(CxlfsError):
+    """Another process holds the store, or the mount point is taken."""
+
+    errno = _errno.EBUSY
+    exit_code = 11
+    id = "in-use"
+    default_next_step = "unmount it first: cxlfs umount MOUNTPOINT"
+
+
+class NotACxlfsError(CxlfsError):
+    """No superblock copy is readable: this is not a store, or nothing of it is left."""
+
+    errno = _errno.EINVAL
+    exit_code = 10
+    id = "not-a-store"
+    default_next_step = "make a store with cxlfs mkfs SOURCE"
+
+
+class UnsupportedFormatError(CxlfsError):
+    """The store needs a feature or a format version that this program does not know."""
+
+    errno = _errno.EOPNOTSUPP
+    exit_code = 12
+    id = "format-unsupported"
+    default_next_step = "use a newer cxlfs"
+
+
+class CorruptionError(CxlfsError):
+    """A structure on the media fails its check; it names the structure and where it lies."""
+
+    fault: DataFault | None = None
+    exit_code = 17
+    id = "corruption"
+    default_next_step = "run cxlfs verify SOURCE to see everything that is damaged"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        structure: str,
+        media_offset: int | None = None,
+        expected: int | None = None,
+        actual: int | None = None,
+        next_step: str | None = None,
+    ) -> None:
+        super().__init__(message, next_step=next_step)
+        self.structure = structure
+        self.media_offset = media_offset
+        self.expected = expected
+        self.actual = actual
+
+
+class NoSpaceError(CxlfsError):
+    """The store cannot hold what was asked for; nothing that was committed is touched."""
+
+    errno = _errno.ENOSPC
+    exit_code = 14
+    id = "no-space"
+    default_next_step = "delete checkpoints that are no longer needed, or use a larger store"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed_bytes: int = 0,
+        available_bytes: int = 0,
+        next_step: str | None = None,
+    ) -> None:
+        super().__init__(message, next_step=next_step)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class ReadOnlyError(CxlfsError):
+    """The store is mounted read-only, or stopped writing after a failure."""
+
+    errno = _errno.EROFS
+    exit_code = 18
+    id = "read-only"
+    default_next_step = "run cxlfs status to see why it is read-only"
+
+
+class OutOfMemoryError(CxlfsError):
+    """The process could not get memory; nothing on the media changed."""
+
+    errno = _errno.ENOMEM
+    id = "out-of-memory"
+    default_next_step = "free memory, or raise the limit the process runs under"
+
+
+class OccupiedError(CxlfsError):
+    """The source holds something that mkfs would destroy: another store, a file system, data."""
+
+    errno = _errno.EEXIST
+    exit_code = 19
+    id = "source-occupied"
+    default_next_step = "use another source, or --force to destroy what is there"
+
+
+class FuseUnavailableError(CxlfsError):
+    """This machine cannot mount: no /dev/fuse, no fusermount3, or no permission."""
+
+    errno = _errno.ENODEV
+    exit_code = 20
+    id = "fuse-unavailable"
+    default_next_step = "install the Debian package fuse3 and load the kernel module fuse"
+
+
+class MountError(CxlfsError):
+    """The mount point is missing, is not a directory, or did not come up."""
+
+    errno = _errno.EINVAL
+    exit_code = 21
+    id = "mount-failed"
+    default_next_step = "check the mount point, then read the log that the message names"
+
+
+class NoDaemonError(MountError):
+    """No living daemon serves the mount point or source."""
+
+    id = "no-daemon"
+    default_next_step = "mount it: cxlfs mount SOURCE MOUNTPOINT"
+
+
+class LimitError(CxlfsError):
+    """A documented limit would be passed (see ``docs/format.md``, limits)."""
+
+    errno = _errno.EINVAL
+    id = "limit"
+    default_next_step = "see the limits in docs/format.md"
+
+
+class NameTooLongError(LimitError):
+    errno = _errno.ENAMETOOLONG
+    id = "name-too-long"
+
+
+class FileTooLargeError(LimitError):
+    errno = _errno.EFBIG
+    id = "file-too-large"
+
+
+class TooManyLinksError(LimitError):
+    errno = _errno.EMLINK
+    id = "too-many-links"
+
+
+class NamespaceError(CxlfsError):
+    """A POSIX verb that cannot be done; behind the mount it is only an errno."""
+
+    errno = _errno.EINVAL
+    id = "namespace"
+    default_next_step = "check the path"
+
+
+class NotFoundError(NamespaceError):
+    errno = _errno.ENOENT
+    id = "not-found"
+
+
+class ExistsError(NamespaceError):
+    errno = _errno.EEXIST
+    id = "exists"
+
+
+class NotDirectoryError(NamespaceError):
+    errno = _errno.ENOTDIR
+    id = "not-a-directory"
+
+
+class IsDirectoryError(NamespaceError):
+    errno = _errno.EISDIR
+    id = "is-a-directory"
+
+
+class NotEmptyError(NamespaceError):
+    errno = _errno.ENOTEMPTY
+    id = "not-empty"
+
+
+class InvalidArgumentError(NamespaceError):
+    errno = _errno.EINVAL
+    id = "invalid-argument"
+
+
+class NotPermittedError(NamespaceError):
+    errno = _errno.EPERM
+    id = "not-permitted"
+
+
+class NoAttributeError(NamespaceError):
+    errno = _errno.ENODATA
+    id = "no-such-attribute"
+
+
+class AttributeTooLargeError(NamespaceError):
+    errno = _errno.ENOSPC
+    id = "attribute-too-large"
+
+
+class BadHandleError(NamespaceError):
+    errno = _errno.EBADF
+    id = "bad-handle"
+
+
+class UnsupportedOperationError(NamespaceError):
+    errno = _errno.EOPNOTSUPP
+    id = "unsupported-operation"
+
+
+class InvariantError(AssertionError):
+    """Our own state contradicts itself: writing stops, the process goes on serving reads."""
+
+
+def invariant(condition: object, message: str) -> None:
+    """Raise InvariantError unless ``condition``; unlike assert it survives ``python -O``."""
+    if not condition:
+        raise InvariantError(message)

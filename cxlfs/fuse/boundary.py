@@ -1,0 +1,100 @@
+"""The one place where an exception becomes an errno.
+
+pyfuse3 ends its main loop, with the request unanswered, when a handler raises anything but
+FUSEError. So every handler is a plain function wrapped here; no other module raises FUSEError.
+
+Invariants
+- A CxlfsError becomes its errno, silently: who has something to report has reported it already.
+- Anything else is a defect: it is logged with its traceback, counted, and the store stops writing,
+  because nobody knows what state it left behind. Reading goes on.
+- A handler cannot await: it runs to completion, so the store sees one request at a time.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import functools
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import pyfuse3
+
+from cxlfs.errors import CxlfsError
+
+log = logging.getLogger(__name__)
+
+_TRACEBACKS_MAX = 20
+
+
+class StopsWriting(Protocol):
+    def stop_writing(self, reason: str) -> None: ...
+
+
+class Failures:
+    """What happens on a defect, and how often it happened."""
+
+    def __init__(self, store: StopsWriting) -> None:
+        self._store = store
+        self.counts: collections.Counter[str] = collections.Counter()
+        """Per place and kind, such as ``write: KeyError``."""
+
+    def report(self, place: str, error: Exception) -> None:
+        """Log ``error``, count it, and stop the store's writing. Raises nothing."""
+        kind = f"{place}: {type(error).__name__}"
+        self.counts[kind] += 1
+        # A defect in a hot path must not fill the disk with the same traceback.
+        if self.counts.total() <= _TRACEBACKS_MAX or self.counts[kind] == 1:
+            log.error("unexpected error in %s", place, exc_info=error)
+        try:
+            self._store.stop_writing(f"unexpected error in {kind}: {error}")
+        except Exception:
+            log.exception("the store could not be switched to read-only")
+
+
+class HasFailures(Protocol):
+    @property
+    def failures(self) -> Failures: ...
+
+
+_Self = TypeVar("_Self", bound=HasFailures)
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def request(
+    function: Callable[Concatenate[_Self, _Parameters], _Result],
+) -> Callable[Concatenate[_Self, _Parameters], Coroutine[object, object, _Result]]:
+    """A handler that answers a request: errors become FUSEError."""
+
+    async def handler(
+        self: _Self, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
+    ) -> _Result:
+        try:
+            return function(self, *args, **kwargs)
+        except CxlfsError as error:
+            raise pyfuse3.FUSEError(error.errno) from None
+        except Exception as error:  # noqa: BLE001  see the invariants
+            self.failures.report(function.__name__, error)
+            raise pyfuse3.FUSEError(errno.EIO) from None
+
+    functools.update_wrapper(handler, function)
+    return handler
+
+
+def notice(
+    function: Callable[Concatenate[_Self, _Parameters], None],
+) -> Callable[Concatenate[_Self, _Parameters], Coroutine[object, object, None]]:
+    """A handler that has nobody to answer (FORGET): nothing may be raised at all."""
+
+    async def handler(
+        self: _Self, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
+    ) -> None:
+        try:
+            function(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001  see the invariants
+            self.failures.report(function.__name__, error)
+
+    functools.update_wrapper(handler, function)
+    return handler

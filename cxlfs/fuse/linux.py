@@ -1,0 +1,72 @@
+"""System calls that the standard library lacks, and what the daemon asks of the kernel for itself.
+
+Never here: policy about mounts. Each request to the kernel is best effort where it says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from pathlib import Path
+
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+_PR_SET_IO_FLUSHER = 57
+_OOM_SCORE_NEVER = -1000
+_OOM_SCORE_LATE = -500
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def umount2(mountpoint: str, flags: int) -> None:
+    """Raises OSError."""
+    if _libc.umount2(os.fsencode(mountpoint), flags) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), mountpoint)
+
+
+def protect_process(proc_root: Path = Path("/proc")) -> list[str]:
+    """Ask not to be killed for memory, and not to be throttled or made to write back file pages
+    while serving (PR_SET_IO_FLUSHER, Linux 5.6). Returns what was granted; nothing is an error,
+    because both need CAP_SYS_RESOURCE.
+    """
+    granted = []
+    for score in (_OOM_SCORE_NEVER, _OOM_SCORE_LATE):
+        try:
+            (proc_root / "self" / "oom_score_adj").write_text(f"{score}\n", encoding="ascii")
+        except OSError:
+            continue
+        granted.append(f"oom_score_adj {score}")
+        break
+    if _libc.prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0) == 0:
+        granted.append("PR_SET_IO_FLUSHER")
+    return granted
+
+
+def raise_readahead(device: str, kib: int, sys_root: Path = Path("/sys")) -> bool:
+    """Let the kernel read ``kib`` KiB ahead on the mount ``device`` (major:minor); needs root."""
+    try:
+        (sys_root / "class" / "bdi" / device / "read_ahead_kb").write_text(f"{kib}\n", "ascii")
+    except OSError:
+        return False
+    return True
+
+
+def notify_service_manager(state: str, environment: dict[str, str] | None = None) -> bool:
+    """Send ``READY=1`` and the like to the socket in NOTIFY_SOCKET; False when there is none.
+
+    Protocol: sd_notify(3); a name that starts with @ is in the abstract namespace.
+    """
+    address = (os.environ if environment is None else environment).get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        try:
+            channel.connect(address)
+            channel.sendall(state.encode())
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,165 @@
+"""What to mount, where and how: the configuration of one mount, and the meaning of ``-o`` options.
+
+Never here: looking at the machine (``preflight``), mounting (``mount``).
+
+Invariants
+- A MountConfig survives ``to_json`` and ``from_json`` unchanged: that is how the daemon gets it.
+- An option that would change what is promised is never ignored: unknown ones are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable
+
+from cxlfs.errors import UsageError
+
+COMMIT_SECONDS_DEFAULT = 30.0
+COMMIT_SECONDS_MAX = 86_400.0
+
+_PASSED_ON = frozenset({"nosuid", "nodev", "noexec", "suid", "dev", "exec", "noatime", "dirsync"})
+"""Handed to the kernel as they are. ``dev`` and ``suid`` only take effect for root."""
+
+_IGNORED = frozenset(
+    {
+        *("defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group"),
+        *("_netdev", "relatime", "norelatime", "strictatime", "nodiratime", "lazytime", "async"),
+        *("default_permissions", "nonempty", "atime"),
+    }
+)
+"""Written in fstab for other readers, or always so."""
+
+_KNOWN_TEXT = (
+    "ro, rw, verify=read|off, commit=SECONDS, allow_other, allow_incomplete_overwrite, "
+    "nosuid, nodev, noexec, noatime"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MountConfig:
+    """One mount. Paths are absolute; :func:`make_config` makes them so."""
+
+    source: str
+    mountpoint: str
+    read_only: bool = False
+    verify_reads: bool = True
+    """Check every byte read against its checksum."""
+    commit_interval_s: float = COMMIT_SECONDS_DEFAULT
+    """How often a file that stays open is committed, seconds."""
+    allow_incomplete_overwrite: bool = False
+    """When both versions of a file do not fit, give up the old one."""
+    allow_other: bool = False
+    """Other users may enter; permissions are checked either way."""
+    kernel_options: tuple[str, ...] = ()
+    debug: bool = False
+    log_path: str | None = None
+    """Where a background daemon writes; None: in the runtime directory."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> MountConfig:
+        """Raises UsageError when ``text`` does not come from :meth:`to_json`."""
+        try:
+            values = json.loads(text)
+            values["kernel_options"] = tuple(values["kernel_options"])
+            return MountConfig(**values)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"not a mount configuration: {error}") from error
+
+
+def make_config(
+    source: str,
+    mountpoint: str,
+    *,
+    options: Iterable[str] = (),
+    read_only: bool = False,
+    verify: str | None = None,
+    allow_other: bool = False,
+    debug: bool = False,
+    log_path: str | None = None,
+) -> MountConfig:
+    """The configuration that the arguments and the ``-o`` texts (comma-separated) mean.
+
+    Later options win over earlier ones, arguments over options. Raises UsageError.
+    """
+    config = MountConfig(
+        source=os.path.abspath(source),  # noqa: PTH100  Path.absolute keeps ".."
+        mountpoint=os.path.abspath(mountpoint),  # noqa: PTH100
+        debug=debug,
+        log_path=log_path,
+    )
+    for text in options:
+        for option in text.split(","):
+            config = _apply(config, option.strip())
+    if verify is not None:
+        config = _apply(config, f"verify={verify}")
+    return dataclasses.replace(
+        config,
+        read_only=config.read_only or read_only,
+        allow_other=config.allow_other or allow_other,
+    )
+
+
+def _apply(config: MountConfig, option: str) -> MountConfig:
+    key, has_value, value = option.partition("=")
+    if not option or option in _IGNORED or key.startswith("x-") or key == "comment":
+        return config
+    if option in ("ro", "rw"):
+        return dataclasses.replace(config, read_only=option == "ro")
+    if option == "allow_other":
+        return dataclasses.replace(config, allow_other=True)
+    if option == "allow_incomplete_overwrite":
+        return dataclasses.replace(config, allow_incomplete_overwrite=True)
+    if option == "debug":
+        return dataclasses.replace(config, debug=True)
+    if option in _PASSED_ON:
+        return dataclasses.replace(config, kernel_options=(*config.kernel_options, option))
+    if key == "verify" and value in ("read", "off"):
+        return dataclasses.replace(config, verify_reads=value == "read")
+    if key == "commit" and has_value:
+        return dataclasses.replace(config, commit_interval_s=_seconds(value))
+    if key == "verify":
+        raise UsageError(f"verify={value}: not known", next_step="use verify=read or verify=off")
+    raise UsageError(f"mount option not known: {option}", next_step=f"known are {_KNOWN_TEXT}")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= COMMIT_SECONDS_MAX:
+        raise UsageError(
+            f"commit={text}: not a time",
+            next_step=f"give seconds, more than 0 and at most {COMMIT_SECONDS_MAX:.0f}",
+        )
+    return seconds
+
+
+def fuse_options(config: MountConfig, *, is_root: bool) -> set[str]:
+    """The options for libfuse, escaped as its parser and an ASCII argument list want them."""
+    options = {
+        "default_permissions",
+        f"fsname={_escape(config.source)}",
+        "subtype=cxlfs",
+        "ro" if config.read_only else "rw",
+    }
+    options.update(o for o in config.kernel_options if is_root or o not in ("dev", "suid"))
+    if config.allow_other:
+        options.add("allow_other")
+    return options
+
+
+def _escape(text: str) -> str:
+    """Commas and backslashes end or escape an option, and pyfuse3 passes ASCII only: libfuse reads
+    a backslash with three octal digits as one byte.
+    """
+    plain = "".join(map(chr, range(0x21, 0x7F))).replace("\\", "").replace(",", "")
+    return "".join(
+        chr(byte) if chr(byte) in plain else f"\\{byte:03o}" for byte in os.fsencode(text)
+    )

@@ -1,0 +1,105 @@
+"""How files are opened with respect to the kernel's page cache, and how it is kept true.
+
+The decision
+- ``O_WRONLY``: direct I/O. Such a file cannot be mapped, and a checkpoint writer needs no second
+  copy of its data in DRAM.
+- Any other access: cached, because a direct file refuses MAP_SHARED (ENODEV) as long as the
+  connection did not negotiate FUSE_DIRECT_IO_ALLOW_MMAP, which libfuse 3.14 cannot ask for.
+- Attributes and names are cached for a day, also names that do not exist: every change goes
+  through this mount, so the kernel knows of it. What the store changes by itself is invalidated.
+
+Who keeps cached pages true
+- The kernel: its own cached writes, truncation and O_TRUNC; since Linux 6.6 it drops the pages
+  under a direct write; and before a cached read it compares the modification time and drops all
+  pages when that changed (FUSE_AUTO_INVAL_DATA).
+- This module: pages of an inode that others hold cached while a direct writer writes (mappings are
+  not compared by the kernel), and content that the store replaced (the version of a killed writer).
+
+Invalidation waits for pages that are being read or written back, that is for replies of this very
+process. It therefore runs in a thread, never in a handler.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+
+import pyfuse3
+import trio
+
+from cxlfs.fuse.handles import OpenFiles
+
+log = logging.getLogger(__name__)
+
+
+class PageCache:
+    """Decides how files are opened; remembers and carries out invalidations."""
+
+    def __init__(
+        self,
+        files: OpenFiles,
+        invalidate: Callable[[pyfuse3.InodeT, bool], None] = pyfuse3.invalidate_inode,
+    ) -> None:
+        self._files = files
+        self._invalidate = invalidate
+        self._stale: set[int] = set()
+        """Inodes whose cached pages may be wrong: the next cached open drops them."""
+        self._pending: dict[int, bool] = {}
+        """Inodes to invalidate soon; True: only their attributes."""
+        self._wake = trio.Event()
+
+    def is_direct(self, flags: int) -> bool:
+        """A file opened with these ``O_`` flags bypasses the page cache."""
+        return flags & os.O_ACCMODE == os.O_WRONLY
+
+    def keep_at_open(self, ino: int, *, direct: bool) -> bool:
+        """Pages that the kernel has of ``ino`` are still true at this open."""
+        if direct or ino not in self._stale:
+            return True
+        self._stale.discard(ino)
+        return False
+
+    def forgotten(self, ino: int) -> None:
+        """The kernel has dropped the inode, pages and all."""
+        self._stale.discard(ino)
+        self._pending.pop(ino, None)
+
+    def written_directly(self, ino: int) -> None:
+        """A direct write changed the content."""
+        self._stale.add(ino)
+        if self._files.has_cached(ino):
+            self._schedule(ino, attributes_only=False)
+
+    def content_replaced(self, ino: int) -> None:
+        """The store itself changed content, size and times."""
+        self._stale.add(ino)
+        self._schedule(ino, attributes_only=False)
+
+    def attributes_changed(self, ino: int) -> None:
+        """The store changed attributes in a way that the kernel does not expect."""
+        self._schedule(ino, attributes_only=True)
+
+    def _schedule(self, ino: int, *, attributes_only: bool) -> None:
+        self._pending[ino] = attributes_only and self._pending.get(ino, True)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Carry out what was scheduled, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            batch, self._pending = self._pending, {}
+            await trio.to_thread.run_sync(self._invalidate_all, batch, abandon_on_cancel=True)
+
+    def _invalidate_all(self, batch: dict[int, bool]) -> None:
+        for ino, attributes_only in batch.items():
+            try:
+                self._invalidate(pyfuse3.InodeT(ino), attributes_only)
+            except OSError as error:
+                # ENOENT: the kernel does not know the inode (any more), so it has no pages of it.
+                # ENOTCONN, EBADF, ENODEV: unmounted meanwhile.
+                gone = (errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENODEV)
+                if error.errno not in gone:
+                    log.warning("cannot invalidate cached pages of inode %d: %s", ino, error)

@@ -1,0 +1,301 @@
+"""The main loop of a mount: FUSE requests, maintenance of the store, signals, the control socket.
+
+Never here: setting up a process (``daemon``), what a request means (``operations``).
+
+Invariants
+- SIGTERM and SIGINT unmount and close the store; processes that still have files open get some
+  time to close them, unless the signal comes again.
+- On a failure the mount point goes dead (ENOTCONN), never empty: whoever mirrors or prunes the
+  directory must see an error, not a directory without checkpoints.
+- The store is closed in the thread that used it, after the last request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from cxlfs.errors import BusyError, CxlfsError, MountError
+from cxlfs.fuse import linux, mountinfo, runtime
+from cxlfs.fuse.control import ControlServer
+from cxlfs.fuse.detach import detach
+from cxlfs.fuse.operations import Operations
+from cxlfs.fuse.options import MountConfig, fuse_options
+from cxlfs.store import Store
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 10.0
+"""How long processes with open files may go on after SIGTERM."""
+
+MAINTENANCE_SECONDS = 0.5
+READAHEAD_KIB = 4096
+_TELL_SECONDS_MAX = 2.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What one daemon serves, and where it can be asked about it."""
+
+    config: MountConfig
+    store: Store
+    uuid: str
+    runtime_directory: Path
+    on_ready: Callable[[], None]
+    log_path: str | None = None
+    grace_seconds: float = GRACE_SECONDS
+
+
+def run(service: Service) -> None:
+    """Mount, serve until unmounted or told to stop, close the store. Raises CxlfsError when the
+    mount did not come up, ended by a failure, or the store could not be closed.
+    """
+    operations = Operations(service.store)
+    service.store.on_event = operations.on_store_event
+    with _signals_wait():
+        try:
+            _mount(operations, service.config)
+            server = _Server(service, operations)
+            try:
+                trio.run(server.main)
+            finally:
+                # Never libfuse's own unmount: it would detach whatever is mounted there by now.
+                pyfuse3.close(unmount=False)
+        finally:
+            # Idempotent: the main loop has done it, where there was one.
+            service.store.close()
+            service.store.media.close()
+        server.finish()
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Stop signals wait until the main loop takes them; those after it are void."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        while signal.sigtimedwait(_STOP_SIGNALS, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _mount(operations: Operations, config: MountConfig) -> None:
+    """Raises MountError with what libfuse had to say, which it only writes to stderr."""
+    options = fuse_options(config, is_root=os.geteuid() == 0)
+    with _captured_stderr() as said:
+        try:
+            pyfuse3.init(operations, config.mountpoint, options)
+        except RuntimeError as error:
+            reasons = [line for line in said() if line]
+            reason = reasons[-1] if reasons else "no reason given"
+            raise MountError(
+                f"cannot mount on {config.mountpoint}: {reason}",
+                next_step="a container needs --device /dev/fuse --cap-add SYS_ADMIN"
+                if "permitted" in reason
+                else None,
+            ) from error
+
+
+@contextlib.contextmanager
+def _captured_stderr() -> Iterator[Callable[[], list[str]]]:
+    with tempfile.TemporaryFile() as capture:
+        saved = os.dup(2)
+        os.dup2(capture.fileno(), 2)
+
+        def lines() -> list[str]:
+            capture.seek(0)
+            return capture.read().decode(errors="replace").strip().splitlines()
+
+        try:
+            yield lines
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+class _Server:
+    """The tasks of one mount."""
+
+    def __init__(self, service: Service, operations: Operations) -> None:
+        self._service = service
+        self._operations = operations
+        self._control = ControlServer(service.store, operations.failures)
+        self._failure: Exception | None = None
+        self._stopping = False
+        self._device = ""
+        """major:minor of the mount: what else may be mounted there later is not ours."""
+
+    async def main(self) -> None:
+        service = self._service
+        self._control.listen(runtime.socket_path(service.runtime_directory, service.uuid))
+        registration = runtime.register(
+            service.runtime_directory,
+            runtime.Registration(
+                uuid=service.uuid,
+                pid=os.getpid(),
+                source=service.config.source,
+                mountpoint=service.config.mountpoint,
+                log_path=service.log_path,
+            ),
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._serve_control)
+                await self._serve_mount()
+                self._operations.lookups.forget_all()
+                self._close_store()
+                await self._control.close(self._failure, seconds_max=_TELL_SECONDS_MAX)
+                nursery.cancel_scope.cancel()
+        finally:
+            registration.unlink(missing_ok=True)
+
+    async def _serve_control(self) -> None:
+        """Losing the control socket must not end the mount."""
+        try:
+            await self._control.serve()
+        except* Exception:
+            log.exception("the control socket failed")
+
+    async def _serve_mount(self) -> None:
+        """Until the mount is gone. A failure is kept, to be raised when the store is closed."""
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._watch_signals)
+                nursery.start_soon(self._maintain)
+                nursery.start_soon(self._operations.page_cache.run)
+                nursery.start_soon(self._announce)
+                # Handlers never wait, so a second task would only pass a lock to and fro.
+                await pyfuse3.main(min_tasks=1, max_tasks=1)
+                nursery.cancel_scope.cancel()
+        except* Exception as group:
+            log.exception("the mount failed", exc_info=group)
+            first = _first(group)
+            self._failure = (
+                first
+                if isinstance(first, CxlfsError)
+                else MountError(
+                    f"serving {self._service.config.mountpoint} failed: {first}",
+                    next_step="mount again: that clears the dead mount and recovers the store",
+                )
+            )
+
+    def _close_store(self) -> None:
+        """Close the store and give its source free, so that whoever is told so can open it."""
+        store = self._service.store
+        try:
+            store.close()
+        except Exception as error:
+            log.exception("closing the store failed")
+            self._failure = self._failure or error
+        store.media.close()
+
+    def finish(self) -> None:
+        """The connection is closed: take away what is left of the mount if all went well, else
+        leave it dead. Raises what went wrong.
+        """
+        mountpoint = self._service.config.mountpoint
+        if self._failure is not None:
+            raise self._failure
+        if self._is_still_mounted():
+            if not self._stopping:
+                raise MountError(
+                    f"the connection of {mountpoint} was aborted",
+                    next_step="mount again: that clears the dead mount",
+                )
+            detach(mountpoint, lazy=True)
+        log.info("unmounted %s, store closed", mountpoint)
+
+    def _is_still_mounted(self) -> bool:
+        mount = mountinfo.find_mount(self._service.config.mountpoint)
+        return mount is not None and mount.device == self._device
+
+    # --- tasks ------------------------------------------------------------------------------
+
+    async def _announce(self) -> None:
+        """Report readiness once the mount answers, and raise its readahead where permitted."""
+        mountpoint = self._service.config.mountpoint
+        error = await trio.to_thread.run_sync(
+            mountinfo.answer_of, mountpoint, abandon_on_cancel=True
+        )
+        if error is not None:
+            raise MountError(f"{mountpoint} does not answer: {error.strerror}")
+        mount = await trio.to_thread.run_sync(mountinfo.find_mount, mountpoint)
+        if mount is not None:
+            self._device = mount.device
+            linux.raise_readahead(mount.device, READAHEAD_KIB)
+        log.info("mounted %s on %s", self._service.config.source, mountpoint)
+        self._service.on_ready()
+
+    async def _maintain(self) -> None:
+        while True:
+            more = False
+            try:
+                more = self._service.store.maintain(time.monotonic())
+            except CxlfsError as error:
+                log.warning("maintenance: %s", error)
+            except Exception as error:  # noqa: BLE001  like any other request
+                self._operations.failures.report("maintain", error)
+            await trio.sleep(0 if more else MAINTENANCE_SECONDS)
+
+    async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as nursery:
+            with trio.open_signal_receiver(*_STOP_SIGNALS) as signals:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+                task_status.started()
+                try:
+                    async for number in signals:
+                        name = signal.Signals(number).name
+                        if self._stopping:
+                            log.info("%s again: ending at once", name)
+                            pyfuse3.terminate()
+                            continue
+                        log.info("%s: unmounting", name)
+                        self._stopping = True
+                        nursery.start_soon(self._stop)
+                finally:
+                    # Closing the store is not interrupted: see _signals_wait.
+                    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+    async def _stop(self) -> None:
+        """Unmount; wait a while for processes with open files; then end whatever they do."""
+        mountpoint = self._service.config.mountpoint
+        try:
+            await trio.to_thread.run_sync(detach, mountpoint, abandon_on_cancel=True)
+        except BusyError as error:
+            log.info("%s; they have %.0f s", error, self._service.grace_seconds)
+            await self._detach_lazily(mountpoint)
+            await trio.sleep(self._service.grace_seconds)
+        except CxlfsError as error:
+            log.info("%s", error)  # it may be gone already
+        # After a successful unmount the loop ends by itself and this task with it.
+        await trio.sleep(_TELL_SECONDS_MAX)
+        pyfuse3.terminate()
+
+    async def _detach_lazily(self, mountpoint: str) -> None:
+        try:
+            await trio.to_thread.run_sync(
+                lambda: detach(mountpoint, lazy=True), abandon_on_cancel=True
+            )
+        except CxlfsError as error:
+            log.info("%s", error)
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+    """The first single exception inside nested groups."""
+    error: Exception | BaseExceptionGroup[Exception] = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

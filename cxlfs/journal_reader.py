@@ -1,0 +1,207 @@
+"""Reading the journal back: records in order, then exactly one reason to stop.
+
+Never here: what records mean, deciding what to do about damage (``recovery``).
+
+Invariants
+- A record is delivered only if header and payload checksums, epoch, LSN and length are right, in
+  the primary or else in the mirror copy.
+- The first record that is good in neither copy ends the journal. It is the torn end, unless a
+  later good record says (``fenced_lsn``) that the missing one was durable: that is damage.
+- Memory is bounded by one segment; a record's length is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cxlfs import layout, segments
+from cxlfs.errors import MediaError
+from cxlfs.native import crc32c
+
+if TYPE_CHECKING:
+    from cxlfs.media import Media
+    from cxlfs.superblock import Superblock
+
+_RECORD = layout.packer(layout.RECORD_DTYPE)
+_HEADER_BYTES = layout.RECORD_DTYPE.itemsize
+_SUMMED_BYTES = _HEADER_BYTES - 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """One good record; ``payload`` without padding."""
+
+    lsn: int
+    time_ns: int
+    fenced_lsn: int
+    operation_count: int
+    payload: bytes
+    media_offset: int
+    length: int
+    copy_number: int
+
+
+@dataclasses.dataclass(slots=True)
+class SegmentScan:
+    """What reading one journal segment came to; complete once its records are used up."""
+
+    header: segments.SegmentHeader
+    end: int
+    """Bytes from the start of the segment that good records reach."""
+    last_lsn: int
+    mirror_used: int = 0
+    """Records that were good in the mirror only."""
+    damaged_copies: list[int] = dataclasses.field(default_factory=list)
+    """Media offsets of records (or copies of one) that are bad though the journal goes on."""
+    lost_lsn: int | None = None
+    """LSN of a record that was durable and is good in neither copy: damage."""
+
+
+class _Copy:
+    """The bytes of one copy of a journal segment; what cannot be read stands as zeros."""
+
+    def __init__(self, media: Media, superblock: Superblock, index: int) -> None:
+        self.base = superblock.segment_offset(index)
+        self.data = _read_tolerantly(media, self.base, superblock.segment_size_bytes)
+
+
+def _read_tolerantly(media: Media, offset: int, length: int) -> bytes:
+    try:
+        return media.read(offset, length)
+    except MediaError as error:
+        if error.offset is None:
+            raise
+    pieces = []
+    for start in range(offset, offset + length, 4096):
+        size = min(4096, offset + length - start)
+        try:
+            pieces.append(media.read(start, size))
+        except MediaError:
+            pieces.append(bytes(size))
+    return b"".join(pieces)
+
+
+def read_header(
+    media: Media, superblock: Superblock, primary: int, mirror: int, epoch: int
+) -> segments.SegmentHeader | None:
+    """The header of a journal segment from whichever copy is good and of this epoch."""
+    for index, copy_number in ((primary, 0), (mirror, 1)):
+        header = segments.read(media, superblock, index)
+        if (
+            isinstance(header, segments.SegmentHeader)
+            and header.role == layout.ROLE_JOURNAL
+            and header.epoch == epoch
+            and header.copy_number == copy_number
+            and header.partner == (mirror if copy_number == 0 else primary)
+        ):
+            return dataclasses.replace(header, index=primary, partner=mirror, copy_number=0)
+    return None
+
+
+class SegmentReader:
+    """Iterates over the records of one journal segment; ``scan`` tells how it ended."""
+
+    def __init__(
+        self,
+        media: Media,
+        superblock: Superblock,
+        header: segments.SegmentHeader,
+        *,
+        expected_lsn: int,
+    ) -> None:
+        self._copies = (
+            _Copy(media, superblock, header.index),
+            _Copy(media, superblock, header.partner),
+        )
+        self._seed = segments.record_seed(header.nonce, header.epoch, superblock.uuid)
+        self._size = superblock.segment_size_bytes
+        self._expected_lsn = expected_lsn
+        self.scan = SegmentScan(header, layout.SEGMENT_HEADER_BYTES, expected_lsn - 1)
+
+    def __iter__(self) -> Iterator[Record]:
+        position = layout.SEGMENT_HEADER_BYTES
+        primary, mirror = self._copies
+        lsn = self._expected_lsn
+        while True:
+            record = self._record_at(primary, 0, position, lsn)
+            if record is None:
+                record = self._record_at(mirror, 1, position, lsn)
+                if record is None:
+                    break
+                self.scan.mirror_used += 1
+                self.scan.damaged_copies.append(primary.base + position)
+            position += record.length
+            self.scan.end = position
+            self.scan.last_lsn = lsn
+            lsn += 1
+            yield record
+        self._look_ahead(position, lsn)
+
+    def _record_at(self, copy: _Copy, number: int, position: int, lsn: int) -> Record | None:
+        data = copy.data
+        if position + _HEADER_BYTES > self._size:
+            return None
+        fields = _RECORD.unpack_from(data, position)
+        magic, kind, count, length, payload_bytes, found_lsn, epoch, fenced, time_ns = fields[:9]
+        if (
+            magic != layout.RECORD_MAGIC
+            or found_lsn != lsn
+            or epoch != self.scan.header.epoch
+            or fields[12] != crc32c(data[position : position + _SUMMED_BYTES], self._seed)
+            or kind != layout.RECORD_TRANSACTION
+            or not _HEADER_BYTES <= length <= self._size - position
+            or length % layout.RECORD_ALIGN
+            or payload_bytes > length - _HEADER_BYTES
+        ):
+            return None
+        padded = data[position + _HEADER_BYTES : position + length]
+        if crc32c(padded, self._seed) != fields[9]:
+            return None
+        payload = padded[:payload_bytes]
+        offset = copy.base + position
+        return Record(lsn, time_ns, fenced, count, payload, offset, length, number)
+
+    def _look_ahead(self, position: int, missing_lsn: int) -> None:
+        """Search both copies behind the end for a record that proves the missing one durable."""
+        for number, copy in enumerate(self._copies):
+            rows = np.frombuffer(copy.data, dtype=layout.RECORD_DTYPE)
+            start = position // _HEADER_BYTES
+            tail = rows[start:]
+            hits = np.flatnonzero(
+                (tail["magic"] == layout.RECORD_MAGIC)
+                & (tail["epoch"] == self.scan.header.epoch)
+                & (tail["fenced_lsn"] >= missing_lsn)
+                & (tail["lsn"] > missing_lsn)
+            )
+            for hit in hits.tolist():
+                place = (start + hit) * _HEADER_BYTES
+                lsn = int(tail["lsn"][hit])
+                if self._record_at(copy, number, place, lsn) is not None:
+                    self.scan.lost_lsn = missing_lsn
+                    return
+
+
+def find_successor(
+    headers: list[segments.SegmentHeader], *, after_epoch: int, first_lsn: int
+) -> segments.SegmentHeader | None:
+    """The newest journal segment that begins with ``first_lsn``, among all segment headers.
+
+    Several can begin there when openings were cut off; only the last of them can hold records.
+    """
+    found = [
+        header
+        for header in headers
+        if header.role == layout.ROLE_JOURNAL
+        and header.first_lsn == first_lsn
+        and header.epoch > after_epoch
+    ]
+    if not found:
+        return None
+    best = max(found, key=lambda header: (header.epoch, -header.copy_number))
+    if best.copy_number == 0:
+        return best
+    return dataclasses.replace(best, index=best.partner, partner=best.index, copy_number=0)

@@ -1,0 +1,56 @@
+"""What every kind of media offers: the region of :mod:`cxlfs.native`, and where it comes from.
+
+Never: opens or creates a source (``open``, ``dax``, ``file`` do).
+
+The verbs, from weakest to strongest: ``store`` may become durable at any time, in any order, each
+aligned 8-byte word on its own. ``write_back`` begins to make a range durable and orders nothing.
+``fence`` completes what this thread wrote back or copied. Nothing is atomic beyond one word.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cxlfs.native import MappedRegion, MediaHandle, routines
+
+
+class DirtyShutdown(NamedTuple):
+    """How often the devices lost power without their buffers reaching the media."""
+
+    supported: bool
+    """False: some device does not tell, and ``shutdowns`` means nothing."""
+    shutdowns: int
+    """Sum over all devices of the region."""
+    device_hash: int
+    """64 bits over the ids of the devices; another value means another set of devices."""
+
+
+class Media(MappedRegion):
+    """One mapped source. Fields below are for people and for status, never for decisions."""
+
+    kind: str
+    """``devdax``, ``fsdax``, ``file``, ``block``, ``memory`` or ``simulated``."""
+
+    def __init__(
+        self, handle: MediaHandle, *, kind: str, path: str, read_only: bool = False
+    ) -> None:
+        super().__init__(handle, read_only=read_only)
+        self.kind = kind
+        self.path = path
+        self.alignment_bytes = 4096
+        """Smallest unit that is mapped or faulted."""
+        self.persistence_domain: str | None = None
+        """What the kernel says: ``memory_controller``, ``cpu_cache``; None: nothing, or no DAX."""
+
+    @property
+    def write_back_name(self) -> str:
+        """Routine that makes stores durable: an instruction, ``msync``, or ``none``."""
+        name = self.granularity.name
+        return {"BYTE": "none", "PAGE": "msync"}.get(name, routines().write_back)
+
+    def dirty_shutdown(self) -> DirtyShutdown:
+        """Read anew at each call; never raises."""
+        return DirtyShutdown(supported=False, shutdowns=0, device_hash=0)
+
+    def preallocate(self) -> None:
+        """Make sure that no later store can fail for want of space below; raises NoSpaceError."""

@@ -1,0 +1,93 @@
+"""Persistent memory mapped directly: device DAX, and files on a file system mounted with DAX.
+
+Never: takes a volatile region for a persistent one, or a mapping without MAP_SYNC for one that
+needs no fsync.
+
+Invariants
+- ``devdax`` is mapped only when sysfs shows it below a persistent libnvdimm region.
+- BYTE granularity needs the region to say ``cpu_cache``; everything else is written back by line.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cxlfs.errors import MediaUnavailableError, NotPersistentError
+from cxlfs.media.source import SourceMedia
+from cxlfs.media.sysfs import Region, find_block_region, find_dax_device
+from cxlfs.native import Granularity, MappedRegion
+
+
+def granularity_of(region: Region | None) -> Granularity:
+    """LINE, unless the platform promises to save its caches when the power fails (eADR)."""
+    if region is not None and region.persistence_domain == "cpu_cache":
+        return Granularity.BYTE
+    return Granularity.LINE
+
+
+def open_device(descriptor: int, path: str, *, read_only: bool, sysfs: Path) -> SourceMedia:
+    """Map the device DAX node ``descriptor``, and take the descriptor over.
+
+    Raises NotPersistentError for a volatile region, MediaUnavailableError for other devices.
+    """
+    device = find_dax_device(os.fstat(descriptor).st_rdev, sysfs)
+    if device is None:
+        raise MediaUnavailableError(
+            f"{path} is a character device, but not of the dax subsystem",
+            next_step="name a /dev/daxX.Y of a persistent region (ndctl list -N), or a file",
+        )
+    if device.region is None:
+        raise NotPersistentError(
+            f"{path} is volatile memory ({device.parent} is not a persistent region)",
+            next_step="make a persistent one: cxl create-region -t pmem, then "
+            "ndctl create-namespace -m devdax",
+        )
+    if device.size_bytes == 0:
+        raise MediaUnavailableError(
+            f"{path} has no size: its driver is not bound",
+            next_step=f"bind it to device_dax: daxctl reconfigure-device -m devdax {device.name}",
+        )
+    handle = MappedRegion.map_handle(
+        descriptor,
+        device.size_bytes,
+        granularity=granularity_of(device.region),
+        read_only=read_only,
+        synchronous=True,
+        what=path,
+    )
+    return SourceMedia(
+        handle,
+        kind="devdax",
+        path=path,
+        descriptor=descriptor,
+        read_only=read_only,
+        region=device.region,
+        alignment_bytes=device.alignment_bytes,
+    )
+
+
+def open_dax_file(
+    descriptor: int, path: str, size_bytes: int, *, read_only: bool, sysfs: Path
+) -> SourceMedia | None:
+    """Map a file with MAP_SYNC and take the descriptor over; None when its file system has none."""
+    region = find_block_region(os.fstat(descriptor).st_dev, sysfs)
+    try:
+        handle = MappedRegion.map_handle(
+            descriptor,
+            size_bytes,
+            granularity=granularity_of(region),
+            read_only=read_only,
+            synchronous=True,
+            what=path,
+        )
+    except NotPersistentError:
+        return None
+    return SourceMedia(
+        handle,
+        kind="fsdax",
+        path=path,
+        descriptor=descriptor,
+        read_only=read_only,
+        region=region,
+    )

@@ -1,0 +1,89 @@
+"""Ordinary files and block devices: the slow but correct twin of DAX, made durable with msync.
+
+Never: leaves a file sparse that it created: a store into a hole could fail for want of space long
+after the write that caused it was answered.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from cxlfs.errors import MediaError, MediaUnavailableError, NoSpaceError, UsageError
+from cxlfs.media.source import SourceMedia
+from cxlfs.native import Granularity, MappedRegion
+from cxlfs.units import format_size
+
+_STAT_BLOCK_BYTES = 512  # unit of st_blocks, whatever the file system
+
+
+class FileMedia(SourceMedia):
+    """A regular file without DAX; PAGE granularity."""
+
+    def preallocate(self) -> None:
+        """Give every block of the file space below; raises NoSpaceError, MediaError."""
+        preallocate(self._descriptor, self.path, self.size_bytes)
+
+
+def open_file(descriptor: int, path: str, size_bytes: int, *, read_only: bool) -> FileMedia:
+    """Map a file, and take the descriptor over; raises MediaUnavailableError."""
+    handle = MappedRegion.map_handle(
+        descriptor, size_bytes, granularity=Granularity.PAGE, read_only=read_only, what=path
+    )
+    return FileMedia(handle, kind="file", path=path, descriptor=descriptor, read_only=read_only)
+
+
+def open_block(descriptor: int, path: str, *, read_only: bool) -> SourceMedia:
+    """Map a block device, and take the descriptor over; raises MediaUnavailableError."""
+    size_bytes = os.lseek(descriptor, 0, os.SEEK_END)
+    if size_bytes <= 0:
+        raise MediaUnavailableError(
+            f"{path} is a block device without a medium", next_step="attach one (lsblk shows sizes)"
+        )
+    handle = MappedRegion.map_handle(
+        descriptor, size_bytes, granularity=Granularity.PAGE, read_only=read_only, what=path
+    )
+    return SourceMedia(handle, kind="block", path=path, descriptor=descriptor, read_only=read_only)
+
+
+def grow(descriptor: int, path: str, size_bytes: int) -> None:
+    """Make an empty or smaller file ``size_bytes`` long, all of it allocated.
+
+    Raises UsageError when it is longer already, NoSpaceError naming the shortfall, MediaError.
+    """
+    present_bytes = os.fstat(descriptor).st_size
+    if present_bytes > size_bytes:
+        raise UsageError(
+            f"{path} is {format_size(present_bytes)} long, more than {format_size(size_bytes)}",
+            next_step="leave the size out to use all of the file, or remove the file first",
+        )
+    preallocate(descriptor, path, size_bytes)
+
+
+def preallocate(descriptor: int, path: str, size_bytes: int) -> None:
+    """posix_fallocate of the first ``size_bytes`` of a file."""
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise MediaError(f"{path} cannot be allocated: {error.strerror}") from error
+        raise _shortfall(descriptor, path, size_bytes, error) from error
+
+
+def _shortfall(descriptor: int, path: str, size_bytes: int, error: OSError) -> NoSpaceError:
+    system = os.fstatvfs(descriptor)
+    available_bytes = system.f_bavail * system.f_frsize
+    needed_bytes = size_bytes - os.fstat(descriptor).st_blocks * _STAT_BLOCK_BYTES
+    if error.errno == errno.ENOSPC:
+        reason = (
+            f"{format_size(max(needed_bytes - available_bytes, 0))} more are needed "
+            f"({format_size(available_bytes)} are free)"
+        )
+    else:
+        reason = os.strerror(error.errno or errno.ENOSPC)
+    return NoSpaceError(
+        f"{path} cannot be {format_size(size_bytes)} long: {reason}",
+        needed_bytes=max(needed_bytes, 0),
+        available_bytes=available_bytes,
+        next_step="choose a smaller size, or free space on that file system",
+    )

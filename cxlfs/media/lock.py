@@ -1,0 +1,89 @@
+"""Who may use a source: an exclusive (or, for readers, shared) flock on it, and the name of whoever
+holds it already.
+
+Never: waits for a lock; writes an owner into the media.
+
+The lock ends with the last descriptor that shares it, so a crash leaves none behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cxlfs.errors import BusyError
+
+PROC = Path("/proc")
+
+
+def lock_source(descriptor: int, path: str, *, shared: bool, proc: Path = PROC) -> None:
+    """Take the lock; raises BusyError, which names the process that holds it."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BusyError(f"{path} is in use by {describe_owner(descriptor, proc)}") from None
+
+
+def describe_owner(descriptor: int, proc: Path = PROC) -> str:
+    """``process 1234 (cxlfs mount ...)``, or what is known of it."""
+    status = os.fstat(descriptor)
+    pid = _lock_owner(status, proc)
+    if pid is None:
+        return "another process, which cannot be seen from here"
+    command = _command_line(proc / str(pid))
+    if command is not None:
+        return f"process {pid} ({command})"
+    for heir in _processes_with_open(status, proc):
+        command = _command_line(proc / str(heir))
+        return f"process {heir} ({command or 'command unknown'})"
+    return f"process {pid}, which has ended and left the lock to one that cannot be seen from here"
+
+
+def _lock_owner(status: os.stat_result, proc: Path) -> int | None:
+    """Who took the lock, from lines like ``1: FLOCK ADVISORY WRITE 12 fd:01:34 0 EOF``."""
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    same_inode: int | None = None
+    try:
+        lines = (proc / "locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split()
+        if len(fields) < 6 or fields[1] != "FLOCK" or not fields[4].isdigit():
+            continue
+        where, _, inode = fields[5].rpartition(":")
+        if inode != str(status.st_ino) or fields[4] == "0":
+            continue
+        if where == device:
+            return int(fields[4])
+        same_inode = int(fields[4])  # btrfs and overlays show another device number in stat
+    return same_inode
+
+
+def _command_line(process: Path) -> str | None:
+    """The command of a living process; None when it is gone, or dead and only not yet reaped."""
+    with contextlib.suppress(OSError):
+        state = (process / "stat").read_bytes().rpartition(b")")[2].split()
+        if state[:1] in ([b"Z"], [b"X"]):
+            return None
+        words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        command = b" ".join(words).decode(errors="replace")
+        return command or (process / "comm").read_text(errors="replace").strip() or None
+    return None
+
+
+def _processes_with_open(status: os.stat_result, proc: Path) -> Iterator[int]:
+    """Other processes that have the source open: the lock belongs to one of them."""
+    for process in sorted(proc.iterdir()):
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    other = descriptor.stat()
+                    if (other.st_dev, other.st_ino) == (status.st_dev, status.st_ino):
+                        yield int(process.name)
+                        break

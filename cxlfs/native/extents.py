@@ -1,0 +1,316 @@
+"""The DRAM extent map behind typed Python: the second half of ``csrc/cxlfs.h``.
+
+Never: decides where data lies, when a delta is taken, or what a record says.
+
+Invariants
+- No byte of file data is handled here, only addresses; the GIL is not held over a copy.
+- Arrays that come out are copies; arrays that go in have the layout of the C structs.
+- An engine, or a map, that was closed is not used: it raises and touches no memory of theirs.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cxlfs._native import ffi, lib
+from cxlfs.errors import CorruptionError, DataFault, InvariantError, invariant
+from cxlfs.native.extent_calls import (
+    CRC_DTYPE,
+    EXTENT_INFO_DTYPE,
+    REF_DTYPE,
+    SEGMENT_REF_DTYPE,
+    Rows,
+    bad_input,
+    copy_array,
+    data_failure,
+    failure,
+    fault_of,
+    scratch,
+    take_array,
+)
+from cxlfs.native.maps import Delta, FileMap
+
+__all__ = [
+    "EXTENT_INFO_DTYPE",
+    "REF_DTYPE",
+    "SEGMENT_REF_DTYPE",
+    "Delta",
+    "Engine",
+    "EngineStatistics",
+    "FileMap",
+    "Verification",
+]
+
+_Maps: TypeAlias = list[FileMap]
+_DEAD_AT_ONCE = 256
+_FAULTS_AT_ONCE = 64
+
+
+class EngineStatistics(NamedTuple):
+    """Counts of what the engine holds now, and sums since it began. Sizes in bytes."""
+
+    extents: int
+    refs: int
+    crcs: int
+    maps: int
+    memory: int
+    bytes_written: int
+    bytes_read: int
+    checksum_errors: int
+
+
+class Verification(NamedTuple):
+    """What checking one extent found: ``faults`` may be cut short, ``fault_count`` never is."""
+
+    faults: list[DataFault]
+    fault_count: int
+    bytes_checked: int
+
+
+class Engine:
+    """All extents and maps of one store. Segment i covers ``segment_size`` bytes of the media from
+    ``first + i * segment_size`` on; a checksum covers ``chunk`` bytes (a power of two).
+
+    The media must stay open until :meth:`close`, which also ends every map of the engine.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_engine",
+        "chunk",
+        "closed",
+        "first",
+        "segment_count",
+        "segment_size",
+    )
+
+    def __init__(
+        self, media_handle: Any, *, first: int, segment_size: int, segment_count: int, chunk: int
+    ) -> None:
+        self.closed = True
+        self.first = first
+        self.segment_size = segment_size
+        self.segment_count = segment_count
+        self.chunk = chunk
+        out = ffi.new("cxl_engine **")
+        code = lib.cxl_engine_new(media_handle, first, segment_size, segment_count, chunk, out)
+        if code != 0:
+            raise failure(code, "make an extent map of this geometry")
+        self._engine = out[0]
+        self.closed = False
+
+    @property
+    def handle(self) -> Any:
+        """The ``cxl_engine *``."""
+        if self.closed:
+            raise InvariantError("the engine is closed")
+        return self._engine
+
+    def close(self) -> None:
+        """Forget everything. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            lib.cxl_engine_free(self._engine)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def statistics(self) -> EngineStatistics:
+        out = ffi.new("cxl_engine_stats *")
+        lib.cxl_engine_statistics(self.handle, out)
+        return EngineStatistics(*(getattr(out, name) for name in EngineStatistics._fields))
+
+    # --------------------------------------------------------------------------------- extents
+
+    def define(self, infos: Rows, crcs: npt.NDArray[np.uint32]) -> None:
+        """Define extents, or extend known ones: all or none; they count as published, and are
+        kept without references until :meth:`drop_unreferenced`.
+
+        Raises CorruptionError for what cannot be, OutOfMemoryError.
+        """
+        rows = ffi.from_buffer("cxl_extent_info[]", np.ascontiguousarray(infos))
+        sums = ffi.from_buffer("uint32_t[]", np.ascontiguousarray(crcs))
+        invariant(infos.dtype == EXTENT_INFO_DTYPE, "definitions have the layout of C")
+        bad = ffi.new("uint64_t *")
+        code = lib.cxl_engine_define(self.handle, rows, len(rows), sums, len(sums), bad)
+        if code != 0:
+            raise bad_input(code, "extent", bad[0])
+
+    def define_one(
+        self, extent_id: int, media_offset: int, length: int, first_chunk: int, crcs: bytes
+    ) -> None:
+        """:meth:`define` of one extent, with its checksums as they stand in a record."""
+        info = scratch.info
+        info.id, info.media_offset, info.length = extent_id, media_offset, length
+        info.crc_index, info.first_chunk, info.crc_count = 0, first_chunk, len(crcs) // 4
+        sums = ffi.from_buffer("uint32_t[]", crcs)
+        code = lib.cxl_engine_define(self.handle, info, 1, sums, len(crcs) // 4, scratch.bad)
+        if code != 0:
+            raise bad_input(code, "extent", extent_id)
+
+    def retain(self, on: bool) -> None:  # noqa: FBT001 - a switch, named by its verb
+        """On, as from the beginning: defined extents stay without references, because a later
+        record may refer to them. Off: those that nobody refers to are dropped now.
+        """
+        if not on:
+            self.drop_unreferenced()
+
+    def drop_unreferenced(self) -> None:
+        """Drop every extent that no map refers to and no lease holds (after replay)."""
+        lib.cxl_engine_drop_unreferenced(self.handle)
+
+    def lease(self, extent_id: int, media_offset: int, capacity: int) -> None:
+        """Open an extent with room for ``capacity`` bytes at ``media_offset``, a multiple of 64."""
+        code = lib.cxl_engine_lease(self.handle, extent_id, media_offset, capacity)
+        if code != 0:
+            raise failure(code, f"open extent {extent_id} at {media_offset}")
+
+    def close_lease(self, extent_id: int) -> tuple[int, int]:
+        """Close an open extent that no map has: media offset and length of the room left over."""
+        offset, length = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        code = lib.cxl_engine_close_lease(self.handle, extent_id, offset, length)
+        if code != 0:
+            raise failure(code, f"close extent {extent_id}")
+        return offset[0], length[0]
+
+    def copy_extent(self, source_id: int, offset: int, length: int, target_id: int) -> None:
+        """Verify a range of an extent and append it to an open one: its last ``length`` bytes then.
+
+        Raises CorruptionError, MediaError (``fault``: extent offsets), OutOfMemoryError.
+        """
+        fault = ffi.new("cxl_fault *")
+        code = lib.cxl_engine_copy_extent(self.handle, source_id, offset, length, target_id, fault)
+        if code != 0:
+            raise data_failure(code, "copied", fault)
+
+    def describe(self, extent_id: int) -> tuple[Rows, npt.NDArray[np.uint32]]:
+        """Definition (one row) and all checksums of an extent as it is now."""
+        info, crcs = ffi.new("cxl_extent_info *"), ffi.new("uint32_t **")
+        code = lib.cxl_engine_describe(self.handle, extent_id, info, crcs)
+        if code != 0:
+            raise failure(code, f"describe extent {extent_id}")
+        sums = take_array(crcs[0], info.crc_count, CRC_DTYPE)
+        return copy_array(info, 1, EXTENT_INFO_DTYPE), sums
+
+    def publish(self, extent_id: int) -> None:
+        """The journal knows the extent as it is now."""
+        code = lib.cxl_engine_publish(self.handle, extent_id)
+        if code != 0:
+            raise failure(code, f"publish extent {extent_id}")
+
+    def verify(self, extent_id: int) -> Verification | None:
+        """Check every chunk of an extent, offsets of faults are its own; None when it is gone."""
+        faults = ffi.new("cxl_fault[]", _FAULTS_AT_ONCE)
+        count, size = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        code = lib.cxl_engine_verify(self.handle, extent_id, faults, _FAULTS_AT_ONCE, count, size)
+        if code != 0:
+            return None
+        found = [fault_of(faults[i]) for i in range(min(count[0], _FAULTS_AT_ONCE))]
+        return Verification(found, count[0], size[0])
+
+    def list(self) -> Rows:
+        """Id, media offset and length of every extent, by media offset (EXTENT_INFO_DTYPE)."""
+        out, count = ffi.new("cxl_extent_info **"), ffi.new("uint64_t *")
+        code = lib.cxl_engine_list(self.handle, out, count)
+        if code != 0:
+            raise failure(code, "list extents")
+        return take_array(out[0], count[0], EXTENT_INFO_DTYPE)
+
+    # -------------------------------------------------------------------------------- segments
+
+    def dead_segments(self) -> Sequence[int]:
+        """Segments whose last extent vanished since the last call."""
+        indexes = ffi.new("uint64_t[]", _DEAD_AT_ONCE)
+        dead: list[int] = []
+        while True:
+            count = lib.cxl_engine_dead_segments(self.handle, indexes, _DEAD_AT_ONCE)
+            dead.extend(indexes[0:count])
+            if count < _DEAD_AT_ONCE:
+                return dead
+
+    def usage(self) -> npt.NDArray[np.uint64]:
+        """Bytes of each segment that a map refers to (shared ones once) or a lease holds."""
+        used = np.zeros(self.segment_count, dtype=np.uint64)
+        out = ffi.from_buffer("uint64_t[]", used)
+        code = lib.cxl_engine_usage(self.handle, out, self.segment_count)
+        if code != 0:
+            raise failure(code, "count what is used")
+        return used
+
+    def segment_refs(self, segment: int) -> Rows | None:
+        """Every reference into a segment (SEGMENT_REF_DTYPE, by extent and offset, for each owner
+        united); None while something in it is open or not published, and must not be moved.
+        """
+        out, count = ffi.new("cxl_segment_ref **"), ffi.new("uint64_t *")
+        code = lib.cxl_engine_segment_refs(self.handle, segment, out, count)
+        if code == -errno.EBUSY:
+            return None
+        if code != 0:
+            raise failure(code, f"list references into segment {segment}")
+        return take_array(out[0], count[0], SEGMENT_REF_DTYPE)
+
+    # -------------------------------------------------------------------------- maps in one go
+
+    def import_maps(
+        self,
+        owners: npt.NDArray[np.uint64],
+        sizes: npt.NDArray[np.uint64],
+        first: npt.NDArray[np.uint64],
+        refs: Rows,
+    ) -> _Maps:
+        """Map i has ``refs[first[i]:first[i + 1]]``; all or none. Clean.
+
+        Raises CorruptionError for what cannot be, OutOfMemoryError.
+        """
+        count = len(owners)
+        invariant(len(sizes) == count and len(first) == count + 1, "arrays of one length")
+        invariant(refs.dtype == REF_DTYPE, "references have the layout of C")
+        if int(first[-1]) != len(refs):
+            raise CorruptionError("reference counts do not fit", structure="reference")
+        arrays = [np.ascontiguousarray(a, dtype=np.uint64) for a in (owners, sizes, first)]
+        views = [ffi.from_buffer("uint64_t[]", a) for a in arrays]
+        rows = ffi.from_buffer("cxl_ref[]", np.ascontiguousarray(refs))
+        out, bad = ffi.new("cxl_map *[]", max(count, 1)), ffi.new("uint64_t *")
+        code = lib.cxl_maps_import(self.handle, count, *views, rows, out, bad)
+        if code != 0:
+            raise bad_input(code, "reference", bad[0])
+        return [FileMap(self, owner=int(owners[i]), handle=out[i]) for i in range(count)]
+
+    def export_maps(
+        self, maps: Sequence[FileMap]
+    ) -> tuple[npt.NDArray[np.uint64], Rows, Rows, npt.NDArray[np.uint32]]:
+        """The published state: references for each map, all references, extents, checksums.
+
+        The extents are all that are published and held by anything, each once, by id.
+        """
+        counts = np.zeros(len(maps), dtype=np.uint64)
+        handles = ffi.new("cxl_map *[]", [content.handle for content in maps] or [ffi.NULL])
+        refs, infos, crcs = (
+            ffi.new(f"{name} **") for name in ("cxl_ref", "cxl_extent_info", "uint32_t")
+        )
+        numbers = ffi.new("uint64_t[3]")
+        code = lib.cxl_maps_export(
+            self.handle,
+            handles,
+            len(maps),
+            ffi.from_buffer("uint64_t[]", counts),
+            refs,
+            numbers,
+            infos,
+            numbers + 1,
+            crcs,
+            numbers + 2,
+        )
+        if code != 0:
+            raise failure(code, "export what is published")
+        return (
+            counts,
+            take_array(refs[0], numbers[0], REF_DTYPE),
+            take_array(infos[0], numbers[1], EXTENT_INFO_DTYPE),
+            take_array(crcs[0], numbers[2], CRC_DTYPE),
+        )

@@ -1,0 +1,307 @@
+"""The content of one file, and its deltas: the Python face of ``cxl_map`` and ``cxl_delta``.
+
+Never: handles a byte of file data; keeps state beside the C handles.
+
+Invariants
+- The hot calls (write, read, peek) check that the engine lives and pass addresses on, no more.
+- A map keeps its engine alive; what was closed raises and touches no memory.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cxlfs._native import ffi, lib
+from cxlfs.errors import CorruptionError, InvariantError, MediaError, invariant
+from cxlfs.native.extent_calls import (
+    CRC_DTYPE,
+    EXTENT_INFO_DTYPE,
+    REF_DTYPE,
+    Rows,
+    bad_input,
+    copy_array,
+    data_failure,
+    failure,
+    scratch,
+    take_array,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from cxlfs.native.extents import Engine
+
+_EAGAIN = -errno.EAGAIN
+_from_buffer = ffi.from_buffer
+_write = lib.cxl_map_write
+_read = lib.cxl_map_read
+_peek = lib.cxl_map_peek
+
+
+def _closed() -> InvariantError:
+    return InvariantError("the content, or its engine, is closed")
+
+
+class FileMap:
+    """One content of one file: sorted references into extents, and a size in bytes.
+
+    New: empty, and new to the journal (its first delta is all of it). It ends with :meth:`close`.
+    """
+
+    __slots__ = ("__weakref__", "_map", "engine", "owner")
+
+    def __init__(self, engine: Engine, *, owner: int, handle: Any = None) -> None:
+        """Takes over ``handle`` (a ``cxl_map *`` of this engine), if there is one."""
+        self._map = handle
+        self.engine = engine
+        self.owner = owner
+        if handle is None:
+            out = ffi.new("cxl_map **")
+            code = lib.cxl_map_new(engine.handle, owner, out)
+            if code != 0:
+                raise failure(code, "make a map")
+            self._map = out[0]
+
+    @property
+    def closed(self) -> bool:
+        return self._map is None or self.engine.closed
+
+    @property
+    def handle(self) -> Any:
+        """The ``cxl_map *``."""
+        handle = self._map
+        if handle is None or self.engine.closed:
+            raise _closed()
+        return handle
+
+    def clone(self) -> FileMap:
+        """The same content, clean and without a lease."""
+        out = ffi.new("cxl_map **")
+        code = lib.cxl_map_clone(self.handle, out)
+        if code != 0:
+            raise failure(code, "clone a map")
+        return FileMap(self.engine, owner=self.owner, handle=out[0])
+
+    def close(self) -> None:
+        """Drop the content; a lease's unused room is lost until its segment dies. Idempotent."""
+        handle, self._map = self._map, None
+        if handle is not None and not self.engine.closed:
+            lib.cxl_map_free(handle)
+
+    def __del__(self) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------- questions
+
+    @property
+    def size(self) -> int:
+        return int(lib.cxl_map_size(self.handle))
+
+    @property
+    def ref_count(self) -> int:
+        return int(lib.cxl_map_ref_count(self.handle))
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that are not holes."""
+        return int(lib.cxl_map_allocated(self.handle))
+
+    @property
+    def is_dirty(self) -> bool:
+        """It differs from what the last delta left."""
+        return bool(lib.cxl_map_is_dirty(self.handle))
+
+    def export(self, offset: int, length: int) -> Rows:
+        """References that overlap a range, clipped to it, without holes (REF_DTYPE)."""
+        out, count = ffi.new("cxl_ref **"), ffi.new("uint64_t *")
+        code = lib.cxl_map_export(self.handle, offset, length, out, count)
+        if code != 0:
+            raise failure(code, "export references")
+        return take_array(out[0], count[0], REF_DTYPE)
+
+    # -------------------------------------------------------------------------------- file data
+
+    def write(self, offset: int, data: ReadableBuffer, start: int = 0) -> tuple[int, int]:
+        """Write ``data[start:]`` at ``offset`` as far as the lease has room: bytes taken, and when
+        that is 0, how many a lease must have room for. LINE, BYTE: durable (not published) then.
+
+        Raises CorruptionError and MediaError (the old bytes around a small overwrite are damaged,
+        or the media failed; nothing changed), FileTooLargeError, OutOfMemoryError, ReadOnlyError.
+        """
+        if self.engine.closed:
+            raise _closed()
+        source = _from_buffer(data)
+        length = len(source)
+        if start:
+            invariant(0 < start <= length, "start lies in the data")
+            source, length = source + start, length - start
+        needed, fault = scratch.write
+        taken = _write(self._map, offset, source, length, needed, fault)
+        if taken >= 0:
+            return taken, 0
+        if taken == _EAGAIN:
+            return 0, needed[0]
+        raise data_failure(taken, "written", fault)
+
+    def read(self, offset: int, length: int, *, verify: bool = True) -> memoryview:
+        """Bytes of a range in memory of their own, short at the end of file.
+
+        ``verify``: every chunk that is touched was checked as a whole. Raises CorruptionError and
+        MediaError, with ``fault``: nothing is delivered then.
+        """
+        size = self.size
+        length = max(min(length, size - offset), 0)
+        buffer = np.empty(length, dtype=np.uint8).data
+        count = self.read_into(offset, buffer, verify=verify)
+        return buffer if count == length else buffer[:count]
+
+    def read_into(self, offset: int, target: WriteableBuffer, *, verify: bool = True) -> int:
+        """As :meth:`read` into ``target``; returns the count. After an error it is undefined."""
+        if self.engine.closed:
+            raise _closed()
+        buffer = _from_buffer(target, require_writable=True)
+        fault = scratch.fault
+        count = _read(self._map, offset, buffer, len(buffer), verify, fault)
+        if count < 0:
+            raise data_failure(count, "read", fault)
+        return int(count)
+
+    def peek(self, offset: int, length: int, *, verify: bool = True) -> memoryview | None:
+        """The media itself, where a range (clipped at the end of file) lies in one piece.
+
+        Valid until the content changes, at most; else None. Raises as :meth:`read`.
+        """
+        if self.engine.closed:
+            raise _closed()
+        address, fault = scratch.peek
+        count = _peek(self._map, offset, length, verify, address, fault)
+        if count > 0:
+            return memoryview(ffi.buffer(address[0], count)).toreadonly()
+        if count < 0:
+            raise data_failure(count, "read", fault)
+        return None
+
+    def punch(self, offset: int, length: int) -> None:
+        """Make a range read as zeros; the size stays."""
+        code = lib.cxl_map_punch(self.handle, offset, length)
+        if code != 0:
+            raise failure(code, "punch a hole")
+
+    def truncate(self, size: int) -> None:
+        """Set the size; raises FileTooLargeError."""
+        code = lib.cxl_map_truncate(self.handle, size)
+        if code != 0:
+            raise failure(code, "set a size")
+
+    # ----------------------------------------------------------------------------------- leases
+
+    def attach_lease(self, extent_id: int) -> None:
+        """Append to this open extent from now on."""
+        code = lib.cxl_map_attach_lease(self.handle, extent_id)
+        if code != 0:
+            raise failure(code, f"append to extent {extent_id}")
+
+    def close_lease(self) -> tuple[int, int]:
+        """Close the open extent: media offset and length of its unused room (0: none)."""
+        out = ffi.new("uint64_t[2]")
+        lib.cxl_map_close_lease(self.handle, out, out + 1)
+        return out[0], out[1]
+
+    # -------------------------------------------------------------------- replay, image, cleaner
+
+    def set(self, refs: ReadableBuffer) -> None:
+        """Replace ranges by references (an array of REF_DTYPE, or its bytes), one after the other,
+        all or none; extent 0 makes a hole. Neither marks nor resizes.
+
+        Raises CorruptionError for what cannot be, OutOfMemoryError.
+        """
+        rows = _from_buffer("cxl_ref[]", refs)
+        bad = scratch.bad
+        code = lib.cxl_map_set(self.handle, rows, len(rows), bad)
+        if code != 0:
+            raise bad_input(code, "reference", bad[0])
+
+    def set_size(self, size: int) -> None:
+        """As the journal says: cut what lies beyond, no mark. Raises CorruptionError."""
+        if size >> 63 or lib.cxl_map_set_size(self.handle, size) != 0:
+            raise CorruptionError(f"no file has {size} bytes", structure="file size")
+
+    def move(
+        self, old_id: int, extent_offset: int, length: int, new_id: int, new_offset: int
+    ) -> None:
+        """Re-aim references into a range of an extent. Keeps marks.
+
+        Raises CorruptionError when the new range does not exist, OutOfMemoryError.
+        """
+        code = lib.cxl_map_move(self.handle, old_id, extent_offset, length, new_id, new_offset)
+        if code != 0:
+            raise bad_input(code, "move to extent", new_id)
+
+    # ----------------------------------------------------------------------------------- deltas
+
+    def take_delta(self) -> Delta:
+        """What changed since the last one; the marks are clean then.
+
+        Raises MediaError (the open extent could not be padded), OutOfMemoryError.
+        """
+        out = ffi.new("cxl_delta **")
+        code = lib.cxl_map_take_delta(self.handle, out)
+        if code == -errno.EIO:
+            raise MediaError("the end of the open extent could not be padded")
+        if code != 0:
+            raise failure(code, "take a delta")
+        return Delta(self, out[0])
+
+
+class Delta:
+    """What a record must say of a content: cut to ``cut``, put ``refs`` (holes have extent 0), set
+    ``size``; and what the journal does not know yet of the extents that ``refs`` name.
+
+    It ends with :meth:`apply` or :meth:`cancel`; a forgotten one is cancelled.
+    """
+
+    __slots__ = ("_delta", "_source", "crcs", "cut", "extents", "refs", "size")
+
+    def __init__(self, source: FileMap, handle: Any) -> None:
+        """Takes over ``handle`` (a ``cxl_delta *`` of ``source``)."""
+        self._delta = handle
+        self._source = source
+        self.size = int(handle.size)
+        self.cut = int(handle.cut)
+        self.refs: Rows = copy_array(handle.refs, handle.ref_count, REF_DTYPE)
+        self.extents: Rows = copy_array(handle.extents, handle.extent_count, EXTENT_INFO_DTYPE)
+        self.crcs: npt.NDArray[np.uint32] = copy_array(handle.crcs, handle.crc_count, CRC_DTYPE)
+
+    def _open(self) -> Any:
+        if self._delta is None or self._source.engine.closed:
+            raise InvariantError("the delta has ended")
+        return self._delta
+
+    def apply(self, source: FileMap, target: FileMap | None) -> None:
+        """The record is durable: the extents count as published, and ``target`` (unless it is None
+        or ``source`` itself) gets cut, references and size.
+
+        Raises OutOfMemoryError: nothing changed, and it may be called again.
+        """
+        delta = self._open()
+        goal = ffi.NULL if target is None else target.handle
+        code = lib.cxl_delta_apply(delta, source.handle, goal)
+        if code != 0:
+            raise failure(code, "apply a delta")
+        self._delta = None
+
+    def cancel(self, source: FileMap) -> None:
+        """The record was not written: the marks come back."""
+        delta = self._open()
+        handle = source.handle
+        self._delta = None
+        lib.cxl_delta_cancel(delta, handle)
+
+    def __del__(self) -> None:
+        source = self._source
+        if self._delta is not None and not source.engine.closed:
+            lib.cxl_delta_cancel(self._delta, ffi.NULL if source.closed else source.handle)

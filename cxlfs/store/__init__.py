@@ -1,0 +1,20 @@
+"""The store: log-structured, checksummed, crash-atomic; all above talk to ``Store`` only."""
+
+from __future__ import annotations
+
+from cxlfs.store.core import DirectoryEntry, Store, StoreOptions, format_store
+from cxlfs.store.recovery import RecoveryReport
+from cxlfs.store.report import CheckpointEntry, SpaceReport, StoreStatistics
+from cxlfs.store.volume import StoreEvent
+
+__all__ = [
+    "CheckpointEntry",
+    "DirectoryEntry",
+    "RecoveryReport",
+    "SpaceReport",
+    "Store",
+    "StoreEvent",
+    "StoreOptions",
+    "StoreStatistics",
+    "format_store",
+]

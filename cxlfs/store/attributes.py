@@ -1,0 +1,149 @@
+"""Attributes and extended attributes of inodes.
+
+Never here: sizes (``files``), names, permission checks.
+
+Invariants
+- A change is one record for a committed inode; an uncommitted one takes it along later.
+- ``user.cxlfs.*`` is what the store says of a file: it can be read, never written.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cxlfs import layout
+from cxlfs.errors import (
+    AttributeTooLargeError,
+    ExistsError,
+    NameTooLongError,
+    NoAttributeError,
+    NotPermittedError,
+    UnsupportedOperationError,
+)
+from cxlfs.namespace import FileKind, Inode
+from cxlfs.operations import Operation, XattrRemoveOperation, XattrSetOperation
+
+if TYPE_CHECKING:
+    from cxlfs.store.volume import Volume
+
+STATE_XATTR = b"user.cxlfs.state"
+COMMIT_XATTR = b"user.cxlfs.commit"
+_VIRTUAL_PREFIX = b"user.cxlfs."
+_XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
+
+
+class InodeAttributes:
+    """The verbs over attributes; ``require_room`` raises NoSpaceError when metadata cannot grow."""
+
+    def __init__(self, volume: Volume, *, require_room: Callable[[], None]) -> None:
+        self.volume = volume
+        self.namespace = volume.namespace
+        self._require_room = require_room
+
+    # --- attributes -------------------------------------------------------------------------
+
+    def set_attributes(
+        self,
+        inode: Inode,
+        *,
+        mode: int | None,
+        uid: int | None,
+        gid: int | None,
+        atime_ns: int | None,
+        mtime_ns: int | None,
+        ctime_ns: int | None,
+    ) -> None:
+        """One record for a committed inode; an uncommitted one takes it along when published."""
+        self.volume.require_writable()
+        changes: dict[str, int] = {
+            "ctime_ns": ctime_ns if ctime_ns is not None else self.volume.now()
+        }
+        if mode is not None:
+            changes["mode"] = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
+        for key, value in (("uid", uid), ("gid", gid), ("atime_ns", atime_ns)):
+            if value is not None:
+                changes[key] = value
+        if mtime_ns is not None:
+            changes["mtime_ns"] = mtime_ns
+        if not inode.uncommitted and inode.links:
+            op = inode.operation(**changes)
+            self.volume.commit([op], durable=False)
+            self.volume.note_committed([op])
+        for key, value in changes.items():
+            setattr(inode, key, value)
+
+    # --- extended attributes ----------------------------------------------------------------
+
+    def get_xattr(self, inode: Inode, name: bytes) -> bytes:
+        """Raises NoAttributeError."""
+        if name.startswith(_VIRTUAL_PREFIX):
+            value = self._virtual_xattrs(inode).get(name)
+        else:
+            value = (inode.xattrs or {}).get(name)
+        if value is None:
+            raise NoAttributeError("no such attribute")
+        return value
+
+    def list_xattrs(self, inode: Inode) -> list[bytes]:
+        return [*(inode.xattrs or {}), *self._virtual_xattrs(inode)]
+
+    def _virtual_xattrs(self, inode: Inode) -> dict[bytes, bytes]:
+        if inode.kind is not FileKind.FILE:
+            return {}
+        commit = b"%d" % inode.commit_lsn
+        return {STATE_XATTR: content_state(inode).encode(), COMMIT_XATTR: commit}
+
+    def set_xattr(
+        self, inode: Inode, name: bytes, value: bytes, *, create: bool, replace: bool
+    ) -> None:
+        """Raises ExistsError, NoAttributeError, AttributeTooLargeError, NotPermittedError, ..."""
+        self.volume.require_writable()
+        self._check_xattr_name(name)
+        old = (inode.xattrs or {}).get(name)
+        if create and old is not None:
+            raise ExistsError("the attribute exists")
+        if replace and old is None:
+            raise NoAttributeError("no such attribute")
+        limit = min(layout.XATTR_VALUE_BYTES_MAX, self.volume.record_bytes_max - 1024)
+        total = sum(len(n) + len(v) + 1 for n, v in (inode.xattrs or {}).items() if n != name)
+        if len(value) > limit or total + len(name) + len(value) > layout.XATTRS_BYTES_MAX + limit:
+            raise AttributeTooLargeError("the attribute is too large")
+        self._require_room()
+        self._commit_xattr(inode, XattrSetOperation(inode.ino, name, value))
+        self.namespace.set_xattr(inode, name, value)
+
+    def remove_xattr(self, inode: Inode, name: bytes) -> None:
+        """Raises NoAttributeError, NotPermittedError."""
+        self.volume.require_writable()
+        self._check_xattr_name(name)
+        if name not in (inode.xattrs or {}):
+            raise NoAttributeError("no such attribute")
+        self._commit_xattr(inode, XattrRemoveOperation(inode.ino, name))
+        self.namespace.remove_xattr(inode, name)
+
+    def _commit_xattr(self, inode: Inode, op: Operation) -> None:
+        now = self.volume.now()
+        if not inode.uncommitted and inode.links:
+            ops = [op, inode.operation(ctime_ns=now)]
+            self.volume.commit(ops, durable=False)
+            self.volume.note_committed(ops)
+        inode.ctime_ns = now
+
+    def _check_xattr_name(self, name: bytes) -> None:
+        if not 0 < len(name) <= layout.XATTR_NAME_BYTES_MAX:
+            raise NameTooLongError("the attribute's name is empty or too long")
+        if name.startswith(_VIRTUAL_PREFIX):
+            raise NotPermittedError("this attribute is kept by the store")
+        if not name.startswith(_XATTR_PREFIXES):
+            raise UnsupportedOperationError("only user, trusted and security attributes")
+
+
+def content_state(inode: Inode) -> str:
+    """``complete``, ``incomplete`` (its writer has not closed it, or died) or ``damaged``."""
+    if inode.damaged:
+        return "damaged"
+    if inode.uncommitted or inode.flags & layout.INODE_INCOMPLETE:
+        return "incomplete"
+    return "complete"

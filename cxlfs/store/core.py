@@ -1,0 +1,437 @@
+"""The store: the one object all above talk to. POSIX-like verbs, each one transaction.
+
+Never here: logic; every verb belongs to ``names``, ``files``, ``versions``, ``cleaner`` or ``report``.
+
+Invariants
+- Synchronous: a verb runs to completion; callers come from one thread.
+- Raises errors of ``cxlfs.errors`` only.
+- Nothing is changed on a store that is read-only, whatever made it so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from cxlfs import layout, roots, superblock
+from cxlfs.errors import BadHandleError, CxlfsError, InvalidArgumentError, NotFoundError
+from cxlfs.namespace import Attributes, FileKind, Inode, Namespace
+from cxlfs.native.extents import Engine
+from cxlfs.store.attributes import InodeAttributes
+from cxlfs.store.cleaner import Cleaner
+from cxlfs.store.files import Files
+from cxlfs.store.names import Names, root_attributes
+from cxlfs.store.recovery import RecoveryReport, open_volume
+from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
+from cxlfs.store.versions import Version, Versions
+from cxlfs.store.volume import StoreEvent, Volume
+from cxlfs.types import ROOT_INO
+
+if TYPE_CHECKING:
+    from cxlfs.media import Media
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """How to open a store.
+
+    ``commit_interval_s``: what stays open longer is committed that often. With
+    ``allow_incomplete_overwrite`` an overwrite gives up the old content at once.
+    """
+
+    read_only: bool = False
+    verify_reads: bool = True
+    commit_interval_s: float = 30.0
+    allow_incomplete_overwrite: bool = False
+
+
+class DirectoryEntry(NamedTuple):
+    """``cookie_next`` continues a listing behind this entry."""
+
+    name: bytes
+    ino: int
+    kind: FileKind
+    cookie_next: int
+
+
+@dataclasses.dataclass(slots=True)
+class _DirectoryHandle:
+    inode: Inode
+    names: list[tuple[bytes, int]] | None = None
+
+
+def format_store(
+    media: Media,
+    *,
+    label: str = "",
+    segment_size_bytes: int | None = None,
+    uuid: bytes | None = None,
+    unit_bytes: int = layout.UNIT_BYTES,
+    chunk_bytes: int = layout.CHUNK_BYTES,
+) -> superblock.Superblock:
+    """Make an empty store; whatever the media held is gone. Durable when it returns.
+
+    ``unit_bytes`` and ``chunk_bytes`` are for the small geometry of tests. Raises UsageError (too
+    small), MediaError.
+    """
+    block = superblock.plan_geometry(
+        media.size_bytes,
+        label=label,
+        uuid=uuid,
+        segment_size_bytes=segment_size_bytes,
+        unit_bytes=unit_bytes,
+        chunk_bytes=chunk_bytes,
+    )
+    superblock.erase(media, block)
+    namespace = Namespace()
+    namespace.add(root_attributes(os.getuid(), os.getgid(), time.time_ns()))
+    engine = Engine(
+        media.handle,
+        first=block.first_segment_offset,
+        segment_size=block.segment_size_bytes,
+        segment_count=block.segment_count,
+        chunk=block.chunk_bytes,
+    )
+    nothing = roots.Root(
+        generation=0,
+        flags=0,
+        image_bytes=0,
+        image_lsn=0,
+        image_header_crc=0,
+        image_segments=(),
+        journal_segment=None,
+        journal_mirror=None,
+        journal_epoch=0,
+        journal_first_lsn=1,
+        next_epoch=1,
+    )
+    volume = Volume(
+        media, block, engine, namespace, nothing, next_extent_id=1, next_epoch=1, last_lsn=0
+    )
+    volume.close_cleanly()
+    engine.close()
+    superblock.write(media, block)
+    return block
+
+
+class Store:
+    """An open store; make it with :meth:`open`, end it with :meth:`close`."""
+
+    format = staticmethod(format_store)
+
+    def __init__(
+        self, media: Media, volume: Volume, recovery: RecoveryReport, options: StoreOptions
+    ) -> None:
+        self.media = media
+        self.volume = volume
+        self.recovery = recovery
+        self.options = options
+        self.superblock = volume.superblock
+        self.namespace = volume.namespace
+        self.versions = Versions(volume)
+        self.cleaner = Cleaner(volume, self.versions)
+        self.files = Files(
+            volume,
+            self.versions,
+            verify_reads=options.verify_reads,
+            reclaim=self.cleaner.reclaim,
+        )
+        self.files.allow_incomplete_overwrite = options.allow_incomplete_overwrite
+        self.names = Names(volume, self.versions, reclaim=self.cleaner.reclaim)
+        self.attributes = InodeAttributes(volume, require_room=self.names.require_metadata_room)
+        self.reporter = Reporter(volume, self.versions, recovery)
+        self._directories: dict[int, _DirectoryHandle] = {}
+        self._next_directory = 1
+        self._closed = False
+        self._fenced_monotonic = 0.0
+
+    @classmethod
+    def open(cls, media: Media, options: StoreOptions | None = None) -> Store:
+        """Open and recover. See recovery.open_volume for what it raises."""
+        options = options if options is not None else StoreOptions()
+        volume, report = open_volume(media, read_only=options.read_only)
+        return cls(media, volume, report, options)
+
+    # --- state ------------------------------------------------------------------------------
+
+    @property
+    def read_only(self) -> bool:
+        return self.volume.read_only
+
+    @property
+    def read_only_reason(self) -> str | None:
+        return self.volume.read_only_reason
+
+    @property
+    def on_event(self) -> Callable[[StoreEvent], None] | None:
+        return self.volume.on_event
+
+    @on_event.setter
+    def on_event(self, listener: Callable[[StoreEvent], None] | None) -> None:
+        self.volume.on_event = listener
+
+    def stop_writing(self, reason: str) -> None:
+        """Refuse every change from now on; reads go on."""
+        self.volume.stop_writing(reason)
+
+    def close(self) -> None:
+        """Settle what is open, roll over, mark the store as not in use. Idempotent.
+
+        The media stays open. Raises MediaError, NoSpaceError; the store can be recovered then.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if not self.read_only:
+                self._settle_all()
+            if not self.read_only:
+                self.volume.close_cleanly()
+        finally:
+            self.volume.engine.close()
+
+    def _settle_all(self) -> None:
+        for inode in list(self.versions.open_versions.values()):
+            version = inode.version
+            if inode.links == 0 or not isinstance(version, Version):
+                continue
+            try:
+                if version.atomic and not inode.uncommitted:
+                    self.versions.stage(inode)
+                else:
+                    new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
+                    self.versions.publish(inode, incomplete=new)
+            except CxlfsError as error:
+                self.volume.event("not-published", error.message, ino=inode.ino)
+
+    def abandon(self) -> None:
+        """Let go without writing anything, as a kill would; for tests and hopeless media."""
+        if not self._closed:
+            self._closed = True
+            self.volume.engine.close()
+
+    # --- namespace --------------------------------------------------------------------------
+
+    def lookup(self, parent: int, name: bytes) -> Attributes:
+        """Raises NotFoundError, NotDirectoryError, NameTooLongError."""
+        return self.names.find(parent, name).attributes()
+
+    def get_attributes(self, ino: int) -> Attributes:
+        return self.namespace.get(ino).attributes()
+
+    def set_attributes(
+        self,
+        ino: int,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        size: int | None = None,
+        atime_ns: int | None = None,
+        mtime_ns: int | None = None,
+        ctime_ns: int | None = None,
+        handle: int | None = None,
+    ) -> Attributes:
+        """Change attributes: committed on return, but for ``size`` with a handle (at its close)."""
+        inode = self.namespace.get(ino)
+        if size is not None:
+            if inode.live is None:
+                raise InvalidArgumentError("only files have a size")
+            opened = self.files.get(handle) if handle is not None else None
+            self.files.truncate(inode, size, opened)
+        if any(v is not None for v in (mode, uid, gid, atime_ns, mtime_ns, ctime_ns)):
+            self.attributes.set_attributes(
+                inode,
+                mode=mode,
+                uid=uid,
+                gid=gid,
+                atime_ns=atime_ns,
+                mtime_ns=mtime_ns,
+                ctime_ns=ctime_ns,
+            )
+        return inode.attributes()
+
+    def make_directory(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> Attributes:
+        mode = 0o040000 | (mode & 0o7777)
+        return self.names.make(parent, name, mode, uid, gid, rdev=0, target=b"").attributes()
+
+    def make_node(
+        self, parent: int, name: bytes, mode: int, rdev: int, uid: int, gid: int
+    ) -> Attributes:
+        """A special file, or an empty regular one; ``mode`` with its type bits."""
+        if mode & 0o170000 == 0o040000 or mode & 0o170000 == 0o120000:
+            raise InvalidArgumentError("not a node")
+        if mode & 0o170000 == 0:
+            mode |= 0o100000
+        return self.names.make(parent, name, mode, uid, gid, rdev=rdev, target=b"").attributes()
+
+    def make_symlink(
+        self, parent: int, name: bytes, target: bytes, uid: int, gid: int
+    ) -> Attributes:
+        return self.names.make(parent, name, 0o120777, uid, gid, rdev=0, target=target).attributes()
+
+    def read_symlink(self, ino: int) -> bytes:
+        inode = self.namespace.get(ino)
+        if inode.kind is not FileKind.SYMLINK:
+            raise InvalidArgumentError("not a symbolic link")
+        return inode.target
+
+    def remove_directory(self, parent: int, name: bytes) -> None:
+        self.names.remove_directory(parent, name)
+
+    def unlink(self, parent: int, name: bytes) -> None:
+        self.names.unlink(parent, name)
+
+    def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
+        return self.names.link(ino, new_parent, new_name).attributes()
+
+    def rename(
+        self,
+        parent: int,
+        name: bytes,
+        new_parent: int,
+        new_name: bytes,
+        *,
+        exchange: bool = False,
+        no_replace: bool = False,
+    ) -> None:
+        self.names.rename(
+            parent, name, new_parent, new_name, exchange=exchange, no_replace=no_replace
+        )
+
+    def get_xattr(self, ino: int, name: bytes) -> bytes:
+        return self.attributes.get_xattr(self.namespace.get(ino), name)
+
+    def set_xattr(
+        self, ino: int, name: bytes, value: bytes, *, create: bool = False, replace: bool = False
+    ) -> None:
+        self.attributes.set_xattr(
+            self.namespace.get(ino), name, bytes(value), create=create, replace=replace
+        )
+
+    def list_xattrs(self, ino: int) -> list[bytes]:
+        return self.attributes.list_xattrs(self.namespace.get(ino))
+
+    def remove_xattr(self, ino: int, name: bytes) -> None:
+        self.attributes.remove_xattr(self.namespace.get(ino), name)
+
+    # --- directories ------------------------------------------------------------------------
+
+    def open_directory(self, ino: int) -> int:
+        """A listing of the directory; raises NotFoundError, NotDirectoryError."""
+        inode = self.namespace.directory(ino)
+        handle = self._next_directory
+        self._next_directory += 1
+        self._directories[handle] = _DirectoryHandle(inode)
+        inode.handles += 1
+        return handle
+
+    def read_directory(self, handle: int, cookie: int) -> Iterator[DirectoryEntry]:
+        """Entries behind ``cookie``; 0 begins anew with what is there now.
+
+        Names removed since are left out; names made since appear in the next listing.
+        """
+        listing = self._directories.get(handle)
+        if listing is None:
+            raise BadHandleError(f"no open directory {handle}")
+        entries = listing.inode.entries or {}
+        if cookie == 0 or listing.names is None:
+            listing.names = list(entries.items())
+        for position in range(cookie, len(listing.names)):
+            name, ino = listing.names[position]
+            if entries.get(name) == ino:
+                kind = self.namespace.inodes[ino].kind
+                yield DirectoryEntry(name, ino, kind, position + 1)
+
+    def release_directory(self, handle: int) -> None:
+        listing = self._directories.pop(handle, None)
+        if listing is None:
+            raise BadHandleError(f"no open directory {handle}")
+        listing.inode.handles -= 1
+        self.namespace.reap(listing.inode.ino)
+
+    # --- files ------------------------------------------------------------------------------
+
+    def create(
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int
+    ) -> tuple[Attributes, int]:
+        inode = self.names.create(parent, name, mode, uid, gid)
+        handle = self.files.open(inode, flags & ~os.O_TRUNC)
+        return inode.attributes(), handle.id
+
+    def open_file(self, ino: int, flags: int) -> int:
+        return self.files.open(self.namespace.get(ino), flags).id
+
+    def read(self, handle: int, offset: int, length: int) -> bytes | memoryview:
+        return self.files.read(handle, offset, length)
+
+    def write(self, handle: int, offset: int, data: bytes | memoryview) -> int:
+        return self.files.write(handle, offset, data)
+
+    def flush(self, handle: int, *, writer_killed: bool) -> None:
+        self.files.flush(handle, writer_killed=writer_killed)
+
+    def fsync(self, handle: int, *, data_only: bool = False) -> None:
+        """Durable publication; ``data_only`` saves nothing here: size and data are one record."""
+        del data_only
+        self.files.fsync(handle)
+
+    def fsync_directory(self, ino: int) -> None:
+        self.namespace.directory(ino)
+        if not self.read_only:
+            self.volume.fence()
+
+    def release(self, handle: int) -> None:
+        self.files.release(handle)
+
+    # --- lifetime ---------------------------------------------------------------------------
+
+    def pin(self, ino: int) -> None:
+        """The kernel knows the inode: it outlives its last name."""
+        self.namespace.get(ino).pins += 1
+
+    def unpin(self, ino: int) -> None:
+        inode = self.namespace.get(ino)
+        if inode.pins < 1:
+            raise InvalidArgumentError("the inode is not pinned")
+        inode.pins -= 1
+        self.namespace.reap(ino)
+
+    # --- whole store ------------------------------------------------------------------------
+
+    def statfs(self) -> SpaceReport:
+        return self.reporter.space()
+
+    def statistics(self) -> StoreStatistics:
+        return self.reporter.statistics(self.files.open_count)
+
+    def maintain(self, now_monotonic: float) -> bool:
+        """One short piece of background work; True when there is more to do at once."""
+        if self.read_only:
+            return False
+        interval = self.options.commit_interval_s
+        worked = self.files.commit_old_versions(older_than=now_monotonic - interval)
+        if now_monotonic - self._fenced_monotonic >= interval:
+            self._fenced_monotonic = now_monotonic
+            self.volume.fence()
+        return self.cleaner.step() or worked
+
+    def path_of(self, ino: int) -> bytes | None:
+        return self.namespace.path_of(ino)
+
+    def list_checkpoints(self, path: bytes = b"/") -> Iterator[CheckpointEntry]:
+        """One entry for each name in a directory, or for a file; raises NotFoundError."""
+        inode = self.namespace.get(ROOT_INO)
+        for part in path.split(b"/"):
+            if part:
+                found = self.namespace.find(inode.ino, part)
+                if found is None:
+                    raise NotFoundError(f"no such path: {os.fsdecode(path)}")
+                inode = found
+        return self.reporter.checkpoints(inode, b"/" + path.strip(b"/"))

@@ -1,0 +1,342 @@
+"""Open files: handles, reads, writes, and what close, fsync and a killed writer mean.
+
+Never here: names and directories, how a version is made durable (``versions``).
+
+Invariants
+- close (FLUSH of a living writer) and fsync publish durably, or raise the error of a write that
+  failed and was not repaired; nothing is published then.
+- A handle that truncated the file makes an atomic overwrite, until it was flushed without having
+  written (shell redirection), or somebody who did not truncate writes too: then it is an ordinary one.
+- A killed writer of an atomic overwrite that nobody else goes on with brings the old content back
+  when its handle is released; a new file that it leaves is committed, marked incomplete.
+- No byte of file data is looked at by Python: buffers go to and from the engine as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cxlfs import layout
+from cxlfs.errors import (
+    BadHandleError,
+    CorruptionError,
+    CxlfsError,
+    FileTooLargeError,
+    InvalidArgumentError,
+    IsDirectoryError,
+    MediaError,
+    NoSpaceError,
+)
+from cxlfs.namespace import FileKind, Inode
+from cxlfs.store.versions import Version
+
+if TYPE_CHECKING:
+    from cxlfs.store.versions import Versions
+    from cxlfs.store.volume import Volume
+
+_PEEK_BYTES_MIN = 16384
+"""Below this a copy into a fresh buffer is cheaper than verifying in place and copying later."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Handle:
+    """One open file description. ``truncated``: it began the overwrite; ``ordinary``: see above."""
+
+    id: int
+    inode: Inode
+    readable: bool
+    writable: bool
+    truncated: bool = False
+    ordinary: bool = False
+    wrote: bool = False
+    killed: bool = False
+
+
+class Files:
+    """The verbs over open files; ``reclaim`` makes room, and tells whether it could."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        versions: Versions,
+        *,
+        verify_reads: bool,
+        reclaim: Callable[[int], bool],
+    ) -> None:
+        self.volume = volume
+        self.versions = versions
+        self.verify_reads = verify_reads
+        self.allow_incomplete_overwrite = False
+        self._reclaim = reclaim
+        self._handles: dict[int, Handle] = {}
+        self._next_id = 1
+
+    # --- open and release -------------------------------------------------------------------
+
+    def get(self, handle_id: int) -> Handle:
+        handle = self._handles.get(handle_id)
+        if handle is None:
+            raise BadHandleError(f"no open file {handle_id}")
+        return handle
+
+    def open(self, inode: Inode, flags: int) -> Handle:
+        """Raises IsDirectoryError, InvalidArgumentError (not a file), ReadOnlyError."""
+        if inode.entries is not None:
+            raise IsDirectoryError("a directory")
+        if inode.kind is not FileKind.FILE:
+            raise InvalidArgumentError("not a regular file")
+        access = flags & os.O_ACCMODE
+        writable = access in (os.O_WRONLY, os.O_RDWR)
+        if writable:
+            self.volume.require_writable()
+        handle = Handle(self._next_id, inode, access != os.O_WRONLY, writable)
+        self._next_id += 1
+        self._handles[handle.id] = handle
+        inode.handles += 1
+        if writable and flags & os.O_TRUNC:
+            self.truncate_to_nothing(inode, handle)
+        return handle
+
+    def release(self, handle_id: int) -> None:
+        """The last descriptor is gone: settle what the handle left open."""
+        handle = self._handles.pop(handle_id, None)
+        if handle is None:
+            raise BadHandleError(f"no open file {handle_id}")
+        inode = handle.inode
+        inode.handles -= 1
+        if handle.writable and not self._has_writer(inode):
+            try:
+                self._settle(inode, handle)
+            except CxlfsError as error:
+                self.volume.event("not-published", error.message, ino=inode.ino)
+            self.versions.finish(inode)
+        self.volume.namespace.reap(inode.ino)
+
+    def _has_writer(self, inode: Inode) -> bool:
+        if inode.handles == 0:
+            return False
+        return any(h.writable and h.inode is inode for h in self._handles.values())
+
+    def _settle(self, inode: Inode, handle: Handle) -> None:
+        """The last writer is gone."""
+        if inode.links == 0 or self.volume.read_only:
+            return
+        version = inode.version
+        if not isinstance(version, Version) and not inode.uncommitted:
+            return
+        failed = self.versions.error_of(inode)
+        if isinstance(version, Version) and version.atomic and not inode.uncommitted:
+            if handle.killed:
+                self.versions.revert(inode, "the writer was killed")
+                return
+            if failed is not None:
+                self.versions.revert(inode, f"a write failed ({failed.message})")
+                return
+        new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
+        incomplete = new and (handle.killed or failed is not None)
+        self.versions.publish(inode, incomplete=incomplete)
+
+    def truncate_to_nothing(self, inode: Inode, handle: Handle | None) -> None:
+        """O_TRUNC, ftruncate(0), truncate(0): the beginning of an overwrite."""
+        others = any(
+            h.inode is inode and h is not handle and h.wrote and not h.truncated
+            for h in self._handles.values()
+        )
+        if handle is not None:
+            handle.truncated = True
+            handle.ordinary = False
+        atomic = handle is not None and not others and not self.allow_incomplete_overwrite
+        self.versions.begin_empty(inode, atomic=atomic, now=time.monotonic())
+        inode.mtime_ns = inode.ctime_ns = self.volume.now()
+
+    # --- data -------------------------------------------------------------------------------
+
+    def read(self, handle_id: int, offset: int, length: int) -> bytes | memoryview:
+        """Verified bytes, short at the end of file; a memoryview lasts until the next verb.
+
+        Raises BadHandleError, CorruptionError, MediaError (EIO for the reader).
+        """
+        handle = self.get(handle_id)
+        if not handle.readable:
+            raise BadHandleError("not open for reading")
+        content = handle.inode.content
+        try:
+            if length >= _PEEK_BYTES_MIN:
+                view = content.peek(offset, length, verify=self.verify_reads)
+                if view is not None:
+                    return view
+            return content.read(offset, length, verify=self.verify_reads)
+        except (CorruptionError, MediaError) as error:
+            self._damaged(handle.inode, error)
+            raise
+
+    def _damaged(self, inode: Inode, error: CorruptionError | MediaError) -> None:
+        corrupt = isinstance(error, CorruptionError)
+        place = error.media_offset if isinstance(error, CorruptionError) else error.offset
+        if corrupt:
+            self.volume.counters.checksum_errors += 1
+        else:
+            self.volume.counters.media_errors += 1
+        inode.damaged = True
+        kind = "checksum-error" if corrupt else "media-error"
+        self.volume.event(kind, error.message, ino=inode.ino, media_offset=place)
+
+    def write(self, handle_id: int, offset: int, data: bytes | memoryview) -> int:
+        """All of ``data``, or an error; on line and byte granularity durable (not published) then.
+
+        Raises BadHandleError, NoSpaceError (the range counts as failed), FileTooLargeError, ...
+        """
+        handle = self.get(handle_id)
+        if not handle.writable:
+            raise BadHandleError("not open for writing")
+        self.volume.require_writable()
+        inode = handle.inode
+        length = len(data)
+        if offset + length > layout.FILE_SIZE_MAX:
+            raise FileTooLargeError("beyond the largest file")
+        if length == 0:
+            return 0
+        version = self._writing_version(inode, handle)
+        handle.wrote = True
+        handle.killed = False
+        try:
+            self._copy_in(inode, version, offset, data)
+        except CxlfsError as error:
+            version.fail(offset, offset + length, error)
+            self._failed(inode, error)
+            raise
+        if version.failed:
+            version.repair(offset, offset + length)
+        inode.mtime_ns = inode.ctime_ns = self.volume.now()
+        return length
+
+    def _writing_version(self, inode: Inode, handle: Handle) -> Version:
+        version = inode.version
+        atomic = handle.truncated and not handle.ordinary
+        if isinstance(version, Version) and (atomic or not version.atomic):
+            return version
+        return self.versions.begin(inode, atomic=atomic, now=time.monotonic())
+
+    def _copy_in(
+        self, inode: Inode, version: Version, offset: int, data: bytes | memoryview
+    ) -> None:
+        content = inode.content
+        done = 0
+        while True:
+            taken, needed = content.write(offset + done, data, done)
+            done += taken
+            if done == len(data):
+                return
+            if taken == 0:
+                self._lease(inode, version, needed, len(data) - done)
+
+    def _lease(self, inode: Inode, version: Version, needed: int, wanted: int) -> None:
+        while True:
+            try:
+                self.versions.lease(inode, version, needed_bytes=needed, wanted_bytes=wanted)
+            except NoSpaceError:
+                if not self._reclaim(wanted):
+                    raise self.volume.space.shortfall(wanted) from None
+            else:
+                return
+
+    def _failed(self, inode: Inode, error: CxlfsError) -> None:
+        if isinstance(error, NoSpaceError):
+            self.volume.counters.no_space_errors += 1
+            self.volume.event("no-space", error.message, ino=inode.ino)
+        elif isinstance(error, CorruptionError | MediaError):
+            self._damaged(inode, error)
+
+    def truncate(self, inode: Inode, size: int, handle: Handle | None) -> None:
+        """Ftruncate (with a handle: committed at its close) or truncate (committed on return)."""
+        self.volume.require_writable()
+        if size > layout.FILE_SIZE_MAX:
+            raise FileTooLargeError("beyond the largest file")
+        if handle is not None and not handle.writable:
+            raise InvalidArgumentError("not open for writing")
+        was_open = inode.version is not None
+        if size == 0:
+            self.truncate_to_nothing(inode, handle)
+        else:
+            if handle is not None:
+                version = self._writing_version(inode, handle)
+                handle.wrote = True
+            else:
+                version = self.versions.begin(inode, atomic=_is_atomic(inode), now=time.monotonic())
+            inode.content.truncate(size)
+            version.cut(size)
+            inode.mtime_ns = inode.ctime_ns = self.volume.now()
+        if handle is None and not was_open and not inode.uncommitted and inode.links:
+            self.versions.publish(inode, incomplete=bool(inode.flags & layout.INODE_INCOMPLETE))
+            if not self._has_writer(inode):
+                self.versions.finish(inode)
+
+    # --- commit points ----------------------------------------------------------------------
+
+    def flush(self, handle_id: int, *, writer_killed: bool) -> None:
+        """A descriptor of the handle was closed: publish durably, unless its writer was killed.
+
+        Raises the error of a failed write that was not repaired; nothing is published then.
+        """
+        handle = self.get(handle_id)
+        if not handle.writable:
+            return
+        if writer_killed:
+            handle.killed = True
+            return
+        handle.killed = False
+        if handle.truncated and not handle.wrote:
+            handle.ordinary = True
+        self._publish_checked(handle.inode)
+
+    def fsync(self, handle_id: int) -> None:
+        """Publish durably; raises as flush."""
+        handle = self.get(handle_id)
+        if not handle.writable:
+            self.volume.fence() if not self.volume.read_only else None
+            return
+        self._publish_checked(handle.inode)
+
+    def _publish_checked(self, inode: Inode) -> None:
+        error = self.versions.error_of(inode)
+        if error is not None:
+            raise error
+        if inode.links == 0:
+            return
+        self.versions.publish(inode, incomplete=False)
+
+    def commit_old_versions(self, *, older_than: float) -> bool:
+        """Periodic commit of what has been open for long; True when there was something to do."""
+        due = [
+            inode
+            for inode in self.versions.open_versions.values()
+            if isinstance(inode.version, Version) and inode.version.began_monotonic <= older_than
+        ]
+        for inode in due:
+            version = inode.version
+            if not isinstance(version, Version):
+                continue
+            version.began_monotonic = time.monotonic()
+            if inode.links == 0:
+                self.versions.open_versions.pop(inode.ino, None)
+                continue
+            if not (inode.content.is_dirty or inode.uncommitted):
+                continue
+            if version.atomic and not inode.uncommitted:
+                self.versions.stage(inode)
+            else:
+                new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
+                self.versions.publish(inode, incomplete=new)
+        return bool(due)
+
+    @property
+    def open_count(self) -> int:
+        return len(self._handles)
+
+
+def _is_atomic(inode: Inode) -> bool:
+    return isinstance(inode.version, Version) and inode.version.atomic

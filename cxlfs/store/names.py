@@ -1,0 +1,386 @@
+"""Names: making, removing, linking and renaming them.
+
+Never here: file data, lookup counts, permission checks (default_permissions: the kernel's).
+
+Invariants
+- Every verb is one record, built from checked arguments before anything changes, and applied in
+  DRAM after it was stored.
+- rename and link publish the content of the file they name in the same record.
+- A file that was only created is known to the living alone until its content is published.
+"""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+from cxlfs import layout
+from cxlfs.errors import (
+    ExistsError,
+    InvalidArgumentError,
+    IsDirectoryError,
+    NameTooLongError,
+    NoSpaceError,
+    NotDirectoryError,
+    NotEmptyError,
+    NotFoundError,
+    NotPermittedError,
+    TooManyLinksError,
+)
+from cxlfs.namespace import FileKind, Inode
+from cxlfs.native.maps import FileMap
+from cxlfs.operations import (
+    InodeOperation,
+    LinkOperation,
+    Operation,
+    SymlinkOperation,
+    UnlinkOperation,
+)
+from cxlfs.types import ROOT_INO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cxlfs.store.versions import Prepared, Versions
+    from cxlfs.store.volume import Volume
+
+
+class Names:
+    """The verbs over names; ``reclaim`` makes room for metadata, and tells whether it could."""
+
+    def __init__(
+        self, volume: Volume, versions: Versions, *, reclaim: Callable[[int], bool]
+    ) -> None:
+        self.volume = volume
+        self.versions = versions
+        self.namespace = volume.namespace
+        self._reclaim = reclaim
+
+    # --- checks -----------------------------------------------------------------------------
+
+    def _parent(self, ino: int, name: bytes) -> Inode:
+        if len(name) > layout.NAME_BYTES_MAX:
+            raise NameTooLongError(f"a name has at most {layout.NAME_BYTES_MAX} bytes")
+        if not name or b"/" in name or b"\0" in name:
+            raise InvalidArgumentError("not a name")
+        directory = self.namespace.directory(ino)
+        if directory.links == 0:
+            raise NotFoundError("the directory was removed")
+        return directory
+
+    def _new_name(self, ino: int, name: bytes) -> Inode:
+        """A directory in which ``name`` can be made; room for more metadata is ensured."""
+        self.volume.require_writable()
+        directory = self._parent(ino, name)
+        if name in (b".", b"..") or self.namespace.find(ino, name) is not None:
+            raise ExistsError("the name exists")
+        self.require_metadata_room()
+        return directory
+
+    def require_metadata_room(self) -> None:
+        """The next image may be larger than this one; raises NoSpaceError."""
+        volume = self.volume
+        if volume.space.free_count < volume.refresh_reserve() and not self._reclaim(0):
+            volume.counters.no_space_errors += 1
+            raise NoSpaceError("the metadata of this store has no room to grow")
+
+    def find(self, parent: int, name: bytes) -> Inode:
+        if len(name) > layout.NAME_BYTES_MAX:
+            raise NameTooLongError(f"a name has at most {layout.NAME_BYTES_MAX} bytes")
+        inode = self.namespace.find(parent, name)
+        if inode is None:
+            raise NotFoundError("no such name")
+        return inode
+
+    # --- committing -------------------------------------------------------------------------
+
+    def _touched(self, directory: Inode, now: int) -> InodeOperation:
+        return directory.operation(mtime_ns=now, ctime_ns=now)
+
+    def _commit(self, ops: list[Operation], prepared: Prepared | None = None) -> None:
+        """Write the record (durable when it publishes content), then apply names and times."""
+        if prepared is not None:
+            self.versions.commit(prepared, [*prepared.operations, *ops])
+        else:
+            self.volume.commit(ops, durable=False)
+            self.volume.note_committed(ops)
+        for op in ops:
+            if isinstance(op, InodeOperation):
+                self._set_live(op)
+            elif isinstance(op, UnlinkOperation):
+                self.namespace.unlink(op.parent, op.name)
+            elif isinstance(op, LinkOperation):
+                self.namespace.link(op.parent, op.name, op.ino)
+        self.namespace.reap()
+
+    def _set_live(self, op: InodeOperation) -> None:
+        inode = self.namespace.get(op.ino)
+        inode.mode, inode.uid, inode.gid = op.mode, op.uid, op.gid
+        inode.ctime_ns = max(inode.ctime_ns, op.ctime_ns)
+        inode.atime_ns = op.atime_ns
+        if inode.version is None:
+            inode.mtime_ns = op.mtime_ns
+
+    # --- making -----------------------------------------------------------------------------
+
+    def _new_inode(self, directory: Inode, mode: int, uid: int, gid: int, rdev: int) -> Inode:
+        if directory.mode & stat.S_ISGID:
+            gid = directory.gid
+            if stat.S_ISDIR(mode):
+                mode |= stat.S_ISGID
+        inode = Inode(self.namespace.allocate_ino(), mode, uid, gid, rdev=rdev)
+        now = self.volume.now()
+        inode.atime_ns = inode.mtime_ns = inode.ctime_ns = inode.birth_ns = now
+        inode.committed_mtime_ns = inode.committed_ctime_ns = now
+        if inode.kind is FileKind.FILE:
+            inode.live = FileMap(self.volume.engine, owner=inode.ino)
+        return inode
+
+    def create(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> Inode:
+        """A regular file, not committed until its content is published. Raises ExistsError, ..."""
+        directory = self._new_name(parent, name)
+        mode = stat.S_IFREG | stat.S_IMODE(mode)
+        inode = self._new_inode(directory, mode, uid, gid, 0)
+        inode.uncommitted = True
+        self.namespace.add(inode)
+        self.namespace.link(parent, name, inode.ino)
+        directory.mtime_ns = directory.ctime_ns = inode.birth_ns
+        self.versions.begin_new(inode)
+        return inode
+
+    def make(
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int, *, rdev: int, target: bytes
+    ) -> Inode:
+        """A directory, special file, symbolic link, or empty file; committed on return."""
+        directory = self._new_name(parent, name)
+        if stat.S_ISDIR(mode) and directory.nlink >= layout.LINK_COUNT_MAX:
+            raise TooManyLinksError("too many subdirectories")
+        if stat.S_ISLNK(mode) and not 0 < len(target) <= layout.SYMLINK_BYTES_MAX:
+            raise NameTooLongError("the target is empty or too long")
+        inode = self._new_inode(directory, mode, uid, gid, rdev)
+        now = inode.birth_ns
+        ops: list[Operation] = [
+            inode.operation(),
+            LinkOperation(parent, inode.ino, name),
+            self._touched(directory, now),
+        ]
+        if stat.S_ISLNK(mode):
+            ops.insert(1, SymlinkOperation(inode.ino, target))
+        self.namespace.add(inode)
+        try:
+            self._commit(ops)
+        except BaseException:
+            self.namespace.inodes.pop(inode.ino, None)
+            if inode.live is not None:
+                inode.live.close()
+            raise
+        if target:
+            self.namespace.set_target(inode, target)
+        return inode
+
+    # --- removing ---------------------------------------------------------------------------
+
+    def unlink(self, parent: int, name: bytes) -> Inode:
+        """Raises NotFoundError, IsDirectoryError, ReadOnlyError; works on a full store."""
+        self.volume.require_writable()
+        directory = self._parent(parent, name)
+        inode = self.find(parent, name)
+        if inode.entries is not None:
+            raise IsDirectoryError("a directory")
+        now = self.volume.now()
+        if inode.uncommitted:
+            self.namespace.unlink(parent, name)
+            directory.mtime_ns = directory.ctime_ns = now
+            inode.ctime_ns = now
+            self.namespace.reap(inode.ino)
+            return inode
+        ops: list[Operation] = [UnlinkOperation(parent, name), self._touched(directory, now)]
+        if inode.links > 1:
+            ops.append(inode.operation(ctime_ns=now))
+        self._commit(ops)
+        inode.ctime_ns = now
+        return inode
+
+    def remove_directory(self, parent: int, name: bytes) -> Inode:
+        """Raises NotFoundError, NotDirectoryError, NotEmptyError, InvalidArgumentError."""
+        self.volume.require_writable()
+        directory = self._parent(parent, name)
+        if name == b".":
+            raise InvalidArgumentError("cannot remove .")
+        if name == b"..":
+            raise NotEmptyError("not empty")
+        inode = self.find(parent, name)
+        if inode.entries is None:
+            raise NotDirectoryError("not a directory")
+        if inode.entries:
+            raise NotEmptyError("the directory is not empty")
+        self._commit([UnlinkOperation(parent, name), self._touched(directory, self.volume.now())])
+        return inode
+
+    # --- linking and renaming ---------------------------------------------------------------
+
+    def link(self, ino: int, new_parent: int, new_name: bytes) -> Inode:
+        """Another name for a file; publishes its content. Durable when it returns."""
+        inode = self.namespace.get(ino)
+        if inode.entries is not None:
+            raise NotPermittedError("directories have one name")
+        directory = self._new_name(new_parent, new_name)
+        if inode.links >= layout.LINK_COUNT_MAX:
+            raise TooManyLinksError("too many names")
+        if inode.links == 0:
+            raise NotFoundError("the file was removed")
+        prepared = self._prepare(inode, with_name=True)
+        now = self.volume.now()
+        ops: list[Operation] = [
+            LinkOperation(new_parent, ino, new_name),
+            self._attributes(inode, prepared, ctime_ns=now),
+            self._touched(directory, now),
+        ]
+        self._commit(ops, prepared)
+        self.volume.fence()
+        return inode
+
+    def _prepare(self, inode: Inode, *, with_name: bool) -> Prepared | None:
+        """Publication of a file's content as part of another verb; raises a failed write's error."""
+        if inode.live is None:
+            return None
+        error = self.versions.error_of(inode)
+        if error is not None:
+            raise error
+        return self.versions.prepare(inode, incomplete=False, with_name=with_name)
+
+    def _attributes(self, inode: Inode, prepared: Prepared | None, *, ctime_ns: int) -> Operation:
+        """The inode with a new ctime; as published if its content is being published."""
+        if prepared is None:
+            return inode.operation(ctime_ns=ctime_ns)
+        flags = inode.flags & ~layout.INODE_INCOMPLETE
+        return inode.operation(flags=flags, mtime_ns=inode.mtime_ns, ctime_ns=ctime_ns)
+
+    def rename(
+        self,
+        parent: int,
+        name: bytes,
+        new_parent: int,
+        new_name: bytes,
+        *,
+        exchange: bool = False,
+        no_replace: bool = False,
+    ) -> None:
+        """One record: after any crash the old state or the new one. Durable when it returns."""
+        self.volume.require_writable()
+        source_directory = self._parent(parent, name)
+        target_directory = self._parent(new_parent, new_name)
+        if {name, new_name} & {b".", b".."}:
+            raise InvalidArgumentError("cannot rename . or ..")
+        inode = self.find(parent, name)
+        target = self.namespace.find(new_parent, new_name)
+        if no_replace and target is not None:
+            raise ExistsError("the new name exists")
+        if exchange and target is None:
+            raise NotFoundError("the new name does not exist")
+        if inode is target:
+            return
+        self._check_rename(inode, target, source_directory, target_directory, exchange=exchange)
+        if len(new_name) > len(name):
+            self.require_metadata_room()
+        if exchange:
+            assert target is not None
+            self._exchange(source_directory, name, inode, target_directory, new_name, target)
+            return
+        prepared = self._prepare(inode, with_name=False)
+        now = self.volume.now()
+        ops: list[Operation] = []
+        if not inode.uncommitted:
+            ops.append(UnlinkOperation(parent, name))
+        if target is not None and not target.uncommitted:
+            ops.append(UnlinkOperation(new_parent, new_name))
+            if target.links > 1:
+                ops.append(target.operation(ctime_ns=now))
+        ops.append(LinkOperation(new_parent, inode.ino, new_name))
+        ops.append(self._attributes(inode, prepared, ctime_ns=now))
+        ops.append(self._touched(source_directory, now))
+        if target_directory is not source_directory:
+            ops.append(self._touched(target_directory, now))
+        self._commit_rename(ops, prepared, inode, (parent, name))
+        if target is not None:
+            target.ctime_ns = now
+        self.volume.fence()
+
+    def _commit_rename(
+        self,
+        ops: list[Operation],
+        prepared: Prepared | None,
+        inode: Inode,
+        old_name: tuple[int, bytes],
+    ) -> None:
+        """As _commit; a file that was uncommitted has an old name that only the living know."""
+        was_uncommitted = inode.uncommitted
+        self._commit(ops, prepared)
+        if was_uncommitted:
+            self.namespace.unlink(*old_name)
+
+    def _check_rename(
+        self,
+        inode: Inode,
+        target: Inode | None,
+        source_directory: Inode,
+        target_directory: Inode,
+        *,
+        exchange: bool,
+    ) -> None:
+        below = self.namespace.is_below
+        if inode.entries is not None and below(target_directory.ino, inode.ino):
+            raise InvalidArgumentError("a directory cannot be moved below itself")
+        if target is None:
+            return
+        if target.entries is not None and below(source_directory.ino, target.ino):
+            if exchange:
+                raise InvalidArgumentError("a directory cannot be moved below itself")
+            raise NotEmptyError("the directory is not empty")
+        if exchange:
+            return
+        if inode.entries is None and target.entries is not None:
+            raise IsDirectoryError("the new name is a directory")
+        if inode.entries is not None and target.entries is None:
+            raise NotDirectoryError("the new name is not a directory")
+        if target.entries:
+            raise NotEmptyError("the directory is not empty")
+
+    def _exchange(
+        self,
+        directory: Inode,
+        name: bytes,
+        inode: Inode,
+        new_directory: Inode,
+        new_name: bytes,
+        target: Inode,
+    ) -> None:
+        for moved in (inode, target):
+            if moved.live is not None:
+                error = self.versions.error_of(moved)
+                if error is not None:
+                    raise error
+                self.versions.publish(moved, incomplete=False)
+        now = self.volume.now()
+        ops: list[Operation] = [
+            UnlinkOperation(directory.ino, name),
+            UnlinkOperation(new_directory.ino, new_name),
+            LinkOperation(directory.ino, target.ino, name),
+            LinkOperation(new_directory.ino, inode.ino, new_name),
+            inode.operation(ctime_ns=now),
+            target.operation(ctime_ns=now),
+            self._touched(directory, now),
+        ]
+        if new_directory is not directory:
+            ops.append(self._touched(new_directory, now))
+        self._commit(ops)
+        self.volume.fence()
+
+
+def root_attributes(uid: int, gid: int, now: int) -> Inode:
+    """The root directory of a new store: rwxr-xr-x, owned by who makes it."""
+    root = Inode(ROOT_INO, stat.S_IFDIR | 0o755, uid, gid)
+    root.atime_ns = root.mtime_ns = root.ctime_ns = root.birth_ns = now
+    root.committed_mtime_ns = root.committed_ctime_ns = now
+    root.links, root.parent = 1, ROOT_INO
+    return root

@@ -1,0 +1,386 @@
+"""Opening a store: superblock, best root, image, journal, and a state that may be built upon.
+
+Never here: what records mean (``replay``), changing the media beyond what recovery must.
+
+Invariants
+- Recovery may itself be cut off anywhere: until its last step, a new root, it changes nothing that
+  the roots name; running it again gives the same state.
+- Every record that was accepted is written back and fenced before anything is built upon it: after
+  a mere kill of the daemon a record can be readable without being durable.
+- A journal that breaks off where a record is known to have been durable is never cut silently: the
+  store is opened read-only and says so.
+- File data is never read here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cxlfs import image, journal_reader, layout, roots, segments, superblock
+from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
+from cxlfs.native.extents import Engine
+from cxlfs.space import State
+from cxlfs.store.replay import Replayer
+from cxlfs.store.volume import JournalEnd, MetadataSet, Volume
+
+if TYPE_CHECKING:
+    from cxlfs.media import Media
+    from cxlfs.namespace import Namespace
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class RecoveryReport:
+    """What opening found; ``seconds`` of the whole opening, ``mirror_used`` counts records."""
+
+    clean: bool = True
+    records: int = 0
+    seconds: float = 0.0
+    mirror_used: int = 0
+    dirty_shutdown: bool = False
+    older_root_used: bool = False
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class _State:
+    """What image and journal gave."""
+
+    root: roots.Root
+    engine: Engine
+    namespace: Namespace
+    last_lsn: int
+    next_extent_id: int
+    last_time_ns: int = 0
+    chain: list[segments.SegmentHeader] = dataclasses.field(default_factory=list)
+    scans: list[journal_reader.SegmentScan] = dataclasses.field(default_factory=list)
+    headers: list[segments.SegmentHeader] = dataclasses.field(default_factory=list)
+    records: int = 0
+    lost: str | None = None
+
+
+def open_volume(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
+    """Open the store on ``media``.
+
+    Raises NotACxlfsError, UnsupportedFormatError, CorruptionError (nothing consistent is left),
+    MediaError. A store with damage that may hide later changes is opened read-only.
+    """
+    began = time.perf_counter()
+    gc_was_enabled = gc.isenabled()
+    gc.disable()  # 100 000 young objects that all stay: collecting them costs half the mount time
+    try:
+        volume, report = _open(media, read_only=read_only)
+    finally:
+        if gc_was_enabled:
+            gc.enable()
+    report.seconds = time.perf_counter() - began
+    return volume, report
+
+
+def _open(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
+    report = RecoveryReport()
+    block, _copies = superblock.choose(media)
+    slots = roots.read_slots(media, block)
+    found = roots.candidates(slots)
+    if not found:
+        raise CorruptionError("no valid root is left in either ring", structure="root")
+    lost_root = roots.newer_root_may_be_lost(slots)
+    state = _load_best(media, block, found, report, follow=lost_root)
+    newest = found[0]
+    report.clean = not newest.in_use and state.root is newest and not lost_root
+    report.records = state.records
+    report.mirror_used = sum(scan.mirror_used for scan in state.scans)
+    report.older_root_used = state.root is not newest
+    _check_reaches(state, newest, lost_root=lost_root, report=report)
+    states = _check_extents(state)
+    volume = Volume(
+        media,
+        block,
+        state.engine,
+        state.namespace,
+        newest,
+        next_extent_id=state.next_extent_id,
+        next_epoch=_next_epoch(media, block, state, newest, clean=report.clean),
+        last_lsn=state.last_lsn,
+    )
+    volume.last_commit_ns = state.last_time_ns or newest.written_ns
+    _adopt_sets(volume, state, found, states)
+    _check_dirty_shutdown(volume, report)
+    volume.needs_check = "; ".join(report.problems) or None
+    if state.lost is not None:
+        volume.read_only_reason = state.lost
+    elif read_only or media.read_only:
+        volume.read_only_reason = "it was opened read-only"
+    elif block.must_be_read_only():
+        volume.read_only_reason = "it has features that this program can read but not write"
+    if not volume.read_only:
+        _take_over(volume, state, report)
+    return volume, report
+
+
+# --- image and journal ----------------------------------------------------------------------
+
+
+def _load_best(
+    media: Media,
+    block: superblock.Superblock,
+    found: list[roots.Root],
+    report: RecoveryReport,
+    *,
+    follow: bool,
+) -> _State:
+    first_error: CorruptionError | None = None
+    for root in found:
+        try:
+            state = _load_root(media, block, root)
+            in_doubt = follow or first_error is not None or root.in_use
+            _replay(media, block, state, follow=in_doubt)
+        except CorruptionError as error:
+            report.problems.append(f"root {root.generation} cannot be used: {error.message}")
+            first_error = first_error or error
+            continue
+        return state
+    raise first_error or CorruptionError("there is no root", structure="root")
+
+
+def _load_root(media: Media, block: superblock.Superblock, root: roots.Root) -> _State:
+    engine = Engine(
+        media.handle,
+        first=block.first_segment_offset,
+        segment_size=block.segment_size_bytes,
+        segment_count=block.segment_count,
+        chunk=block.chunk_bytes,
+    )
+    data = read_image(media, block, root)
+    namespace, info = image.load(data, engine, uuid=block.uuid, header_crc=root.image_header_crc)
+    if info.lsn != root.image_lsn:
+        raise CorruptionError("root and image disagree about the LSN", structure="metadata image")
+    return _State(root, engine, namespace, info.lsn, info.next_extent_id)
+
+
+def read_image(media: Media, block: superblock.Superblock, root: roots.Root) -> bytes:
+    """The image's bytes, out of its segments; raises CorruptionError."""
+    parts: list[bytes] = []
+    left = root.image_bytes
+    for part, index in enumerate(root.image_segments):
+        header = segments.read(media, block, index)
+        right = (
+            isinstance(header, segments.SegmentHeader)
+            and header.role == layout.ROLE_IMAGE
+            and header.first_lsn == part
+        )
+        offset = block.segment_offset(index)
+        if not right:
+            raise CorruptionError(
+                f"segment {index} does not hold part {part} of the metadata image",
+                structure="segment header",
+                media_offset=offset,
+            )
+        length = min(left, block.segment_payload_bytes)
+        try:
+            parts.append(media.read(offset + layout.SEGMENT_HEADER_BYTES, length))
+        except MediaError as error:
+            raise CorruptionError(
+                f"the metadata image cannot be read: {error.message}",
+                structure="metadata image",
+                media_offset=error.offset,
+            ) from error
+        left -= length
+    return b"".join(parts)
+
+
+def _replay(media: Media, block: superblock.Superblock, state: _State, *, follow: bool) -> None:
+    """Apply the root's journal and, with ``follow``, every journal segment begun after it."""
+    root = state.root
+    replayer = Replayer(state.namespace, state.engine, next_extent_id=state.next_extent_id)
+    if follow:
+        state.headers = segments.read_all(media, block)
+    epoch = root.next_epoch - 1
+    header: segments.SegmentHeader | None = None
+    if root.journal_segment is not None and root.journal_mirror is not None:
+        epoch = root.journal_epoch
+        header = journal_reader.read_header(
+            media, block, root.journal_segment, root.journal_mirror, epoch
+        )
+        if header is None:
+            state.lost = (
+                f"both headers of journal segment {root.journal_segment} are damaged: "
+                "changes since the last image may be missing"
+            )
+    elif follow:
+        header = journal_reader.find_successor(
+            state.headers, after_epoch=epoch, first_lsn=state.last_lsn + 1
+        )
+    while header is not None:
+        _replay_segment(media, block, state, replayer, header)
+        if not follow or state.lost is not None:
+            break
+        header = journal_reader.find_successor(
+            state.headers, after_epoch=header.epoch, first_lsn=state.last_lsn + 1
+        )
+    state.engine.drop_unreferenced()
+    state.next_extent_id = replayer.next_extent_id
+    state.last_time_ns = replayer.last_time_ns
+
+
+def _replay_segment(
+    media: Media,
+    block: superblock.Superblock,
+    state: _State,
+    replayer: Replayer,
+    header: segments.SegmentHeader,
+) -> None:
+    state.chain.append(header)
+    reader = journal_reader.SegmentReader(media, block, header, expected_lsn=state.last_lsn + 1)
+    for record in reader:
+        replayer.apply(record)
+        state.records += 1
+        state.last_lsn = record.lsn
+    state.scans.append(reader.scan)
+    if reader.scan.lost_lsn is not None:
+        state.lost = (
+            f"journal record {reader.scan.lost_lsn} is damaged in both copies: "
+            "later changes cannot be applied"
+        )
+
+
+# --- judging --------------------------------------------------------------------------------
+
+
+def _check_reaches(
+    state: _State, newest: roots.Root, *, lost_root: bool, report: RecoveryReport
+) -> None:
+    """An older root counts only if its journal reaches the newest root."""
+    if state.root is newest and not lost_root:
+        return
+    reached = state.last_lsn >= newest.image_lsn
+    if newest.journal_segment is not None and state.root is not newest:
+        reached = reached and any(h.epoch == newest.journal_epoch for h in state.chain)
+    if lost_root and state.root is newest:
+        reached = bool(state.chain) or not newest.in_use
+        if not state.chain or not any(s.last_lsn >= s.header.first_lsn for s in state.scans):
+            report.problems.append("a root is damaged in both rings; nothing newer was found")
+    if not reached and state.lost is None:
+        state.lost = "the newest root is damaged and an older one does not reach it"
+
+
+def _check_extents(state: _State) -> dict[int, State]:
+    """No two extents share media bytes, none lies in a header or in metadata."""
+    block_first = state.engine.first
+    size = state.engine.segment_size
+    infos = state.engine.list()
+    starts = infos["media_offset"].astype(np.int64)
+    ends = starts + infos["length"].astype(np.int64)
+    if (starts[1:] < ends[:-1]).any():
+        raise CorruptionError("two extents overlap on the media", structure="extent")
+    inside = (starts - block_first) % size
+    if (inside < layout.SEGMENT_HEADER_BYTES).any():
+        raise CorruptionError("an extent lies over a segment header", structure="extent")
+    used = np.unique((starts - block_first) // size).tolist()
+    return dict.fromkeys(used, State.DATA)
+
+
+def _next_epoch(
+    media: Media,
+    block: superblock.Superblock,
+    state: _State,
+    newest: roots.Root,
+    *,
+    clean: bool,
+) -> int:
+    """Beyond every epoch in use: after a crash segments may be newer than any root."""
+    epoch = max(newest.next_epoch, state.root.next_epoch)
+    if clean:
+        return epoch
+    headers = state.headers or segments.read_all(media, block)
+    return max([epoch, *(header.epoch + 1 for header in headers)])
+
+
+def _adopt_sets(
+    volume: Volume, state: _State, found: list[roots.Root], states: dict[int, State]
+) -> None:
+    """Mark what the newest root, the one used and the one before need as in use."""
+    root = state.root
+    chain = tuple(index for header in state.chain for index in (header.index, header.partner))
+    volume.current = MetadataSet(root.image_segments, chain)
+    older = next(
+        (r for r in found if r.image_segments != root.image_segments and r is not volume.root),
+        None,
+    )
+    metadata = set(volume.current.segments)
+    if state.root is not volume.root:
+        metadata.update(volume.root.segments)
+    fallback: tuple[int, ...] = ()
+    if older is not None and state.root is volume.root:
+        fallback = tuple(i for i in older.segments if i not in states and i not in metadata)
+        if len(fallback) != len(older.segments):
+            fallback = ()
+    volume.fallback = MetadataSet((), fallback)
+    if metadata & set(states):
+        raise CorruptionError("an extent lies in a metadata segment", structure="extent")
+    for index in volume.current.segments:
+        states[index] = State.JOURNAL if index in chain else State.IMAGE
+    for index in fallback:
+        states[index] = State.IMAGE
+    volume.space.adopt(states)
+    if root.journal_segment is None and not state.chain:
+        volume.journal_end = _end_of(older, root)
+    elif state.chain:
+        last = state.chain[-1]
+        volume.journal_end = JournalEnd(last.index, last.epoch, state.last_lsn)
+
+
+def _end_of(older: roots.Root | None, root: roots.Root) -> JournalEnd | None:
+    if older is None or older.journal_segment is None:
+        return None
+    return JournalEnd(older.journal_segment, older.journal_epoch, root.image_lsn)
+
+
+def _check_dirty_shutdown(volume: Volume, report: RecoveryReport) -> None:
+    """The device lost its contents' guarantee since the store was opened, and it was in use."""
+    volume.dirty_shutdown = volume.media.dirty_shutdown()
+    known, count, device_hash = volume.dirty_shutdown
+    root = volume.root
+    if (
+        root.in_use
+        and known
+        and root.dirty_shutdown_known
+        and root.device_hash == device_hash
+        and root.dirty_shutdown_count != count
+    ):
+        report.dirty_shutdown = True
+        report.problems.append(
+            "the device reports a dirty shutdown while the store was in use: "
+            "what was written last may be lost"
+        )
+
+
+# --- taking over ----------------------------------------------------------------------------
+
+
+def _take_over(volume: Volume, state: _State, report: RecoveryReport) -> None:
+    """Make what was accepted durable, then begin a new journal (after a crash: a new image too)."""
+    media = volume.media
+    try:
+        with volume.writing():
+            for scan in state.scans:
+                start = layout.SEGMENT_HEADER_BYTES
+                for index in (scan.header.index, scan.header.partner):
+                    offset = volume.superblock.segment_offset(index)
+                    media.write_back(offset, max(scan.end, start))
+            if state.scans:
+                media.fence()
+        volume.refresh_reserve()
+        if report.clean:
+            volume.begin_journal()
+        else:
+            volume.rollover()
+    except NoSpaceError as error:
+        volume.read_only_reason = f"there is no room to open it for writing: {error.message}"

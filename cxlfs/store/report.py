@@ -1,0 +1,223 @@
+"""What a store says of itself: space, statistics, the list of checkpoints.
+
+Never here: formatting, printing, changing anything.
+
+Invariants
+- ``free_bytes`` counts everything that deleting or compacting can give back, nothing else.
+- All numbers of one report belong to one moment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cxlfs.namespace import FileKind, Inode
+from cxlfs.store.attributes import content_state
+from cxlfs.store.volume import Volume
+
+if TYPE_CHECKING:
+    from cxlfs.store.recovery import RecoveryReport
+    from cxlfs.store.versions import Versions
+
+BLOCK_BYTES = 4096
+_METADATA_SETS = 3
+_SET_SEGMENTS_MIN = 3
+_INODES_PER_SEGMENT = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpaceReport:
+    """For statfs, bytes."""
+
+    block_size: int
+    total_bytes: int
+    free_bytes: int
+    available_bytes: int
+    inode_count: int
+    inodes_free: int
+    name_length_max: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """Everything ``cxlfs status`` shows of an open store."""
+
+    state: str
+    reason: str | None
+    uuid: bytes
+    label: str
+    format_version: int
+    size_bytes: int
+    segment_size_bytes: int
+    segments_total: int
+    segments_free: int
+    used_bytes: int
+    free_bytes: int
+    reserved_bytes: int
+    incomplete_bytes: int
+    journal_used_bytes: int
+    journal_size_bytes: int
+    generation: int
+    last_lsn: int
+    last_commit_time_ns: int
+    files: int
+    directories: int
+    open_files: int
+    checksum_errors: int
+    media_errors: int
+    no_space_errors: int
+    reverts: int
+    rollovers: int
+    cleaned_segments: int
+    moved_bytes: int
+    commits: int
+    bytes_written: int
+    bytes_read: int
+    memory_bytes: int
+    recovery: RecoveryReport
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """One checkpoint: a file, or a directory with all that lies below it.
+
+    ``state``: complete, incomplete, damaged; ``kept_aside``: an overwrite that was not published,
+    beside the complete version of the same path.
+    """
+
+    path: bytes
+    kind: str
+    size_bytes: int
+    files: int
+    commit_lsn: int
+    commit_time_ns: int
+    state: str
+    kept_aside: bool = False
+
+
+class Reporter:
+    """Reads a volume; keeps the last count of used bytes until something changes."""
+
+    def __init__(self, volume: Volume, versions: Versions, recovery: RecoveryReport) -> None:
+        self.volume = volume
+        self.versions = versions
+        self.recovery = recovery
+        self._used_key: tuple[int, ...] = ()
+        self._used_bytes = 0
+
+    def data_bytes(self) -> int:
+        """Bytes of file data that something references, shared ones once."""
+        stats = self.volume.engine.statistics()
+        key = (self.volume.last_lsn, stats.bytes_written, stats.refs, stats.extents)
+        if key != self._used_key:
+            self._used_bytes = int(np.sum(self.volume.engine.usage()))
+            self._used_key = key
+        return self._used_bytes
+
+    def space(self) -> SpaceReport:
+        volume = self.volume
+        payload = volume.superblock.segment_payload_bytes
+        count = volume.superblock.segment_count
+        overhead = _METADATA_SETS * (volume.refresh_reserve() - 1) + 1
+        total = (count - _METADATA_SETS * _SET_SEGMENTS_MIN - 1) * payload
+        used = self.data_bytes() - self.versions.aside_bytes()
+        free = max(0, min((count - overhead) * payload - used, total))
+        inodes = len(volume.namespace.inodes)
+        inodes_free = free // payload * _INODES_PER_SEGMENT + _INODES_PER_SEGMENT
+        return SpaceReport(BLOCK_BYTES, total, free, free, inodes + inodes_free, inodes_free, 255)
+
+    def statistics(self, open_files: int) -> StoreStatistics:
+        volume = self.volume
+        space = self.space()
+        engine = volume.engine.statistics()
+        counters = volume.counters
+        payload = volume.superblock.segment_payload_bytes
+        state, reason = "ONLINE", None
+        if volume.needs_check is not None:
+            state, reason = "NEEDS-CHECK", volume.needs_check
+        elif counters.checksum_errors:
+            state, reason = "NEEDS-CHECK", "checksum errors were found while reading"
+        if volume.read_only:
+            state = "READ-ONLY" if reason is None else state
+            reason = reason or volume.read_only_reason
+        kinds = [inode.kind for inode in volume.namespace.inodes.values()]
+        return StoreStatistics(
+            state=state,
+            reason=reason,
+            uuid=volume.superblock.uuid,
+            label=volume.superblock.label,
+            format_version=volume.superblock.format_version,
+            size_bytes=volume.superblock.size_bytes,
+            segment_size_bytes=volume.superblock.segment_size_bytes,
+            segments_total=volume.superblock.segment_count,
+            segments_free=volume.space.free_count,
+            used_bytes=space.total_bytes - space.free_bytes,
+            free_bytes=space.free_bytes,
+            reserved_bytes=volume.space.reserve * payload,
+            incomplete_bytes=self.versions.aside_bytes(),
+            journal_used_bytes=0 if volume.journal is None else volume.journal.used_bytes,
+            journal_size_bytes=payload if volume.journal is None else volume.journal.size_bytes,
+            generation=volume.root.generation,
+            last_lsn=volume.last_lsn,
+            last_commit_time_ns=volume.last_commit_ns,
+            files=kinds.count(FileKind.FILE),
+            directories=kinds.count(FileKind.DIRECTORY),
+            open_files=open_files,
+            checksum_errors=counters.checksum_errors,
+            media_errors=counters.media_errors,
+            no_space_errors=counters.no_space_errors,
+            reverts=counters.reverts,
+            rollovers=counters.rollovers,
+            cleaned_segments=counters.cleaned_segments,
+            moved_bytes=counters.moved_bytes,
+            commits=counters.commits,
+            bytes_written=engine.bytes_written,
+            bytes_read=engine.bytes_read,
+            memory_bytes=engine.memory,
+            recovery=self.recovery,
+        )
+
+    # --- checkpoints ------------------------------------------------------------------------
+
+    def checkpoints(self, inode: Inode, path: bytes) -> Iterator[CheckpointEntry]:
+        """The file itself, or what lies in the directory: one entry for each name."""
+        namespace = self.volume.namespace
+        if inode.entries is None:
+            yield from self._file_entries(inode, path)
+            return
+        base = path.rstrip(b"/")
+        for name in sorted(inode.entries):
+            child = namespace.inodes[inode.entries[name]]
+            child_path = base + b"/" + name
+            if child.entries is None:
+                yield from self._file_entries(child, child_path)
+            else:
+                yield self._directory_entry(child, child_path)
+
+    def _file_entries(self, inode: Inode, path: bytes) -> Iterator[CheckpointEntry]:
+        if inode.live is None:
+            return
+        size = inode.live.size
+        state = content_state(inode)
+        yield CheckpointEntry(path, "file", size, 1, inode.commit_lsn, inode.commit_ns, state)
+        if inode.aside is not None:
+            size = inode.aside.size
+            yield CheckpointEntry(path, "file", size, 1, 0, 0, "incomplete", kept_aside=True)
+
+    def _directory_entry(self, inode: Inode, path: bytes) -> CheckpointEntry:
+        size = files = lsn = time_ns = 0
+        states: set[str] = set()
+        for child in self.volume.namespace.walk(inode.ino):
+            if child.live is not None:
+                files += 1
+                size += child.live.size
+                states.add(content_state(child))
+                if child.commit_lsn > lsn:
+                    lsn, time_ns = child.commit_lsn, child.commit_ns
+        order = ("damaged", "incomplete", "complete")
+        state = next((s for s in order if s in states), "complete")
+        return CheckpointEntry(path, "directory", size, files, lsn, time_ns, state)

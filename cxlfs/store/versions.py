@@ -1,0 +1,452 @@
+"""Versions of a file's content: begin one, publish it, stage it aside, or bring the old one back.
+
+Never here: when to do which (``files``, ``names``, ``maintenance``), handles, names.
+
+Invariants
+- ``inode.version`` is None exactly while the live content is the committed one.
+- Publishing is one record, after everything it names is durable; a content too large for one record
+  is staged aside in several and then promoted by one.
+- What was committed is never withdrawn: a revert makes the committed content the live one again.
+- A version whose write failed is not published until the failed range was written with success.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cxlfs import layout
+from cxlfs.errors import CxlfsError, InvariantError, NoSpaceError, invariant
+from cxlfs.native.maps import Delta, FileMap
+from cxlfs.operations import (
+    AsideDropOperation,
+    ContentOperation,
+    ExtentOperation,
+    LinkOperation,
+    Operation,
+    PromoteOperation,
+    XattrSetOperation,
+)
+from cxlfs.space import LEASE_BYTES_MAX, LEASE_BYTES_MIN
+
+log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cxlfs.namespace import Inode
+    from cxlfs.store.volume import Volume
+
+_OPERATION_BYTES = layout.OPERATION_DTYPE.itemsize + layout.OP_EXTENT_DTYPE.itemsize + 8
+_RECORD_REST_BYTES = 1024
+"""Of a record: header, attributes of file and directory, a name of full length, padding."""
+
+
+@dataclasses.dataclass(slots=True)
+class FailedRange:
+    start: int
+    end: int
+    error: CxlfsError
+
+
+@dataclasses.dataclass(slots=True)
+class Version:
+    """Live content that is not committed.
+
+    ``atomic``: an overwrite; the previous content comes back unless it is published.
+    ``staged``: ``inode.aside`` holds what the periodic commit has made durable of it.
+    """
+
+    atomic: bool
+    began_monotonic: float
+    staged: bool = False
+    lease_bytes: int = LEASE_BYTES_MIN
+    failed: list[FailedRange] = dataclasses.field(default_factory=list)
+
+    def fail(self, start: int, end: int, error: CxlfsError) -> None:
+        self.failed.append(FailedRange(start, end, error))
+
+    def repair(self, start: int, end: int) -> None:
+        """[start, end) was written with success."""
+        remaining: list[FailedRange] = []
+        for bad in self.failed:
+            if bad.start < start:
+                remaining.append(FailedRange(bad.start, min(bad.end, start), bad.error))
+            if bad.end > end:
+                remaining.append(FailedRange(max(bad.start, end), bad.end, bad.error))
+        self.failed = [bad for bad in remaining if bad.start < bad.end]
+
+    def cut(self, size: int) -> None:
+        """What lies beyond the new size need not be repaired."""
+        self.failed = [
+            FailedRange(bad.start, min(bad.end, size), bad.error)
+            for bad in self.failed
+            if bad.start < size
+        ]
+
+
+class Prepared:
+    """A publication whose operations wait for their record: then ``done``, else ``cancel``."""
+
+    def __init__(
+        self, versions: Versions, inode: Inode, delta: Delta, ops: list[Operation], flags: int
+    ) -> None:
+        self.operations = ops
+        self._versions = versions
+        self._inode = inode
+        self._delta = delta
+        self._flags = flags
+
+    def cancel(self) -> None:
+        self._delta.cancel(self._inode.content)
+
+    def done(self, lsn: int, time_ns: int) -> None:
+        """The record is stored: live and committed are the same again."""
+        inode = self._inode
+        live = inode.content
+        version = inode.version
+        if not isinstance(version, Version):
+            raise InvariantError("what is published has a version")
+        if version.atomic or version.staged or inode.committed is None:
+            self._delta.apply(live, None)
+            self._versions.close_map(inode.committed)
+            inode.committed = None
+        else:
+            self._delta.apply(live, inode.committed)
+        if inode.aside is not None and (
+            version.staged or not self._flags & layout.INODE_INCOMPLETE
+        ):
+            self._versions.drop_aside_map(inode)
+        inode.damaged = inode.damaged and not version.atomic
+        inode.uncommitted = False
+        inode.flags = self._flags
+        inode.commit_lsn, inode.commit_ns = lsn, time_ns
+        self._versions.end(inode)
+
+
+class Versions:
+    """The verbs over versions; one for each volume. ``asides``: inodes with content kept aside."""
+
+    def __init__(self, volume: Volume) -> None:
+        self.volume = volume
+        self.asides: dict[int, Inode] = {
+            inode.ino: inode
+            for inode in volume.namespace.inodes.values()
+            if inode.aside is not None
+        }
+        self.open_versions: dict[int, Inode] = {}
+
+    # --- beginning --------------------------------------------------------------------------
+
+    def begin(self, inode: Inode, *, atomic: bool, now: float) -> Version:
+        """Before live content changes in place: keep the committed one apart."""
+        version = inode.version
+        if isinstance(version, Version):
+            if version.atomic and not atomic:
+                version.atomic = False
+            return version
+        if not inode.uncommitted and inode.committed is None:
+            inode.committed = inode.content.clone()
+        return self._new(inode, atomic=atomic and not inode.uncommitted, now=now)
+
+    def begin_empty(self, inode: Inode, *, atomic: bool, now: float) -> Version:
+        """The live content becomes empty; a committed one stays behind until publication."""
+        version = inode.version
+        old_live = inode.content
+        if inode.uncommitted:
+            old_live.truncate(0)
+            if isinstance(version, Version):
+                version.cut(0)
+                return version
+            return self._new(inode, atomic=False, now=now)
+        self.close_lease(old_live)
+        if isinstance(version, Version) or inode.committed is not None:
+            old_live.close()
+        else:
+            inode.committed = old_live
+        inode.live = FileMap(self.volume.engine, owner=inode.ino)
+        if isinstance(version, Version):
+            version.failed.clear()
+            version.atomic = atomic
+            return version
+        return self._new(inode, atomic=atomic, now=now)
+
+    def begin_new(self, inode: Inode) -> None:
+        """A file was created: it is not committed before its content is."""
+        self._new(inode, atomic=False, now=time.monotonic())
+
+    def _new(self, inode: Inode, *, atomic: bool, now: float) -> Version:
+        version = Version(atomic, now)
+        inode.version = version
+        self.open_versions[inode.ino] = inode
+        return version
+
+    # --- leases -----------------------------------------------------------------------------
+
+    def lease(
+        self, inode: Inode, version: Version, *, needed_bytes: int, wanted_bytes: int
+    ) -> None:
+        """Give the live map room that lets a write go on; raises NoSpaceError."""
+        content = inode.content
+        self.close_lease(content)
+        offset, length = self.volume.space.lease(
+            needed_bytes, max(needed_bytes, wanted_bytes, version.lease_bytes)
+        )
+        version.lease_bytes = min(version.lease_bytes * 2, LEASE_BYTES_MAX)
+        extent_id = self.volume.allocate_extent_id()
+        self.volume.engine.lease(extent_id, offset, length)
+        content.attach_lease(extent_id)
+
+    def close_lease(self, content: FileMap) -> None:
+        offset, length = content.close_lease()
+        if length:
+            self.volume.space.give_back(offset, length)
+
+    def close_map(self, content: FileMap | None) -> None:
+        if content is not None:
+            self.close_lease(content)
+            content.close()
+
+    # --- publishing -------------------------------------------------------------------------
+
+    def prepare(self, inode: Inode, *, incomplete: bool, with_name: bool = True) -> Prepared | None:
+        """The operations that publish the live content; None when it is committed as it is.
+
+        ``with_name`` False: the caller links an inode that is still uncommitted afterwards. Stages
+        a content that one record cannot hold. Raises NoSpaceError, MediaError, ReadOnlyError.
+        """
+        flags = inode.flags & ~layout.INODE_INCOMPLETE
+        if incomplete:
+            flags |= layout.INODE_INCOMPLETE
+        version = inode.version
+        if version is None and not inode.uncommitted and flags == inode.flags:
+            return None
+        self.volume.require_writable()
+        if not isinstance(version, Version):
+            version = self._new(inode, atomic=False, now=0.0)
+        delta = inode.content.take_delta()
+        if not self._fits(delta):
+            delta.cancel(inode.content)
+            if inode.uncommitted:
+                self._commit_name(inode)
+            self.stage(inode)
+            delta = inode.content.take_delta()
+        ops: list[Operation] = [
+            inode.operation(flags=flags, mtime_ns=inode.mtime_ns, ctime_ns=inode.ctime_ns)
+        ]
+        if inode.uncommitted:
+            ops.extend(_xattr_operations(inode))
+            if with_name:
+                ops.extend(self._name_operations(inode))
+        ops.extend(extent_operations(delta.extents, delta.crcs))
+        ops.append(
+            ContentOperation(inode.ino, version.staged, delta.cut, delta.size, delta.refs.tobytes())
+        )
+        if version.staged:
+            ops.append(PromoteOperation(inode.ino))
+        elif inode.aside is not None and not incomplete:
+            ops.append(AsideDropOperation(inode.ino))
+        return Prepared(self, inode, delta, ops, flags)
+
+    def publish(self, inode: Inode, *, incomplete: bool) -> None:
+        """Make the live content the committed one. Durable when it returns."""
+        prepared = self.prepare(inode, incomplete=incomplete)
+        if prepared is None:
+            self.volume.fence()
+            return
+        self.commit(prepared, prepared.operations)
+
+    def commit(self, prepared: Prepared, ops: list[Operation]) -> None:
+        """One record: ``ops`` include those of the publication. Durable when it returns."""
+        try:
+            self.fence_data()
+            lsn, time_ns = self.volume.commit(ops)
+        except BaseException:
+            prepared.cancel()
+            raise
+        prepared.done(lsn, time_ns)
+        self.volume.note_committed(ops)
+
+    def fence_data(self) -> None:
+        """Page media: file data reaches the media before the record that names it."""
+        if self.volume.journal is not None and not self.volume.journal.must_fence_each:
+            with self.volume.writing():
+                self.volume.media.fence()
+
+    def end(self, inode: Inode) -> None:
+        """Live and committed content are the same."""
+        inode.version = None
+        self.open_versions.pop(inode.ino, None)
+
+    def _name_operations(self, inode: Inode) -> list[Operation]:
+        namespace = self.volume.namespace
+        directory = namespace.get(inode.parent)
+        names = [n for n, child in (directory.entries or {}).items() if child == inode.ino]
+        invariant(len(names) == 1, "an uncommitted inode has exactly one name")
+        return [LinkOperation(directory.ino, inode.ino, names[0]), directory.operation()]
+
+    def _commit_name(self, inode: Inode) -> None:
+        """Before a new file's content is staged: its name, empty and marked incomplete."""
+        flags = inode.flags | layout.INODE_INCOMPLETE
+        attributes = inode.operation(flags=flags, mtime_ns=inode.mtime_ns, ctime_ns=inode.ctime_ns)
+        ops = [attributes, *_xattr_operations(inode), *self._name_operations(inode)]
+        self.volume.commit(ops)
+        self.volume.note_committed(ops)
+        inode.flags = flags
+        inode.uncommitted = False
+        inode.committed = FileMap(self.volume.engine, owner=inode.ino)
+
+    def _fits(self, delta: Delta) -> bool:
+        size = len(delta.refs) * layout.REF_DTYPE.itemsize + len(delta.crcs) * 4
+        size += len(delta.extents) * _OPERATION_BYTES
+        return size + _RECORD_REST_BYTES <= self.volume.record_bytes_max
+
+    # --- staging ----------------------------------------------------------------------------
+
+    def stage(self, inode: Inode) -> None:
+        """Make the live content durable aside, in as many records as it takes; as publish raises."""
+        version = inode.version
+        if not isinstance(version, Version):
+            return
+        self.volume.require_writable()
+        live = inode.content
+        delta = live.take_delta()
+        try:
+            self.fence_data()
+            if version.staged:
+                self._stage_refs(inode, delta, delta.refs, cut=delta.cut)
+            else:
+                self._stage_refs(inode, delta, live.export(0, live.size), cut=0)
+        except BaseException:
+            delta.cancel(live)
+            raise
+        version.staged = True
+        delta.apply(live, None)
+
+    def _stage_refs(
+        self, inode: Inode, delta: Delta, refs: npt.NDArray[np.void], *, cut: int
+    ) -> None:
+        """Cut the content kept aside, then add ``refs``: each record defines what it names."""
+        if inode.aside is None:
+            inode.aside = FileMap(self.volume.engine, owner=inode.ino)
+            self.asides[inode.ino] = inode
+        aside = inode.aside
+        for piece, rows in self._pieces(delta, refs):
+            definitions = list(extent_operations(delta.extents[rows], delta.crcs))
+            content = ContentOperation(
+                inode.ino, aside=True, cut=cut, size=delta.size, refs=piece.tobytes()
+            )
+            self.volume.commit([*definitions, content])
+            for definition in definitions:
+                self.volume.engine.publish(definition.id)
+            if cut < aside.size:
+                aside.set_size(cut)
+            if len(piece):
+                aside.set(piece)
+            aside.set_size(delta.size)
+            cut = delta.size
+
+    def _pieces(
+        self, delta: Delta, refs: npt.NDArray[np.void]
+    ) -> Iterator[tuple[npt.NDArray[np.void], list[int]]]:
+        """``refs`` in runs that fit a record, with the rows of delta.extents each needs first."""
+        rows = {extent_id: row for row, extent_id in enumerate(delta.extents["id"].tolist())}
+        sizes = (delta.extents["crc_count"] * 4 + _OPERATION_BYTES).tolist()
+        limit = self.volume.record_bytes_max - _RECORD_REST_BYTES
+        begin, used, wanted = 0, 0, list[int]()
+        for index, extent_id in enumerate(refs["extent_id"].tolist()):
+            row = rows.pop(extent_id, None)
+            size = layout.REF_DTYPE.itemsize + (sizes[row] if row is not None else 0)
+            if used + size > limit and index > begin:
+                yield refs[begin:index], wanted
+                begin, used, wanted = index, 0, []
+            used += size
+            if row is not None:
+                wanted.append(row)
+        yield refs[begin:], wanted
+
+    # --- taking back ------------------------------------------------------------------------
+
+    def revert(self, inode: Inode, reason: str) -> None:
+        """The committed content is live again; what was written is kept aside, incomplete."""
+        version = inode.version
+        invariant(isinstance(version, Version) and not inode.uncommitted, "nothing to go back to")
+        if inode.content.allocated and not self.volume.read_only:
+            try:
+                self.stage(inode)
+            except CxlfsError as error:
+                log.info("what was written is not kept aside: %s", error.message)
+                if inode.aside is not None:
+                    self.drop_aside(inode)
+        invariant(inode.committed is not None, "an overwrite keeps the committed content")
+        self.close_map(inode.live)
+        inode.live, inode.committed = inode.committed, None
+        inode.mtime_ns, inode.ctime_ns = inode.committed_mtime_ns, inode.committed_ctime_ns
+        self.end(inode)
+        self.volume.counters.reverts += 1
+        self.volume.event("reverted", f"the previous version is back: {reason}", ino=inode.ino)
+
+    def drop_aside(self, inode: Inode) -> None:
+        """Give up what is kept aside: its space is needed. One record."""
+        if inode.aside is not None and inode.links:
+            self.volume.commit([AsideDropOperation(inode.ino)], durable=False)
+        self.drop_aside_map(inode)
+
+    def drop_aside_map(self, inode: Inode) -> None:
+        self.close_map(inode.aside)
+        inode.aside = None
+        self.asides.pop(inode.ino, None)
+        if isinstance(inode.version, Version):
+            inode.version.staged = False
+
+    def aside_bytes(self) -> int:
+        """Bytes that can be had back at once because nobody reads them."""
+        return sum(
+            inode.aside.allocated
+            for inode in self.asides.values()
+            if inode.aside is not None and not isinstance(inode.version, Version)
+        )
+
+    def drop_oldest_aside(self) -> bool:
+        """Give up one version kept aside that is not being written; False when there is none."""
+        for inode in list(self.asides.values()):
+            if not isinstance(inode.version, Version):
+                self.drop_aside(inode)
+                return True
+        return False
+
+    def finish(self, inode: Inode) -> None:
+        """No writer is left: give back the lease and the second map."""
+        if inode.live is None:
+            return
+        self.close_lease(inode.live)
+        if inode.version is None and inode.committed is not None:
+            self.close_map(inode.committed)
+            inode.committed = None
+
+    def error_of(self, inode: Inode) -> CxlfsError | None:
+        """Why the live content must not be published, if so."""
+        version = inode.version
+        if isinstance(version, Version) and version.failed:
+            cause = version.failed[0].error
+            return NoSpaceError(cause.message) if isinstance(cause, NoSpaceError) else cause
+        return None
+
+
+def _xattr_operations(inode: Inode) -> list[Operation]:
+    return [XattrSetOperation(inode.ino, n, v) for n, v in (inode.xattrs or {}).items()]
+
+
+def extent_operations(
+    infos: npt.NDArray[np.void], crcs: npt.NDArray[np.uint32]
+) -> Iterator[ExtentOperation]:
+    """One definition for each row; ``crcs`` is the array that ``crc_index`` points into."""
+    for extent_id, offset, length, index, first, count in infos.tolist():
+        yield ExtentOperation(
+            extent_id, offset, length, first, crcs[index : index + count].tobytes()
+        )

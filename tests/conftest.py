@@ -1,0 +1,62 @@
+"""What every test has: a seed that is printed and can be given, a traceback when the process dies,
+and a clear reason where this machine lacks what a test needs.
+
+``CXLFS_SEED=N`` repeats a run with other random choices; the default is always the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import random
+import zlib
+
+import hypothesis
+import pytest
+
+SEED_DEFAULT = 20_260_101
+SEED = int(os.environ.get("CXLFS_SEED", SEED_DEFAULT))
+
+# Without CXLFS_SEED the same examples each time: a failure is the change's, not luck's. Times are
+# the machine's business, and pytest-timeout's.
+hypothesis.settings.register_profile(
+    "cxlfs", derandomize="CXLFS_SEED" not in os.environ, deadline=None, print_blob=True
+)
+hypothesis.settings.load_profile("cxlfs")
+
+
+def pytest_report_header() -> list[str]:
+    reason = _why_not_mountable()
+    return [
+        f"seed: {SEED} (set CXLFS_SEED to choose another)",
+        "mounts: yes" if reason is None else f"mounts: NO, {reason}; mounted tests are skipped",
+    ]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    reason = _why_not_mountable()
+    if item.get_closest_marker("mounted") is not None and reason is not None:
+        pytest.skip(f"cannot mount here: {reason}")
+    marker = item.get_closest_marker("frameworks")
+    for name in marker.args if marker is not None else ():
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed (scripts/test --frameworks installs it)")
+
+
+@functools.cache
+def _why_not_mountable() -> str | None:
+    from tests.support.mount import why_not_mountable
+
+    return why_not_mountable()
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Of this test alone: the same whichever tests run before it."""
+    return zlib.crc32(f"{SEED} {request.node.nodeid}".encode())
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    return random.Random(seed)

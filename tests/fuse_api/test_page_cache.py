@@ -1,0 +1,130 @@
+"""Which files bypass the page cache, and what is invalidated when."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+import trio
+
+from cxlfs.fuse.handles import OpenFile, OpenFiles
+from cxlfs.fuse.page_cache import PageCache
+from tests.support.fuse_api import Kernel, finish
+
+
+@pytest.mark.parametrize(
+    ("flags", "direct"),
+    [
+        (os.O_RDONLY, False),
+        (os.O_RDWR, False),
+        (os.O_RDWR | os.O_TRUNC, False),
+        (os.O_WRONLY, True),
+        (os.O_WRONLY | os.O_APPEND, True),
+        (os.O_WRONLY | os.O_TRUNC, True),
+    ],
+)
+def test_only_what_cannot_be_mapped_bypasses_the_cache(
+    kernel: Kernel, flags: int, direct: bool
+) -> None:
+    ino = kernel.write_file(b"file", b"x")
+    info = kernel.open(ino, flags)
+    assert info.direct_io == direct
+    kernel.close(info.fh)
+
+
+def test_pages_are_kept_between_opens_until_a_direct_write(kernel: Kernel) -> None:
+    ino = kernel.write_file(b"file", b"x")
+    keeps = []
+    for _ in range(3):
+        info = kernel.open(ino, os.O_RDONLY)
+        keeps.append(info.keep_cache)
+        kernel.close(info.fh)
+    assert keeps == [False, True, True]  # it was written directly when it was made
+    writer = kernel.open(ino, os.O_WRONLY).fh
+    finish(kernel.operations.write(writer, 0, b"y"))
+    first = kernel.open(ino, os.O_RDONLY)
+    finish(kernel.operations.write(writer, 0, b"z"))
+    second = kernel.open(ino, os.O_RDONLY)
+    assert (first.keep_cache, second.keep_cache) == (False, False)
+    for handle in (writer, first.fh, second.fh):
+        kernel.close(handle)
+
+
+class Recorder:
+    """Stands for pyfuse3.invalidate_inode."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.calls: list[tuple[int, bool]] = []
+        self.error = error
+
+    def __call__(self, ino: int, attributes_only: bool) -> None:
+        self.calls.append((ino, attributes_only))
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+
+
+def cache_with_reader(recorder: Recorder, ino: int) -> PageCache:
+    files = OpenFiles()
+    files.add(1, OpenFile(ino, writable=False, direct=False, opener=None, may_keep_set_id=False))
+    return PageCache(files, recorder)
+
+
+async def run_until_called(cache: PageCache, recorder: Recorder, count: int) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cache.run)
+        with trio.fail_after(5):
+            while len(recorder.calls) < count:  # noqa: ASYNC110  a thread calls it
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+
+
+async def test_direct_writes_invalidate_what_others_hold_cached() -> None:
+    recorder = Recorder()
+    cache = cache_with_reader(recorder, ino=5)
+    for _ in range(10):
+        cache.written_directly(5)
+        cache.written_directly(6)  # nobody has it cached
+    await run_until_called(cache, recorder, 1)
+    assert recorder.calls == [(5, False)]
+
+
+async def test_replaced_content_is_always_invalidated() -> None:
+    recorder = Recorder()
+    cache = PageCache(OpenFiles(), recorder)
+    cache.attributes_changed(7)
+    cache.content_replaced(7)
+    cache.attributes_changed(7)
+    cache.attributes_changed(8)
+    cache.content_replaced(9)
+    cache.forgotten(9)
+    await run_until_called(cache, recorder, 2)
+    assert recorder.calls == [(7, False), (8, True)]
+    assert not cache.keep_at_open(7, direct=False)
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOTCONN, errno.EPERM])
+async def test_a_failed_invalidation_does_not_end_the_others(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder(error=number)
+    cache = PageCache(OpenFiles(), recorder)
+    cache.content_replaced(1)
+    cache.content_replaced(2)
+    await run_until_called(cache, recorder, 2)
+    assert bool(caplog.records) == (number == errno.EPERM)
+
+
+def test_a_revert_reaches_the_page_cache(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event of the store is what tells the kernel that the old version is back."""
+    ino = kernel.write_file(b"file", b"old")
+    told: list[int] = []
+    monkeypatch.setattr(kernel.operations.page_cache, "content_replaced", told.append)
+    monkeypatch.setattr(
+        kernel.operations._processes, "is_being_killed", lambda process: process is None
+    )
+    handle = kernel.open(ino, os.O_WRONLY | os.O_TRUNC).fh
+    finish(kernel.operations.write(handle, 0, b"newer"))
+    kernel.close(handle)
+    assert told == [ino]
+    assert kernel.read(ino) == b"old"

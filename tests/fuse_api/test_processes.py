@@ -1,0 +1,116 @@
+"""Whether a process is being killed: from files as in /proc, and with real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cxlfs.fuse.processes import PF_EXITING, Process, ProcessTable
+
+
+def write_process(
+    root: Path,
+    tid: int,
+    *,
+    tgid: int | None = None,
+    command: str = "python3",
+    flags: int = 0x400000,
+    start: int = 1000,
+    exit_code: int = 0,
+) -> None:
+    directory = root / str(tid)
+    directory.mkdir(exist_ok=True)
+    (directory / "status").write_text(f"Name:\tx\nTgid:\t{tgid or tid}\nPid:\t{tid}\n")
+    fields = ["0"] * 50
+    fields[0], fields[9 - 3], fields[22 - 3], fields[52 - 3] = (
+        "S",
+        str(flags),
+        str(start),
+        str(exit_code),
+    )
+    (directory / "stat").write_text(f"{tid} ({command}) {' '.join(fields)}\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "exit_code", "killed"),
+    [
+        (0, 0, False),  # close() in the middle of its life
+        (PF_EXITING, 0, False),  # exit(0) with the file open
+        (PF_EXITING, 3 << 8, False),  # exit(3)
+        (PF_EXITING, 9, True),
+        (PF_EXITING, 15, True),
+        (PF_EXITING, 11 | 128, True),  # with a core
+        (PF_EXITING | 0x400040, 6, True),
+        (0, 9, False),  # not on its way out
+    ],
+)
+def test_the_table_of_ends(tmp_path: Path, flags: int, exit_code: int, killed: bool) -> None:
+    write_process(tmp_path, 10, flags=0)
+    table = ProcessTable(tmp_path)
+    process = table.identify(10)
+    write_process(tmp_path, 10, flags=flags, exit_code=exit_code)
+    assert table.is_being_killed(process) is killed
+
+
+def test_threads_belong_to_their_group(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, start=500)
+    write_process(tmp_path, 11, tgid=10, start=700)
+    assert ProcessTable(tmp_path).identify(11) == Process(10, 500)
+
+
+@pytest.mark.parametrize("command", ["a) b (c", ") S 0 0", "", "((("])
+def test_any_command_name(tmp_path: Path, command: str) -> None:
+    write_process(tmp_path, 10, command=command, flags=PF_EXITING, exit_code=9)
+    table = ProcessTable(tmp_path)
+    assert table.is_being_killed(table.identify(10))
+
+
+def test_a_number_that_was_used_again_is_another_process(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, start=500)
+    table = ProcessTable(tmp_path)
+    process = table.identify(10)
+    write_process(tmp_path, 10, start=501, flags=PF_EXITING, exit_code=9)
+    assert not table.is_being_killed(process)
+
+
+@pytest.mark.parametrize("text", ["", "10", "10 (x", "10 (x) S 1 2", "10 (x) S" + " y" * 50])
+def test_what_cannot_be_read_is_not_known_to_be_killed(tmp_path: Path, text: str) -> None:
+    write_process(tmp_path, 10)
+    table = ProcessTable(tmp_path)
+    process = table.identify(10)
+    (tmp_path / "10" / "stat").write_text(text)
+    assert not table.is_being_killed(process)
+    assert table.identify(10) is None
+    assert not table.is_being_killed(None)
+    for tid in (0, -1, 77):
+        assert table.identify(tid) is None
+
+
+def test_a_real_thread_is_identified_by_its_group() -> None:
+    found: list[Process | None] = []
+    thread = threading.Thread(
+        target=lambda: found.append(ProcessTable().identify(threading.get_native_id()))
+    )
+    thread.start()
+    thread.join()
+    assert found[0] is not None
+    assert found[0].tgid == os.getpid()
+
+
+def test_a_real_process_is_identified_as_long_as_it_is_there() -> None:
+    table = ProcessTable()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = table.identify(child.pid)
+    assert process is not None
+    assert process.tgid == child.pid
+    assert not table.is_being_killed(process)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie: still readable
+    assert table.is_being_killed(process)
+    child.communicate()
+    assert not table.is_being_killed(process)

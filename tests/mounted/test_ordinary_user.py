@@ -1,0 +1,212 @@
+"""A user without privileges mounts, uses, unmounts and loses a store, through fusermount3."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from cxlfs.fuse import mountinfo
+from tests.support.mount import Workplace, assert_store_clean
+
+USER = "nobody"
+
+SETUP = """
+import os, signal, stat, sys
+from pathlib import Path
+from cxlfs.errors import CxlfsError
+from cxlfs.fuse.control_client import control_request, find_daemons
+from cxlfs.fuse.mount import make_config, mount_background, unmount
+from cxlfs.media import open_media
+from cxlfs.store import Store
+source, mnt, log = sys.argv[1:4]
+
+def make_store():
+    media = open_media(source)
+    Store.format(media)
+    media.close()
+
+def mount(*options):
+    mount_background(make_config(source, mnt, options=options, log_path=log))
+"""
+
+
+def why_not() -> str | None:
+    for program in ("fusermount3", "setpriv"):
+        if shutil.which(program) is None:
+            return f"no {program}"
+    if os.geteuid() != 0:
+        return "needs root to become another user"
+    if not can_run_here([]) and not can_run_here(READ_EVERYTHING):
+        return f"user {USER} cannot run {sys.executable}"
+    return None
+
+
+READ_EVERYTHING = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+"""For an interpreter in a private directory; gives no right to write or to mount."""
+
+
+def command(capabilities: list[str], *arguments: str) -> list[str]:
+    user = pwd.getpwnam(USER)
+    identity = [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    return ["setpriv", *identity, *capabilities, sys.executable, *arguments]
+
+
+@functools.cache
+def capabilities_needed() -> tuple[str, ...]:
+    return () if can_run_here([]) else tuple(READ_EVERYTHING)
+
+
+def can_run_here(capabilities: list[str]) -> bool:
+    """The interpreter and the package can be read with these rights, by a second process too:
+    the first one is still started with those of root.
+    """
+    second = [sys.executable, "-c", "import cxlfs.fuse.service"]
+    done = subprocess.run(
+        command(capabilities, "-c", f"import subprocess; subprocess.run({second}, check=True)"),
+        cwd="/",
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+
+def run_as_user(place: Workplace, code: str) -> str:
+    """Run ``code`` after SETUP as USER; returns what it printed."""
+    user = pwd.getpwnam(USER)
+    for path in (place.source, place.mountpoint, place.runtime, place.root):
+        os.chown(path, user.pw_uid, user.pw_gid)
+    done = subprocess.run(
+        command(
+            list(capabilities_needed()),
+            *("-c", SETUP + textwrap.dedent(code)),
+            *(str(place.source), str(place.mountpoint), str(place.log)),
+        ),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def place(unmounted: Workplace) -> Workplace:
+    return unmounted
+
+
+def test_a_user_mounts_uses_and_unmounts(place: Workplace) -> None:
+    out = run_as_user(
+        place,
+        """
+        make_store()
+        mount()
+        (Path(mnt) / "checkpoint").write_bytes(b"x" * 300000)
+        assert os.stat(mnt).st_uid == os.getuid()
+        (message,) = control_request(mnt, "status")
+        print(message["state"], message["files"])
+        unmount(mnt)
+        print(os.path.ismount(mnt))
+        """,
+    )
+    assert "ONLINE 1" in out
+    assert out.endswith("False\n")
+    assert_store_clean(place.source)
+
+
+def test_permissions_are_checked(place: Workplace) -> None:
+    """The store was made by root: its root directory is not the user's."""
+    out = run_as_user(
+        place,
+        """
+        mount()
+        try:
+            (Path(mnt) / "file").touch()
+        except PermissionError:
+            print("refused")
+        unmount(mnt)
+        """,
+    )
+    assert out == "refused\n"
+    assert Path(place.source).exists()
+
+
+def test_a_stop_signal_unmounts_cleanly(place: Workplace) -> None:
+    run_as_user(
+        place,
+        """
+        mount()
+        pid = find_daemons(mnt)[0][1].pid
+        watch = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGTERM)
+        import select
+        assert select.select([watch], [], [], 20)[0]
+        assert not os.path.ismount(mnt)
+        """,
+    )
+    assert_store_clean(place.source)
+
+
+def test_a_killed_daemon_is_cleared_by_the_next_mount(place: Workplace) -> None:
+    out = run_as_user(
+        place,
+        """
+        mount()
+        pid = find_daemons(mnt)[0][1].pid
+        watch = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        import select
+        assert select.select([watch], [], [], 20)[0]
+        try:
+            os.listdir(mnt)
+        except OSError as error:
+            print(error.strerror)
+        mount()
+        print(os.listdir(mnt))
+        unmount(mnt)
+        """,
+    )
+    assert out == "Transport endpoint is not connected\n[]\n"
+    assert mountinfo.find_mount(str(place.mountpoint)) is None
+
+
+def test_allow_other_is_refused_with_a_reason(place: Workplace) -> None:
+    out = run_as_user(
+        place,
+        """
+        if "user_allow_other" in [line.strip() for line in open("/etc/fuse.conf")]:
+            print("user_allow_other")
+            raise SystemExit
+        try:
+            mount("allow_other")
+        except CxlfsError as error:
+            print(error, "|", error.next_step)
+        """,
+    )
+    assert "user_allow_other" in out
+
+
+def test_a_mount_point_of_someone_else_is_refused(place: Workplace) -> None:
+    out = run_as_user(
+        place,
+        """
+        mnt = "/usr"
+        try:
+            mount()
+        except CxlfsError as error:
+            print(type(error).__name__, error, "|", error.next_step)
+        """,
+    )
+    assert "MountError no permission to mount on /usr" in out

@@ -1,0 +1,135 @@
+/* harness.c - what of csrc/ cannot be seen from Python: which bytes a copy writes back, and guards inside
+ * guards. Linked with the sources themselves; prints what is wrong and exits 1. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+enum { AREA = 4096 };
+
+static int failures;
+
+#define CHECK(condition, ...)          \
+    do {                               \
+        if (!(condition)) {            \
+            printf(__VA_ARGS__);       \
+            putchar('\n');             \
+            failures++;                \
+        }                              \
+    } while (0)
+
+/* ------------------------------------------------------------------ ragged ends are written back */
+
+static uint8_t *area;
+static uint8_t durable[AREA];      /* by a line copy, or by a write-back after the store */
+
+static void note_write_back(const void *address, size_t length)
+{
+    uintptr_t first = ((uintptr_t)address - (uintptr_t)area) & ~(uintptr_t)(CXL_LINE - 1);
+    uintptr_t end = (uintptr_t)address - (uintptr_t)area + length;
+    for (uintptr_t byte = first; byte < end; byte++)
+        durable[byte] = area[byte];
+}
+
+static void note_lines(void *target, const void *source, size_t count)
+{
+    CHECK(((uintptr_t)target & (CXL_LINE - 1)) == 0, "a line copy to an unaligned target");
+    memcpy(target, source, count * CXL_LINE);
+    memcpy(durable + ((uint8_t *)target - area), source, count * CXL_LINE);
+}
+
+static void check_copy(size_t offset, size_t length, const uint8_t *source, bool with_crc)
+{
+    memset(area, 0, AREA);
+    memset(durable, 0, AREA);
+    if (with_crc)
+        CHECK(cxl_copy_out_crc(7, area + offset, source, length, true) == cxl_crc32c_table(7, source, length),
+              "checksum of %zu bytes at %zu", length, offset);
+    else
+        cxl_copy_out(area + offset, source, length, true);
+    CHECK(memcmp(area + offset, source, length) == 0, "content of %zu bytes at %zu", length, offset);
+    CHECK(memcmp(durable + offset, source, length) == 0,
+          "%zu bytes at %zu are not all written back%s", length, offset, with_crc ? " (with checksum)" : "");
+}
+
+static void check_ragged_copies(void)
+{
+    uint8_t source[AREA];
+    for (size_t byte = 0; byte < AREA; byte++)
+        source[byte] = (uint8_t)(byte * 31 % 255 + 1);
+    cxl_table.write_back = note_write_back;
+    cxl_table.copy_lines = note_lines;
+    cxl_table.copy_lines_crc = NULL;
+    for (size_t head = 0; head < CXL_LINE; head++)
+        for (size_t tail = 0; tail < CXL_LINE; tail++)
+            for (size_t lines = 0; lines < 40; lines += 3) {
+                size_t length = lines * CXL_LINE + ((tail - head) & (CXL_LINE - 1));
+                check_copy(CXL_LINE + head, length, source + tail, false);
+                check_copy(CXL_LINE + head, length, source + tail, true);
+            }
+}
+
+/* -------------------------------------------------------------------------- guards in guards */
+
+typedef struct {
+    uint8_t *inner, *outer;        /* mappings that fault on access */
+    uint8_t *touched;              /* the one the inner body reads */
+    int inner_result;
+    uint64_t inner_fault;
+    bool after_inner;
+} nest;
+
+static void touch(void *argument)
+{
+    nest *state = argument;
+    *(volatile uint8_t *)(state->touched + 5000);
+}
+
+static void guard_inside(void *argument)
+{
+    nest *state = argument;
+    state->inner_result = cxl_guarded(state->inner, 8192, touch, state, &state->inner_fault);
+    state->after_inner = true;
+}
+
+static uint8_t *faulting(void)
+{
+    FILE *file = tmpfile();
+    uint8_t *base = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fileno(file), 0);
+    if (base == MAP_FAILED)
+        abort();
+    return base;                   /* the file is empty: every access is a SIGBUS */
+}
+
+static void check_nested_guards(void)
+{
+    uint64_t fault = 0;
+    nest state = {.inner = faulting(), .outer = faulting()};
+    CHECK(cxl_guard_install() == 0, "the guard cannot be installed");
+
+    state.touched = state.inner;
+    int result = cxl_guarded(state.outer, 8192, guard_inside, &state, &fault);
+    CHECK(result == 0 && state.inner_result == -EIO && state.after_inner, "a fault of the inner guard");
+    CHECK(state.inner_fault == 5000, "the inner guard names the offset");
+
+    state.touched = state.outer;
+    state.after_inner = false;
+    result = cxl_guarded(state.outer, 8192, guard_inside, &state, &fault);
+    CHECK(result == -EIO && fault == 5000 && !state.after_inner, "a fault of the outer guard, below the inner");
+
+    state.touched = state.inner;
+    result = cxl_guarded(state.inner, 8192, touch, &state, &fault);
+    CHECK(result == -EIO && fault == 5000, "a guard after a jump over a guard");
+}
+
+int main(void)
+{
+    area = aligned_alloc(CXL_LINE, AREA);
+    check_nested_guards();
+    check_ragged_copies();
+    return failures != 0;
+}
