@@ -584,95 +584,95 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 293), // char const *()(void)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 309), // char const *()(void)
 /*  1 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_delta *, cxl_map *, cxl_map *)
-/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 295), // cxl_delta *
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 301), // cxl_map *
+/*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_delta *, cxl_map *, cxl_map *)
+/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 311), // cxl_delta *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 317), // cxl_map *
 /*  5 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 296), // cxl_engine *
+/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 312), // cxl_engine *
 /*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 44), // cxl_extent_info * *
 /* 10 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t *
 /* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, uint32_t const *, uint64_t, uint64_t *)
+/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, uint32_t const *, uint64_t, uint64_t *)
 /* 13 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 299), // cxl_extent_info const *
+/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 315), // cxl_extent_info const *
 /* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 170), // uint32_t const *
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 178), // uint32_t const *
 /* 17 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 18 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, cxl_ref * *, uint64_t *, cxl_extent_info * *, uint64_t *, uint32_t * *, uint64_t *)
+/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, cxl_ref * *, uint64_t *, cxl_extent_info * *, uint64_t *, uint32_t * *, uint64_t *)
 /* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * const *
 /* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 24 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 303), // cxl_ref * *
+/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 319), // cxl_ref * *
 /* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 9),
 /* 28 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 162), // uint32_t * *
+/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 170), // uint32_t * *
 /* 30 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t *, uint64_t)
+/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t *, uint64_t)
 /* 33 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 35 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 36 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 37 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t)
+/* 37 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t)
 /* 38 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 40 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 41 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
+/* 41 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
 /* 42 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 44 */ _CFFI_OP(_CFFI_OP_POINTER, 299), // cxl_extent_info *
+/* 44 */ _CFFI_OP(_CFFI_OP_POINTER, 315), // cxl_extent_info *
 /* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 29),
 /* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
+/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
 /* 48 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 49 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 50 */ _CFFI_OP(_CFFI_OP_POINTER, 300), // cxl_fault *
+/* 50 */ _CFFI_OP(_CFFI_OP_POINTER, 316), // cxl_fault *
 /* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 52 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 53 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t, cxl_map * *)
+/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, cxl_map * *)
 /* 56 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 57 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 58 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * *
 /* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
+/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
 /* 61 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 62 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 305), // cxl_segment_ref * *
+/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 321), // cxl_segment_ref * *
 /* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
+/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
 /* 67 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 68 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 70 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 72 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
+/* 72 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
 /* 73 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 75 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
 /* 76 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
 /* 77 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
-/* 78 */ _CFFI_OP(_CFFI_OP_POINTER, 304), // cxl_ref const *
+/* 78 */ _CFFI_OP(_CFFI_OP_POINTER, 320), // cxl_ref const *
 /* 79 */ _CFFI_OP(_CFFI_OP_NOOP, 58),
 /* 80 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 81 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 82 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
+/* 82 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
 /* 83 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 84 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 85 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 86 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
+/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
 /* 89 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 90 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 91 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
@@ -680,224 +680,240 @@ static void *_cffi_types[] = {
 /* 93 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 94 */ _CFFI_OP(_CFFI_OP_NOOP, 50),
 /* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_map *)
+/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *)
 /* 97 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 98 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 99 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_map *, cxl_delta * *)
+/* 99 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, cxl_delta * *)
 /* 100 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 101 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // cxl_delta * *
 /* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 103 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_map *, cxl_map * *)
+/* 103 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, cxl_map * *)
 /* 104 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 105 */ _CFFI_OP(_CFFI_OP_NOOP, 58),
 /* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
+/* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
 /* 108 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 109 */ _CFFI_OP(_CFFI_OP_NOOP, 78),
 /* 110 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 111 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 112 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_map *, uint64_t *, uint64_t *)
+/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t *, uint64_t *)
 /* 114 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 115 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 116 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 118 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_map *, uint64_t)
+/* 118 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t)
 /* 119 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 120 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 122 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_map *, uint64_t, uint64_t)
+/* 122 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t, cxl_ref const *, uint64_t, uint64_t, uint64_t *)
 /* 123 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 125 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 126 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 127 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
-/* 128 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 130 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 131 */ _CFFI_OP(_CFFI_OP_NOOP, 25),
-/* 132 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 133 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 134 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
-/* 135 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 125 */ _CFFI_OP(_CFFI_OP_NOOP, 78),
+/* 126 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 128 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 129 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t, uint64_t)
+/* 131 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 132 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 133 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 134 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 135 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
+/* 136 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 137 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 138 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 139 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 140 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 139 */ _CFFI_OP(_CFFI_OP_NOOP, 25),
+/* 140 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 141 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 142 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *)
-/* 143 */ _CFFI_OP(_CFFI_OP_POINTER, 302), // cxl_media *
-/* 144 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 145 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, int)
-/* 146 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
-/* 147 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7), // int
-/* 148 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 149 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, uint64_t)
-/* 150 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
-/* 151 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 142 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
+/* 143 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 144 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 147 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 148 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 149 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 150 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *)
+/* 151 */ _CFFI_OP(_CFFI_OP_POINTER, 318), // cxl_media *
 /* 152 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 153 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, uint64_t, uint64_t)
-/* 154 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
-/* 155 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 156 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 157 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 158 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
-/* 159 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
-/* 160 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 161 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 162 */ _CFFI_OP(_CFFI_OP_POINTER, 170), // uint32_t *
-/* 163 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 164 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 165 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
-/* 166 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
-/* 167 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 153 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, int)
+/* 154 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
+/* 155 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7), // int
+/* 156 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 157 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t)
+/* 158 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
+/* 159 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 160 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 161 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, uint64_t)
+/* 162 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
+/* 163 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 164 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 165 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 166 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
+/* 167 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
 /* 168 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 169 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 170 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 171 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
+/* 170 */ _CFFI_OP(_CFFI_OP_POINTER, 178), // uint32_t *
+/* 171 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 172 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 173 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
-/* 174 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
+/* 173 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
+/* 174 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
 /* 175 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 176 */ _CFFI_OP(_CFFI_OP_POINTER, 313), // void *
+/* 176 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 177 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 178 */ _CFFI_OP(_CFFI_OP_NOOP, 162),
-/* 179 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 178 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 179 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
 /* 180 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 181 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
-/* 182 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
+/* 181 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
+/* 182 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
 /* 183 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 184 */ _CFFI_OP(_CFFI_OP_NOOP, 176),
+/* 184 */ _CFFI_OP(_CFFI_OP_POINTER, 329), // void *
 /* 185 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 186 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 187 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 188 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, uint64_t, void const *, uint64_t)
-/* 189 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
-/* 190 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 191 */ _CFFI_OP(_CFFI_OP_POINTER, 313), // void const *
-/* 192 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 193 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 194 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
-/* 195 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
-/* 196 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 197 */ _CFFI_OP(_CFFI_OP_NOOP, 191),
+/* 186 */ _CFFI_OP(_CFFI_OP_NOOP, 170),
+/* 187 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 188 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 189 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
+/* 190 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
+/* 191 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 192 */ _CFFI_OP(_CFFI_OP_NOOP, 184),
+/* 193 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 194 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 195 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 196 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, void const *, uint64_t)
+/* 197 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
 /* 198 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 199 */ _CFFI_OP(_CFFI_OP_NOOP, 162),
-/* 200 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 201 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(cxl_media *, void const * *, uint64_t *)
-/* 202 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
-/* 203 */ _CFFI_OP(_CFFI_OP_POINTER, 191), // void const * *
-/* 204 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 205 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 206 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
-/* 207 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 208 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 209 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 210 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 211 */ _CFFI_OP(_CFFI_OP_POINTER, 143), // cxl_media * *
-/* 212 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 213 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(uint32_t, uint64_t)
-/* 214 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 215 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 216 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 217 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(uint64_t, uint32_t, cxl_media * *)
-/* 218 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 219 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 220 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
-/* 221 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 222 */ _CFFI_OP(_CFFI_OP_FUNCTION, 147), // int()(void)
-/* 223 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 224 */ _CFFI_OP(_CFFI_OP_FUNCTION, 312), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
-/* 225 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 226 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 227 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 228 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 229 */ _CFFI_OP(_CFFI_OP_FUNCTION, 312), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
-/* 230 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 231 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 232 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 233 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 234 */ _CFFI_OP(_CFFI_OP_NOOP, 203),
-/* 235 */ _CFFI_OP(_CFFI_OP_NOOP, 50),
+/* 199 */ _CFFI_OP(_CFFI_OP_POINTER, 329), // void const *
+/* 200 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 201 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 202 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
+/* 203 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
+/* 204 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 205 */ _CFFI_OP(_CFFI_OP_NOOP, 199),
+/* 206 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 207 */ _CFFI_OP(_CFFI_OP_NOOP, 170),
+/* 208 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 209 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, void const * *, uint64_t *)
+/* 210 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
+/* 211 */ _CFFI_OP(_CFFI_OP_POINTER, 199), // void const * *
+/* 212 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 213 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 214 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
+/* 215 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 216 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 217 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 218 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 219 */ _CFFI_OP(_CFFI_OP_POINTER, 151), // cxl_media * *
+/* 220 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 221 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(uint32_t, uint64_t)
+/* 222 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 223 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 224 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 225 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(uint64_t, uint32_t, cxl_media * *)
+/* 226 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 227 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 228 */ _CFFI_OP(_CFFI_OP_NOOP, 219),
+/* 229 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 230 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(void)
+/* 231 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 232 */ _CFFI_OP(_CFFI_OP_FUNCTION, 328), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
+/* 233 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 234 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 235 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 236 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 237 */ _CFFI_OP(_CFFI_OP_FUNCTION, 312), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
+/* 237 */ _CFFI_OP(_CFFI_OP_FUNCTION, 328), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
 /* 238 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 239 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 240 */ _CFFI_OP(_CFFI_OP_NOOP, 176),
-/* 241 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 242 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 240 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 241 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 242 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
 /* 243 */ _CFFI_OP(_CFFI_OP_NOOP, 50),
 /* 244 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 245 */ _CFFI_OP(_CFFI_OP_FUNCTION, 312), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
+/* 245 */ _CFFI_OP(_CFFI_OP_FUNCTION, 328), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
 /* 246 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 247 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 248 */ _CFFI_OP(_CFFI_OP_NOOP, 191),
+/* 248 */ _CFFI_OP(_CFFI_OP_NOOP, 184),
 /* 249 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 250 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 250 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
 /* 251 */ _CFFI_OP(_CFFI_OP_NOOP, 50),
 /* 252 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 253 */ _CFFI_OP(_CFFI_OP_FUNCTION, 170), // uint32_t()(cxl_media const *)
-/* 254 */ _CFFI_OP(_CFFI_OP_POINTER, 302), // cxl_media const *
-/* 255 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 256 */ _CFFI_OP(_CFFI_OP_FUNCTION, 170), // uint32_t()(uint32_t, void const *, size_t)
-/* 257 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 258 */ _CFFI_OP(_CFFI_OP_NOOP, 191),
-/* 259 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 253 */ _CFFI_OP(_CFFI_OP_FUNCTION, 328), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
+/* 254 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 255 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 256 */ _CFFI_OP(_CFFI_OP_NOOP, 199),
+/* 257 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 258 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 259 */ _CFFI_OP(_CFFI_OP_NOOP, 50),
 /* 260 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 261 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
-/* 262 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 261 */ _CFFI_OP(_CFFI_OP_FUNCTION, 178), // uint32_t()(cxl_media const *)
+/* 262 */ _CFFI_OP(_CFFI_OP_POINTER, 318), // cxl_media const *
 /* 263 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 264 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
-/* 265 */ _CFFI_OP(_CFFI_OP_NOOP, 254),
-/* 266 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 267 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
-/* 268 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 269 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 270 */ _CFFI_OP(_CFFI_OP_FUNCTION, 176), // void *()(cxl_media const *)
-/* 271 */ _CFFI_OP(_CFFI_OP_NOOP, 254),
-/* 272 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 273 */ _CFFI_OP(_CFFI_OP_FUNCTION, 313), // void()(cxl_delta *, cxl_map *)
-/* 274 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
-/* 275 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 276 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 277 */ _CFFI_OP(_CFFI_OP_FUNCTION, 313), // void()(cxl_engine *)
-/* 278 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 279 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 280 */ _CFFI_OP(_CFFI_OP_FUNCTION, 313), // void()(cxl_engine *, cxl_engine_stats *)
-/* 281 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 282 */ _CFFI_OP(_CFFI_OP_POINTER, 297), // cxl_engine_stats *
-/* 283 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 284 */ _CFFI_OP(_CFFI_OP_FUNCTION, 313), // void()(cxl_map *)
-/* 285 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 286 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 287 */ _CFFI_OP(_CFFI_OP_FUNCTION, 313), // void()(cxl_media *)
-/* 288 */ _CFFI_OP(_CFFI_OP_NOOP, 143),
-/* 289 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 290 */ _CFFI_OP(_CFFI_OP_FUNCTION, 313), // void()(void *)
-/* 291 */ _CFFI_OP(_CFFI_OP_NOOP, 176),
-/* 292 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 293 */ _CFFI_OP(_CFFI_OP_POINTER, 294), // char const *
-/* 294 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 295 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_delta
-/* 296 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_engine
-/* 297 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_engine_stats
-/* 298 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_event
-/* 299 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_extent_info
-/* 300 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_fault
-/* 301 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_map
-/* 302 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_media
-/* 303 */ _CFFI_OP(_CFFI_OP_POINTER, 304), // cxl_ref *
-/* 304 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_ref
-/* 305 */ _CFFI_OP(_CFFI_OP_POINTER, 306), // cxl_segment_ref *
-/* 306 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_segment_ref
-/* 307 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
-/* 308 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
-/* 309 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
-/* 310 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
-/* 311 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
-/* 312 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 313 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 264 */ _CFFI_OP(_CFFI_OP_FUNCTION, 178), // uint32_t()(uint32_t, void const *, size_t)
+/* 265 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 266 */ _CFFI_OP(_CFFI_OP_NOOP, 199),
+/* 267 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 268 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 269 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
+/* 270 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 271 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 272 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
+/* 273 */ _CFFI_OP(_CFFI_OP_NOOP, 262),
+/* 274 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 275 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
+/* 276 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 277 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 184), // void *()(cxl_media const *)
+/* 279 */ _CFFI_OP(_CFFI_OP_NOOP, 262),
+/* 280 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 281 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_delta *, cxl_map *)
+/* 282 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
+/* 283 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 284 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 285 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_engine *)
+/* 286 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 287 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 288 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_engine *, cxl_engine_stats *)
+/* 289 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 290 */ _CFFI_OP(_CFFI_OP_POINTER, 313), // cxl_engine_stats *
+/* 291 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 292 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_map *)
+/* 293 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 294 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 295 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_media *)
+/* 296 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
+/* 297 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 298 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
+/* 299 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 300 */ _CFFI_OP(_CFFI_OP_NOOP, 199),
+/* 301 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
+/* 302 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
+/* 303 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 304 */ _CFFI_OP(_CFFI_OP_NOOP, 170),
+/* 305 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 306 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(void *)
+/* 307 */ _CFFI_OP(_CFFI_OP_NOOP, 184),
+/* 308 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 309 */ _CFFI_OP(_CFFI_OP_POINTER, 310), // char const *
+/* 310 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 311 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_delta
+/* 312 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_engine
+/* 313 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_engine_stats
+/* 314 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_event
+/* 315 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_extent_info
+/* 316 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_fault
+/* 317 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_map
+/* 318 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_media
+/* 319 */ _CFFI_OP(_CFFI_OP_POINTER, 320), // cxl_ref *
+/* 320 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_ref
+/* 321 */ _CFFI_OP(_CFFI_OP_POINTER, 322), // cxl_segment_ref *
+/* 322 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_segment_ref
+/* 323 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
+/* 324 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
+/* 325 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
+/* 326 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
+/* 327 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
+/* 328 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 329 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_CXL_GRANULARITY_BYTE(unsigned long long *o)
@@ -1144,10 +1160,10 @@ _cffi_f_cxl_crc32c(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(191), arg1, (char **)&x1);
+      _cffi_type(199), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(191), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(199), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1169,6 +1185,91 @@ _cffi_f_cxl_crc32c(PyObject *self, PyObject *args)
 }
 #else
 #  define _cffi_f_cxl_crc32c _cffi_d_cxl_crc32c
+#endif
+
+static void _cffi_d_cxl_crc32c_each(uint32_t x0, void const * x1, uint64_t const * x2, uint64_t const * x3, uint64_t x4, uint32_t * x5)
+{
+  cxl_crc32c_each(x0, x1, x2, x3, x4, x5);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_crc32c_each(PyObject *self, PyObject *args)
+{
+  uint32_t x0;
+  void const * x1;
+  uint64_t const * x2;
+  uint64_t const * x3;
+  uint64_t x4;
+  uint32_t * x5;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+  PyObject *arg4;
+  PyObject *arg5;
+
+  if (!PyArg_UnpackTuple(args, "cxl_crc32c_each", 6, 6, &arg0, &arg1, &arg2, &arg3, &arg4, &arg5))
+    return NULL;
+
+  x0 = _cffi_to_c_int(arg0, uint32_t);
+  if (x0 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(199), arg1, (char **)&x1);
+  if (datasize != 0) {
+    x1 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(199), arg1, (char **)&x1,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(75), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(75), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(75), arg3, (char **)&x3);
+  if (datasize != 0) {
+    x3 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(75), arg3, (char **)&x3,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x4 = _cffi_to_c_int(arg4, uint64_t);
+  if (x4 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(170), arg5, (char **)&x5);
+  if (datasize != 0) {
+    x5 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(170), arg5, (char **)&x5,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { cxl_crc32c_each(x0, x1, x2, x3, x4, x5); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+#else
+#  define _cffi_f_cxl_crc32c_each _cffi_d_cxl_crc32c_each
 #endif
 
 static int _cffi_d_cxl_delta_apply(cxl_delta * x0, cxl_map * x1, cxl_map * x2)
@@ -1305,7 +1406,7 @@ _cffi_f_cxl_dispatch_copy(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(293));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(309));
   return pyresult;
 }
 #else
@@ -1331,7 +1432,7 @@ _cffi_f_cxl_dispatch_crc32c(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(293));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(309));
   return pyresult;
 }
 #else
@@ -1357,7 +1458,7 @@ _cffi_f_cxl_dispatch_fence(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(293));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(309));
   return pyresult;
 }
 #else
@@ -1409,7 +1510,7 @@ _cffi_f_cxl_dispatch_write_back(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(293));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(309));
   return pyresult;
 }
 #else
@@ -2004,10 +2105,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2029,10 +2130,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(171), arg5, (char **)&x5);
+      _cffi_type(179), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_engine * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(171), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(179), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2198,10 +2299,10 @@ _cffi_f_cxl_engine_statistics(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(282), arg1, (char **)&x1);
+      _cffi_type(290), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_engine_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(282), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(290), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2450,10 +2551,10 @@ _cffi_f_cxl_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(176), arg0, (char **)&x0);
+      _cffi_type(184), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(176), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(184), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3007,10 +3108,10 @@ _cffi_f_cxl_map_peek(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(203), arg4, (char **)&x4);
+      _cffi_type(211), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(203), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(211), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3135,10 +3236,10 @@ _cffi_f_cxl_map_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(176), arg2, (char **)&x2);
+      _cffi_type(184), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(176), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(184), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3211,6 +3312,88 @@ _cffi_f_cxl_map_ref_count(PyObject *self, PyObject *arg0)
 }
 #else
 #  define _cffi_f_cxl_map_ref_count _cffi_d_cxl_map_ref_count
+#endif
+
+static int _cffi_d_cxl_map_replay(cxl_map * x0, uint64_t x1, cxl_ref const * x2, uint64_t x3, uint64_t x4, uint64_t * x5)
+{
+  return cxl_map_replay(x0, x1, x2, x3, x4, x5);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_map_replay(PyObject *self, PyObject *args)
+{
+  cxl_map * x0;
+  uint64_t x1;
+  cxl_ref const * x2;
+  uint64_t x3;
+  uint64_t x4;
+  uint64_t * x5;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+  PyObject *arg4;
+  PyObject *arg5;
+
+  if (!PyArg_UnpackTuple(args, "cxl_map_replay", 6, 6, &arg0, &arg1, &arg2, &arg3, &arg4, &arg5))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_map *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(78), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(78), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x3 = _cffi_to_c_int(arg3, uint64_t);
+  if (x3 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x4 = _cffi_to_c_int(arg4, uint64_t);
+  if (x4 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(10), arg5, (char **)&x5);
+  if (datasize != 0) {
+    x5 = ((size_t)datasize) <= 640 ? (uint64_t *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(10), arg5, (char **)&x5,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_map_replay(x0, x1, x2, x3, x4, x5); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_map_replay _cffi_d_cxl_map_replay
 #endif
 
 static int _cffi_d_cxl_map_set(cxl_map * x0, cxl_ref const * x1, uint64_t x2, uint64_t * x3)
@@ -3512,10 +3695,10 @@ _cffi_f_cxl_map_write(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(191), arg2, (char **)&x2);
+      _cffi_type(199), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(191), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(199), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3838,10 +4021,10 @@ _cffi_f_cxl_media_anonymous(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg2, (char **)&x2);
+      _cffi_type(219), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(219), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3876,10 +4059,10 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(254), arg0, (char **)&x0);
+      _cffi_type(262), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(254), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(262), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3891,7 +4074,7 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(176));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(184));
   if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
   return pyresult;
 }
@@ -3912,10 +4095,10 @@ _cffi_f_cxl_media_close(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3960,10 +4143,10 @@ _cffi_f_cxl_media_copy(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3973,10 +4156,10 @@ _cffi_f_cxl_media_copy(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(191), arg2, (char **)&x2);
+      _cffi_type(199), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(191), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(199), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4027,10 +4210,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4040,10 +4223,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(191), arg2, (char **)&x2);
+      _cffi_type(199), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(191), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(199), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4053,10 +4236,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(162), arg4, (char **)&x4);
+      _cffi_type(170), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(162), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(170), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4103,10 +4286,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4120,10 +4303,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(162), arg3, (char **)&x3);
+      _cffi_type(170), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(162), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(170), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4167,10 +4350,10 @@ _cffi_f_cxl_media_fence(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4205,10 +4388,10 @@ _cffi_f_cxl_media_granularity(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(254), arg0, (char **)&x0);
+      _cffi_type(262), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(254), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(262), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4271,10 +4454,10 @@ _cffi_f_cxl_media_map(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg4, (char **)&x4);
+      _cffi_type(219), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(219), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4321,10 +4504,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4334,10 +4517,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(176), arg2, (char **)&x2);
+      _cffi_type(184), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(176), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(184), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4399,10 +4582,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4412,10 +4595,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(176), arg2, (char **)&x2);
+      _cffi_type(184), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(176), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(184), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4425,10 +4608,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(162), arg4, (char **)&x4);
+      _cffi_type(170), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(162), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(170), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4478,10 +4661,10 @@ _cffi_f_cxl_media_record(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4526,10 +4709,10 @@ _cffi_f_cxl_media_record_mark(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4576,19 +4759,19 @@ _cffi_f_cxl_media_record_view(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(203), arg1, (char **)&x1);
+      _cffi_type(211), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(203), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(211), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4632,10 +4815,10 @@ _cffi_f_cxl_media_size(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(254), arg0, (char **)&x0);
+      _cffi_type(262), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(254), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(262), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4680,10 +4863,10 @@ _cffi_f_cxl_media_store(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4693,10 +4876,10 @@ _cffi_f_cxl_media_store(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(191), arg2, (char **)&x2);
+      _cffi_type(199), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(191), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(199), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4743,10 +4926,10 @@ _cffi_f_cxl_media_store_u64(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4797,10 +4980,10 @@ _cffi_f_cxl_media_write_back(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(143), arg0, (char **)&x0);
+      _cffi_type(151), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(143), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4846,71 +5029,73 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "CXL_GRANULARITY_PAGE", (void *)_cffi_const_CXL_GRANULARITY_PAGE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_READ_ONLY", (void *)_cffi_const_CXL_MAP_READ_ONLY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_SYNC", (void *)_cffi_const_CXL_MAP_SYNC, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 256), (void *)_cffi_d_cxl_crc32c },
+  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 264), (void *)_cffi_d_cxl_crc32c },
+  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 298), (void *)_cffi_d_cxl_crc32c_each },
   { "cxl_delta_apply", (void *)_cffi_f_cxl_delta_apply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 2), (void *)_cffi_d_cxl_delta_apply },
-  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 273), (void *)_cffi_d_cxl_delta_cancel },
+  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 281), (void *)_cffi_d_cxl_delta_cancel },
   { "cxl_dispatch_copy", (void *)_cffi_f_cxl_dispatch_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_copy },
   { "cxl_dispatch_crc32c", (void *)_cffi_f_cxl_dispatch_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_crc32c },
   { "cxl_dispatch_fence", (void *)_cffi_f_cxl_dispatch_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_fence },
-  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 222), (void *)_cffi_d_cxl_dispatch_init },
+  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 230), (void *)_cffi_d_cxl_dispatch_init },
   { "cxl_dispatch_write_back", (void *)_cffi_f_cxl_dispatch_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_write_back },
   { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 66), (void *)_cffi_d_cxl_engine_close_lease },
   { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 88), (void *)_cffi_d_cxl_engine_copy_extent },
-  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 224), (void *)_cffi_d_cxl_engine_dead_segments },
+  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 232), (void *)_cffi_d_cxl_engine_dead_segments },
   { "cxl_engine_define", (void *)_cffi_f_cxl_engine_define, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_cxl_engine_define },
   { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 41), (void *)_cffi_d_cxl_engine_describe },
-  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 277), (void *)_cffi_d_cxl_engine_drop_unreferenced },
-  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 277), (void *)_cffi_d_cxl_engine_free },
+  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 285), (void *)_cffi_d_cxl_engine_drop_unreferenced },
+  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 285), (void *)_cffi_d_cxl_engine_free },
   { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 82), (void *)_cffi_d_cxl_engine_lease },
   { "cxl_engine_list", (void *)_cffi_f_cxl_engine_list, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 7), (void *)_cffi_d_cxl_engine_list },
-  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 165), (void *)_cffi_d_cxl_engine_new },
+  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 173), (void *)_cffi_d_cxl_engine_new },
   { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 37), (void *)_cffi_d_cxl_engine_publish },
   { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 60), (void *)_cffi_d_cxl_engine_segment_refs },
-  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 280), (void *)_cffi_d_cxl_engine_statistics },
+  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 288), (void *)_cffi_d_cxl_engine_statistics },
   { "cxl_engine_usage", (void *)_cffi_f_cxl_engine_usage, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_cxl_engine_usage },
   { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 47), (void *)_cffi_d_cxl_engine_verify },
-  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 267), (void *)_cffi_d_cxl_fault_count },
-  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 213), (void *)_cffi_d_cxl_fault_set },
-  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 290), (void *)_cffi_d_cxl_free },
-  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 261), (void *)_cffi_d_cxl_map_allocated },
+  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 275), (void *)_cffi_d_cxl_fault_count },
+  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 221), (void *)_cffi_d_cxl_fault_set },
+  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 306), (void *)_cffi_d_cxl_free },
+  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 269), (void *)_cffi_d_cxl_map_allocated },
   { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 118), (void *)_cffi_d_cxl_map_attach_lease },
   { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 103), (void *)_cffi_d_cxl_map_clone },
   { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 113), (void *)_cffi_d_cxl_map_close_lease },
-  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 127), (void *)_cffi_d_cxl_map_export },
-  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 284), (void *)_cffi_d_cxl_map_free },
+  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 135), (void *)_cffi_d_cxl_map_export },
+  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 292), (void *)_cffi_d_cxl_map_free },
   { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 96), (void *)_cffi_d_cxl_map_is_dirty },
-  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 134), (void *)_cffi_d_cxl_map_move },
+  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_move },
   { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 55), (void *)_cffi_d_cxl_map_new },
-  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 229), (void *)_cffi_d_cxl_map_peek },
-  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 122), (void *)_cffi_d_cxl_map_punch },
-  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 237), (void *)_cffi_d_cxl_map_read },
-  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 261), (void *)_cffi_d_cxl_map_ref_count },
+  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 237), (void *)_cffi_d_cxl_map_peek },
+  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 130), (void *)_cffi_d_cxl_map_punch },
+  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 245), (void *)_cffi_d_cxl_map_read },
+  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 269), (void *)_cffi_d_cxl_map_ref_count },
+  { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 122), (void *)_cffi_d_cxl_map_replay },
   { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 107), (void *)_cffi_d_cxl_map_set },
   { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 118), (void *)_cffi_d_cxl_map_set_size },
-  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 261), (void *)_cffi_d_cxl_map_size },
+  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 269), (void *)_cffi_d_cxl_map_size },
   { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 99), (void *)_cffi_d_cxl_map_take_delta },
   { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 118), (void *)_cffi_d_cxl_map_truncate },
-  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 245), (void *)_cffi_d_cxl_map_write },
+  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 253), (void *)_cffi_d_cxl_map_write },
   { "cxl_maps_export", (void *)_cffi_f_cxl_maps_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 20), (void *)_cffi_d_cxl_maps_export },
   { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 72), (void *)_cffi_d_cxl_maps_import },
-  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 217), (void *)_cffi_d_cxl_media_anonymous },
-  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 270), (void *)_cffi_d_cxl_media_base },
-  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 287), (void *)_cffi_d_cxl_media_close },
-  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 188), (void *)_cffi_d_cxl_media_copy },
-  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 194), (void *)_cffi_d_cxl_media_copy_crc },
-  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 158), (void *)_cffi_d_cxl_media_crc },
-  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 142), (void *)_cffi_d_cxl_media_fence },
-  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 253), (void *)_cffi_d_cxl_media_granularity },
-  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 206), (void *)_cffi_d_cxl_media_map },
-  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 181), (void *)_cffi_d_cxl_media_read },
-  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 173), (void *)_cffi_d_cxl_media_read_crc },
-  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 145), (void *)_cffi_d_cxl_media_record },
-  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 149), (void *)_cffi_d_cxl_media_record_mark },
-  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 201), (void *)_cffi_d_cxl_media_record_view },
-  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 264), (void *)_cffi_d_cxl_media_size },
-  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 188), (void *)_cffi_d_cxl_media_store },
-  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 153), (void *)_cffi_d_cxl_media_store_u64 },
-  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 153), (void *)_cffi_d_cxl_media_write_back },
+  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 225), (void *)_cffi_d_cxl_media_anonymous },
+  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 278), (void *)_cffi_d_cxl_media_base },
+  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 295), (void *)_cffi_d_cxl_media_close },
+  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 196), (void *)_cffi_d_cxl_media_copy },
+  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 202), (void *)_cffi_d_cxl_media_copy_crc },
+  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 166), (void *)_cffi_d_cxl_media_crc },
+  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 150), (void *)_cffi_d_cxl_media_fence },
+  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 261), (void *)_cffi_d_cxl_media_granularity },
+  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 214), (void *)_cffi_d_cxl_media_map },
+  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 189), (void *)_cffi_d_cxl_media_read },
+  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 181), (void *)_cffi_d_cxl_media_read_crc },
+  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 153), (void *)_cffi_d_cxl_media_record },
+  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 157), (void *)_cffi_d_cxl_media_record_mark },
+  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 209), (void *)_cffi_d_cxl_media_record_view },
+  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 272), (void *)_cffi_d_cxl_media_size },
+  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 196), (void *)_cffi_d_cxl_media_store },
+  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 161), (void *)_cffi_d_cxl_media_store_u64 },
+  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 161), (void *)_cffi_d_cxl_media_write_back },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
@@ -4931,13 +5116,13 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "refs", offsetof(cxl_delta, refs),
             sizeof(((cxl_delta *)0)->refs),
-            _CFFI_OP(_CFFI_OP_NOOP, 303) },
+            _CFFI_OP(_CFFI_OP_NOOP, 319) },
   { "extents", offsetof(cxl_delta, extents),
                sizeof(((cxl_delta *)0)->extents),
                _CFFI_OP(_CFFI_OP_NOOP, 44) },
   { "crcs", offsetof(cxl_delta, crcs),
             sizeof(((cxl_delta *)0)->crcs),
-            _CFFI_OP(_CFFI_OP_NOOP, 162) },
+            _CFFI_OP(_CFFI_OP_NOOP, 170) },
   { "extents", offsetof(cxl_engine_stats, extents),
                sizeof(((cxl_engine_stats *)0)->extents),
                _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -4964,10 +5149,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                        _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "kind", offsetof(cxl_event, kind),
             sizeof(((cxl_event *)0)->kind),
-            _CFFI_OP(_CFFI_OP_NOOP, 170) },
+            _CFFI_OP(_CFFI_OP_NOOP, 178) },
   { "thread", offsetof(cxl_event, thread),
               sizeof(((cxl_event *)0)->thread),
-              _CFFI_OP(_CFFI_OP_NOOP, 170) },
+              _CFFI_OP(_CFFI_OP_NOOP, 178) },
   { "offset", offsetof(cxl_event, offset),
               sizeof(((cxl_event *)0)->offset),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -4988,16 +5173,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "first_chunk", offsetof(cxl_extent_info, first_chunk),
                    sizeof(((cxl_extent_info *)0)->first_chunk),
-                   _CFFI_OP(_CFFI_OP_NOOP, 170) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 178) },
   { "crc_count", offsetof(cxl_extent_info, crc_count),
                  sizeof(((cxl_extent_info *)0)->crc_count),
-                 _CFFI_OP(_CFFI_OP_NOOP, 170) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 178) },
   { "error", offsetof(cxl_fault, error),
              sizeof(((cxl_fault *)0)->error),
-             _CFFI_OP(_CFFI_OP_NOOP, 311) },
+             _CFFI_OP(_CFFI_OP_NOOP, 327) },
   { "chunk", offsetof(cxl_fault, chunk),
              sizeof(((cxl_fault *)0)->chunk),
-             _CFFI_OP(_CFFI_OP_NOOP, 170) },
+             _CFFI_OP(_CFFI_OP_NOOP, 178) },
   { "file_offset", offsetof(cxl_fault, file_offset),
                    sizeof(((cxl_fault *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5012,10 +5197,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                     _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "expected", offsetof(cxl_fault, expected),
                 sizeof(((cxl_fault *)0)->expected),
-                _CFFI_OP(_CFFI_OP_NOOP, 170) },
+                _CFFI_OP(_CFFI_OP_NOOP, 178) },
   { "actual", offsetof(cxl_fault, actual),
               sizeof(((cxl_fault *)0)->actual),
-              _CFFI_OP(_CFFI_OP_NOOP, 170) },
+              _CFFI_OP(_CFFI_OP_NOOP, 178) },
   { "file_offset", offsetof(cxl_ref, file_offset),
                    sizeof(((cxl_ref *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5043,51 +5228,51 @@ static const struct _cffi_field_s _cffi_fields[] = {
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "$cxl_delta", 295, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_delta", 311, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 0, 8 },
-  { "$cxl_engine_stats", 297, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_engine_stats", 313, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 8, 8 },
-  { "$cxl_event", 298, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_event", 314, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 16, 4 },
-  { "$cxl_extent_info", 299, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_extent_info", 315, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 20, 6 },
-  { "$cxl_fault", 300, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_fault", 316, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 26, 8 },
-  { "$cxl_ref", 304, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_ref", 320, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 34, 4 },
-  { "$cxl_segment_ref", 306, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_segment_ref", 322, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 38, 4 },
-  { "cxl_engine", 296, _CFFI_F_OPAQUE,
+  { "cxl_engine", 312, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_map", 301, _CFFI_F_OPAQUE,
+  { "cxl_map", 317, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_media", 302, _CFFI_F_OPAQUE,
+  { "cxl_media", 318, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "$1", 307, _cffi_prim_int(4, 0),
+  { "$1", 323, _cffi_prim_int(4, 0),
     "CXL_GRANULARITY_BYTE,CXL_GRANULARITY_LINE,CXL_GRANULARITY_PAGE" },
-  { "$2", 308, _cffi_prim_int(4, 0),
+  { "$2", 324, _cffi_prim_int(4, 0),
     "CXL_MAP_READ_ONLY,CXL_MAP_SYNC" },
-  { "$3", 309, _cffi_prim_int(4, 0),
+  { "$3", 325, _cffi_prim_int(4, 0),
     "CXL_EVENT_STORE,CXL_EVENT_COPY,CXL_EVENT_WRITE_BACK,CXL_EVENT_FENCE,CXL_EVENT_MARK" },
-  { "$4", 310, _cffi_prim_int(4, 0),
+  { "$4", 326, _cffi_prim_int(4, 0),
     "CXL_FAULT_ALLOCATE,CXL_FAULT_WRITE_BACK,CXL_FAULT_COPY,CXL_FAULT_MSYNC,CXL_FAULT_MAP,CXL_FAULT_FENCE,"
     "CXL_FAULT_KINDS" },
 };
 
 static const struct _cffi_typename_s _cffi_typenames[] = {
-  { "cxl_delta", 295 },
-  { "cxl_engine", 296 },
-  { "cxl_engine_stats", 297 },
-  { "cxl_event", 298 },
-  { "cxl_extent_info", 299 },
-  { "cxl_fault", 300 },
-  { "cxl_map", 301 },
-  { "cxl_media", 302 },
-  { "cxl_ref", 304 },
-  { "cxl_segment_ref", 306 },
+  { "cxl_delta", 311 },
+  { "cxl_engine", 312 },
+  { "cxl_engine_stats", 313 },
+  { "cxl_event", 314 },
+  { "cxl_extent_info", 315 },
+  { "cxl_fault", 316 },
+  { "cxl_map", 317 },
+  { "cxl_media", 318 },
+  { "cxl_ref", 320 },
+  { "cxl_segment_ref", 322 },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -5097,12 +5282,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   _cffi_typenames,
-  82,  /* num_globals */
+  84,  /* num_globals */
   10,  /* num_struct_unions */
   4,  /* num_enums */
   10,  /* num_typenames */
   NULL,  /* no includes */
-  314,  /* num_types */
+  330,  /* num_types */
   0,  /* flags */
 };
 

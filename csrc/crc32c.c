@@ -50,3 +50,10 @@ uint32_t cxl_crc32c(uint32_t crc, const void *data, size_t length)
 {
     return cxl_table.crc32c(crc, data, length);
 }
+
+void cxl_crc32c_each(uint32_t crc, const void *base, const uint64_t *offset, const uint64_t *length, uint64_t count,
+                     uint32_t *out)
+{
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = cxl_crc32c(crc, (const uint8_t *)base + offset[i], length[i]);
+}

@@ -21,6 +21,10 @@
 /* CRC32C (Castagnoli) of length bytes, continuing from crc (0 to begin). */
 uint32_t cxl_crc32c(uint32_t crc, const void *data, size_t length);
 
+/* out[i] = checksum of length[i] bytes at base + offset[i], each continuing from crc. */
+void cxl_crc32c_each(uint32_t crc, const void *base, const uint64_t *offset, const uint64_t *length, uint64_t count,
+                     uint32_t *out);
+
 /* Which routines were chosen, once, from the CPU and the environment:
  * "clwb" | "clflushopt" | "clflush" | "dc-cvap" | "dc-cvadp" | "none"; "sfence" | "dsb";
  * "crc32c-sse42" | "crc32c-vpclmul" | "crc32c-arm" | "crc32c-table"; "nt-avx512" | "nt-avx2" | "nt-sse2" | ...
@@ -188,6 +192,8 @@ int cxl_map_truncate(cxl_map *map, uint64_t size);
 int cxl_map_set(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad);
 /* Replay: no dirty mark; cuts references beyond. A new map without marks is clean from then on. */
 int cxl_map_set_size(cxl_map *map, uint64_t size);
+/* One replayed change: cut to cut bytes, cxl_map_set, cxl_map_set_size. Not undone when it fails. */
+int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t count, uint64_t size, uint64_t *bad);
 /* References that overlap [offset, offset+length), clipped to it, holes left out. *out: cxl_free. */
 int cxl_map_export(cxl_map *map, uint64_t offset, uint64_t length, cxl_ref **out, uint64_t *count);
 /* Re-aim references into [extent_offset, +length) of old_id at new_id, new_offset. Keeps dirty marks. */

@@ -437,3 +437,15 @@ int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owne
     drop_all(engine, list, total);
     return result;
 }
+
+int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t count, uint64_t size, uint64_t *bad)
+{
+    int result = 0;
+    if (cut < cxl_map_size(map))
+        result = cxl_map_set_size(map, cut);
+    if (result == 0 && count != 0)
+        result = cxl_map_set(map, refs, count, bad);
+    if (result == 0)
+        result = cxl_map_set_size(map, size);
+    return result;
+}

@@ -13,14 +13,15 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from cxlfs import layout, segments
 from cxlfs.errors import MediaError
-from cxlfs.native import crc32c
+from cxlfs.native import crc32c, crc32c_each
 
 if TYPE_CHECKING:
     from cxlfs.media import Media
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 _RECORD = layout.packer(layout.RECORD_DTYPE)
 _HEADER_BYTES = layout.RECORD_DTYPE.itemsize
 _SUMMED_BYTES = _HEADER_BYTES - 4
+_WALK = struct.Struct("<I4xI4xQQ")
+"""Magic, length, LSN and epoch of a record header: what leads from one record to the next."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One good record; ``payload`` without padding."""
 
     lsn: int
@@ -45,6 +47,19 @@ class Record:
     copy_number: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class BadCopy:
+    """A record that is good in the other copy of its journal; ``media_offset``: of the bad one."""
+
+    lsn: int
+    length: int
+    copy_number: int
+    media_offset: int
+    good_media_offset: int
+    contradicts: bool
+    """It is valid by itself, but says something else than the primary copy."""
+
+
 @dataclasses.dataclass(slots=True)
 class SegmentScan:
     """What reading one journal segment came to; complete once its records are used up."""
@@ -55,8 +70,8 @@ class SegmentScan:
     last_lsn: int
     mirror_used: int = 0
     """Records that were good in the mirror only."""
-    damaged_copies: list[int] = dataclasses.field(default_factory=list)
-    """Media offsets of records (or copies of one) that are bad though the journal goes on."""
+    bad_copies: list[BadCopy] = dataclasses.field(default_factory=list)
+    """Those in the primary copy; with ``compare`` those in the mirror too."""
     lost_lsn: int | None = None
     """LSN of a record that was durable and is good in neither copy: damage."""
 
@@ -64,9 +79,9 @@ class SegmentScan:
 class _Copy:
     """The bytes of one copy of a journal segment; what cannot be read stands as zeros."""
 
-    def __init__(self, media: Media, superblock: Superblock, index: int) -> None:
+    def __init__(self, media: Media, superblock: Superblock, index: int, size: int) -> None:
         self.base = superblock.segment_offset(index)
-        self.data = _read_tolerantly(media, self.base, superblock.segment_size_bytes)
+        self.data = _read_tolerantly(media, self.base, size)
 
 
 def _read_tolerantly(media: Media, offset: int, length: int) -> bytes:
@@ -103,7 +118,11 @@ def read_header(
 
 
 class SegmentReader:
-    """Iterates over the records of one journal segment; ``scan`` tells how it ended."""
+    """Iterates over the records of one journal segment; ``scan`` tells how it ended.
+
+    ``compare``: look at both copies of every record. ``end``: read so many bytes of the segment (a
+    multiple of RECORD_ALIGN; all by default). What is read is what stood there at the beginning.
+    """
 
     def __init__(
         self,
@@ -112,13 +131,16 @@ class SegmentReader:
         header: segments.SegmentHeader,
         *,
         expected_lsn: int,
+        compare: bool = False,
+        end: int | None = None,
     ) -> None:
+        self._size = superblock.segment_size_bytes if end is None else end
         self._copies = (
-            _Copy(media, superblock, header.index),
-            _Copy(media, superblock, header.partner),
+            _Copy(media, superblock, header.index, self._size),
+            _Copy(media, superblock, header.partner, self._size),
         )
+        self._compare = compare
         self._seed = segments.record_seed(header.nonce, header.epoch, superblock.uuid)
-        self._size = superblock.segment_size_bytes
         self._expected_lsn = expected_lsn
         self.scan = SegmentScan(header, layout.SEGMENT_HEADER_BYTES, expected_lsn - 1)
 
@@ -126,6 +148,13 @@ class SegmentReader:
         position = layout.SEGMENT_HEADER_BYTES
         primary, mirror = self._copies
         lsn = self._expected_lsn
+        if not self._compare:
+            for record in self._undamaged():
+                position += record.length
+                self.scan.end = position
+                self.scan.last_lsn = lsn
+                lsn += 1
+                yield record
         while True:
             record = self._record_at(primary, 0, position, lsn)
             if record is None:
@@ -133,13 +162,66 @@ class SegmentReader:
                 if record is None:
                     break
                 self.scan.mirror_used += 1
-                self.scan.damaged_copies.append(primary.base + position)
+                self._note_bad_copy(record, 0, position, contradicts=False)
+            elif self._compare:
+                other = self._record_at(mirror, 1, position, lsn)
+                if other is None or not _same(record, other):
+                    self._note_bad_copy(record, 1, position, contradicts=other is not None)
             position += record.length
             self.scan.end = position
             self.scan.last_lsn = lsn
             lsn += 1
             yield record
         self._look_ahead(position, lsn)
+
+    def _undamaged(self) -> Iterator[Record]:
+        """The records up to the first one that is not good in the primary copy.
+
+        The checks of _record_at over all of them at once: 100 000 records in a third of the time.
+        """
+        data, base = self._copies[0].data, self._copies[0].base
+        starts = np.array(self._walk(data), dtype=np.uint64)
+        rows = np.frombuffer(data, dtype=layout.RECORD_DTYPE)[starts // _HEADER_BYTES]
+        lengths = rows["length"].astype(np.uint64)
+        heads = np.full(len(starts), _SUMMED_BYTES, dtype=np.uint64)
+        good = crc32c_each(data, starts, heads, self._seed) == rows["crc"]
+        payloads = crc32c_each(data, starts + _HEADER_BYTES, lengths - _HEADER_BYTES, self._seed)
+        good &= payloads == rows["payload_crc"]
+        good &= rows["type"] == layout.RECORD_TRANSACTION
+        good &= rows["payload_bytes"] <= lengths - _HEADER_BYTES
+        count = len(good) if good.all() else int(np.argmin(good))
+        fields = ("lsn", "time_ns", "fenced_lsn", "operation_count", "payload_bytes", "length")
+        columns = [rows[name][:count].tolist() for name in fields]
+        for start, lsn, time_ns, fenced, operations, payload_bytes, length in zip(
+            starts[:count].tolist(), *columns, strict=True
+        ):
+            first = start + _HEADER_BYTES
+            payload = data[first : first + payload_bytes]
+            yield Record(lsn, time_ns, fenced, operations, payload, base + start, length, 0)
+
+    def _walk(self, data: bytes) -> list[int]:
+        """Where records of the right LSN and epoch seem to begin, each behind the one before."""
+        starts: list[int] = []
+        position, lsn = layout.SEGMENT_HEADER_BYTES, self._expected_lsn
+        epoch = self.scan.header.epoch
+        while position + _HEADER_BYTES <= self._size:
+            magic, length, found_lsn, found_epoch = _WALK.unpack_from(data, position)
+            if magic != layout.RECORD_MAGIC or found_lsn != lsn or found_epoch != epoch:
+                break
+            if length % layout.RECORD_ALIGN or not _HEADER_BYTES <= length <= self._size - position:
+                break
+            starts.append(position)
+            position += length
+            lsn += 1
+        return starts
+
+    def _note_bad_copy(
+        self, record: Record, copy_number: int, position: int, *, contradicts: bool
+    ) -> None:
+        bad = self._copies[copy_number].base + position
+        self.scan.bad_copies.append(
+            BadCopy(record.lsn, record.length, copy_number, bad, record.media_offset, contradicts)
+        )
 
     def _record_at(self, copy: _Copy, number: int, position: int, lsn: int) -> Record | None:
         data = copy.data
@@ -185,6 +267,10 @@ class SegmentReader:
                     return
 
 
+def _same(record: Record, other: Record) -> bool:
+    return other._replace(media_offset=record.media_offset, copy_number=0) == record
+
+
 def find_successor(
     headers: list[segments.SegmentHeader], *, after_epoch: int, first_lsn: int
 ) -> segments.SegmentHeader | None:
@@ -201,7 +287,11 @@ def find_successor(
     ]
     if not found:
         return None
-    best = max(found, key=lambda header: (header.epoch, -header.copy_number))
-    if best.copy_number == 0:
-        return best
-    return dataclasses.replace(best, index=best.partner, partner=best.index, copy_number=0)
+    return as_primary(max(found, key=lambda header: (header.epoch, -header.copy_number)))
+
+
+def as_primary(header: segments.SegmentHeader) -> segments.SegmentHeader:
+    """The header of the primary copy, made from that of either copy."""
+    if header.copy_number == 0:
+        return header
+    return dataclasses.replace(header, index=header.partner, partner=header.index, copy_number=0)

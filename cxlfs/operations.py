@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -218,106 +219,117 @@ class _MalformedError(Exception):
     """A body that does not fit its operation; decode() turns it into CorruptionError."""
 
 
-def _name(data: bytes, start: int, length: int) -> bytes:
+def _name(data: bytes, start: int, length: int, end: int) -> bytes:
     name = data[start : start + length]
-    if not 0 < length <= layout.NAME_BYTES_MAX or len(name) != length:
+    if not 0 < length <= layout.NAME_BYTES_MAX or start + length > end:
         raise _MalformedError("name length")
     if b"/" in name or b"\0" in name or name in (b".", b".."):
         raise _MalformedError("name")
     return name
 
 
-def _decode_inode(data: bytes, _flags: int) -> Operation:
-    ino, mode, uid, gid, rdev, flags, _, atime, mtime, ctime, birth = _INODE.unpack_from(data)
-    if ino == 0 or flags & ~layout.INODE_FLAGS_KNOWN:
+# A decoder gets the payload, where the body begins and ends in it, and the flags. A named tuple is made
+# with tuple.__new__, which costs a third of calling its class: replay lives on this.
+_new = tuple.__new__
+
+
+def _decode_inode(data: bytes, start: int, _end: int, _flags: int) -> Operation:
+    values = _INODE.unpack_from(data, start)
+    if values[0] == 0 or values[5] & ~layout.INODE_FLAGS_KNOWN:
         raise _MalformedError("inode flags")
-    return InodeOperation(ino, mode, uid, gid, rdev, flags, atime, mtime, ctime, birth)
+    return _new(InodeOperation, values[:6] + values[7:])
 
 
-def _decode_link(data: bytes, _flags: int) -> Operation:
-    parent, ino, length, _ = _NAME.unpack_from(data)
-    return LinkOperation(parent, ino, _name(data, _NAME.size, length))
+def _decode_link(data: bytes, start: int, end: int, _flags: int) -> Operation:
+    parent, ino, length, _ = _NAME.unpack_from(data, start)
+    return _new(LinkOperation, (parent, ino, _name(data, start + _NAME.size, length, end)))
 
 
-def _decode_unlink(data: bytes, _flags: int) -> Operation:
-    parent, _ino, length, _ = _NAME.unpack_from(data)
-    return UnlinkOperation(parent, _name(data, _NAME.size, length))
+def _decode_unlink(data: bytes, start: int, end: int, _flags: int) -> Operation:
+    parent, _ino, length, _ = _NAME.unpack_from(data, start)
+    return UnlinkOperation(parent, _name(data, start + _NAME.size, length, end))
 
 
-def _strings(data: bytes) -> tuple[int, bytes, bytes]:
-    ino, name_bytes, value_bytes = _XATTR.unpack_from(data)
-    end = _XATTR.size + name_bytes
-    if end + value_bytes > len(data):
+def _strings(data: bytes, start: int, end: int) -> tuple[int, bytes, bytes]:
+    ino, name_bytes, value_bytes = _XATTR.unpack_from(data, start)
+    first = start + _XATTR.size
+    middle = first + name_bytes
+    if middle + value_bytes > end:
         raise _MalformedError("string length")
-    return ino, data[_XATTR.size : end], data[end : end + value_bytes]
+    return ino, data[first:middle], data[middle : middle + value_bytes]
 
 
-def _decode_symlink(data: bytes, _flags: int) -> Operation:
-    ino, _name_part, target = _strings(data)
+def _decode_symlink(data: bytes, start: int, end: int, _flags: int) -> Operation:
+    ino, _name_part, target = _strings(data, start, end)
     if not 0 < len(target) <= layout.SYMLINK_BYTES_MAX:
         raise _MalformedError("symlink length")
     return SymlinkOperation(ino, target)
 
 
-def _decode_xattr_set(data: bytes, _flags: int) -> Operation:
-    ino, name, value = _strings(data)
+def _decode_xattr_set(data: bytes, start: int, end: int, _flags: int) -> Operation:
+    ino, name, value = _strings(data, start, end)
     if not 0 < len(name) <= layout.XATTR_NAME_BYTES_MAX or b"\0" in name:
         raise _MalformedError("xattr name")
     return XattrSetOperation(ino, name, value)
 
 
-def _decode_xattr_remove(data: bytes, _flags: int) -> Operation:
-    ino, name, _value = _strings(data)
+def _decode_xattr_remove(data: bytes, start: int, end: int, _flags: int) -> Operation:
+    ino, name, _value = _strings(data, start, end)
     return XattrRemoveOperation(ino, name)
 
 
-def _decode_extent(data: bytes, _flags: int) -> Operation:
-    extent_id, media_offset, length, first_chunk, count = _EXTENT.unpack_from(data)
-    end = _EXTENT.size + 4 * count
-    if count > _CHUNKS_MAX or end > len(data):
+def _decode_extent(data: bytes, start: int, end: int, _flags: int) -> Operation:
+    extent_id, media_offset, length, first_chunk, count = _EXTENT.unpack_from(data, start)
+    first = start + _EXTENT.size
+    last = first + 4 * count
+    if count > _CHUNKS_MAX or last > end:
         raise _MalformedError("checksum count")
-    return ExtentOperation(extent_id, media_offset, length, first_chunk, data[_EXTENT.size : end])
+    return _new(
+        ExtentOperation, (extent_id, media_offset, length, first_chunk, data[first:last])
+    )
 
 
-def _decode_content(data: bytes, flags: int) -> Operation:
-    ino, cut, size, count = _CONTENT.unpack_from(data)
-    end = _CONTENT.size + _REF_BYTES * count
-    if count > len(data) or end > len(data):
+def _decode_content(data: bytes, start: int, end: int, flags: int) -> Operation:
+    ino, cut, size, count = _CONTENT.unpack_from(data, start)
+    first = start + _CONTENT.size
+    last = first + _REF_BYTES * count
+    if count > len(data) or last > end:
         raise _MalformedError("reference count")
     if size > layout.FILE_SIZE_MAX:
         raise _MalformedError("file size")
     aside = bool(flags & layout.OP_FLAG_ASIDE)
-    return ContentOperation(ino, aside, cut, size, data[_CONTENT.size : end])
+    return _new(ContentOperation, (ino, aside, cut, size, data[first:last]))
 
 
-def _decode_promote(data: bytes, _flags: int) -> Operation:
-    return PromoteOperation(*_INO.unpack_from(data))
+def _decode_promote(data: bytes, start: int, _end: int, _flags: int) -> Operation:
+    return PromoteOperation(*_INO.unpack_from(data, start))
 
 
-def _decode_aside_drop(data: bytes, _flags: int) -> Operation:
-    return AsideDropOperation(*_INO.unpack_from(data))
+def _decode_aside_drop(data: bytes, start: int, _end: int, _flags: int) -> Operation:
+    return AsideDropOperation(*_INO.unpack_from(data, start))
 
 
-def _decode_move(data: bytes, _flags: int) -> Operation:
-    *numbers, count = _MOVE.unpack_from(data)
-    if count > len(data) or _MOVE.size + 8 * count > len(data):
+def _decode_move(data: bytes, start: int, end: int, _flags: int) -> Operation:
+    *numbers, count = _MOVE.unpack_from(data, start)
+    first = start + _MOVE.size
+    if count > len(data) or first + 8 * count > end:
         raise _MalformedError("inode count")
-    inos = tuple(_INO.unpack_from(data, _MOVE.size + 8 * i)[0] for i in range(count))
+    inos = tuple(_INO.unpack_from(data, first + 8 * i)[0] for i in range(count))
     return MoveOperation(*numbers, inos)
 
 
-_DECODERS: dict[int, tuple[int, Callable[[bytes, int], Operation]]] = {
-    layout.OP_INODE: (_INODE.size, _decode_inode),
-    layout.OP_LINK: (_NAME.size, _decode_link),
-    layout.OP_UNLINK: (_NAME.size, _decode_unlink),
-    layout.OP_SYMLINK: (_XATTR.size, _decode_symlink),
-    layout.OP_XATTR_SET: (_XATTR.size, _decode_xattr_set),
-    layout.OP_XATTR_REMOVE: (_XATTR.size, _decode_xattr_remove),
-    layout.OP_EXTENT: (_EXTENT.size, _decode_extent),
-    layout.OP_CONTENT: (_CONTENT.size, _decode_content),
-    layout.OP_PROMOTE: (_INO.size, _decode_promote),
-    layout.OP_ASIDE_DROP: (_INO.size, _decode_aside_drop),
-    layout.OP_MOVE: (_MOVE.size, _decode_move),
+_DECODERS: dict[int, tuple[int, Callable[[bytes, int, int, int], Operation]]] = {
+    layout.OP_INODE: (8 + _INODE.size, _decode_inode),
+    layout.OP_LINK: (8 + _NAME.size, _decode_link),
+    layout.OP_UNLINK: (8 + _NAME.size, _decode_unlink),
+    layout.OP_SYMLINK: (8 + _XATTR.size, _decode_symlink),
+    layout.OP_XATTR_SET: (8 + _XATTR.size, _decode_xattr_set),
+    layout.OP_XATTR_REMOVE: (8 + _XATTR.size, _decode_xattr_remove),
+    layout.OP_EXTENT: (8 + _EXTENT.size, _decode_extent),
+    layout.OP_CONTENT: (8 + _CONTENT.size, _decode_content),
+    layout.OP_PROMOTE: (8 + _INO.size, _decode_promote),
+    layout.OP_ASIDE_DROP: (8 + _INO.size, _decode_aside_drop),
+    layout.OP_MOVE: (8 + _MOVE.size, _decode_move),
 }
 
 
@@ -325,24 +337,23 @@ def decode(payload: bytes, count: int, media_offset: int) -> list[Operation]:
     """The operations of a record's payload; raises CorruptionError naming ``media_offset``."""
     result: list[Operation] = []
     position = 0
-    end = len(payload)
-    for _ in range(count):
-        if position + 8 > end:
-            break
-        kind, flags, length = _HEADER.unpack_from(payload, position)
-        decoder = _DECODERS.get(kind)
-        if decoder is None or length & 7 or length < 8 + decoder[0] or position + length > end:
-            break
-        try:
-            result.append(decoder[1](payload[position + 8 : position + length], flags))
-        except _MalformedError as error:
-            raise CorruptionError(
-                f"malformed journal operation: {error}",
-                structure="journal record",
-                media_offset=media_offset,
-            ) from error
-        position += length
-    if len(result) != count or position != end:
+    size = len(payload)
+    try:
+        for _ in range(count):
+            kind, flags, length = _HEADER.unpack_from(payload, position)
+            least, decoder = _DECODERS[kind]
+            end = position + length
+            if length & 7 or length < least or end > size:
+                break
+            result.append(decoder(payload, position + 8, end, flags))
+            position = end
+    except (_MalformedError, KeyError, struct.error) as error:
+        raise CorruptionError(
+            f"malformed journal operation: {error}",
+            structure="journal record",
+            media_offset=media_offset,
+        ) from error
+    if len(result) != count or position != size:
         raise CorruptionError(
             "malformed journal record: its operations do not fill it",
             structure="journal record",

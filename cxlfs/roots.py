@@ -167,6 +167,20 @@ def newer_root_may_be_lost(states: list[SlotState]) -> bool:
     return bool(damaged[0] & damaged[1])
 
 
+def complete(media: Media, superblock: Superblock, states: list[SlotState], root: Root) -> None:
+    """Give a ring that lacks ``root`` (a crash came between the two) the copy that it should have.
+
+    The good copy is not touched. Durable when it returns.
+    """
+    data = encode(root, superblock.uuid)
+    slot = root.generation % superblock.ring_slots
+    for state in states:
+        if state.slot == slot and state.root != root:
+            media.store(state.media_offset, data)
+            media.write_back(state.media_offset, len(data))
+            media.fence()
+
+
 def write(media: Media, superblock: Superblock, root: Root) -> None:
     """Write to ring A, fence, ring B, fence. Durable in both when it returns."""
     data = encode(dataclasses.replace(root, written_ns=time.time_ns()), superblock.uuid)

@@ -17,7 +17,9 @@ TIB = 1 << 40
 NANOSECONDS = 1_000_000_000
 
 _FACTORS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB, "P": 1 << 50}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?\s*", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(
+    r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([KMGTP]?)(?:i?B)?\s*", re.IGNORECASE | re.ASCII
+)
 
 
 def parse_size(text: str) -> int:
@@ -25,7 +27,8 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError(f"not a size: {text!r}", next_step="write it like 512M or 4G")
-    return int(float(match[1]) * _FACTORS[match[2].upper()])
+    number, factor = match[1], _FACTORS[match[2].upper()]
+    return int(float(number) * factor) if "." in number else int(number) * factor
 
 
 def format_size(size_bytes: int) -> str:

@@ -154,7 +154,7 @@ class Status(Report):
         get = _Getter(item)
         media = get.part("media")
         source = media.text("path") if daemon is None else daemon.source
-        state, status, action = _judge(get, source, None if daemon is None else daemon.mountpoint)
+        state, status, action = _judge(get, source, daemon)
         return cls(
             source=os.fsencode(source),
             mountpoint=None if daemon is None else os.fsencode(daemon.mountpoint),
@@ -249,37 +249,44 @@ class _Getter:
         return _Getter(value if isinstance(value, Mapping) else {})
 
 
-def _judge(get: _Getter, source: str, mountpoint: str | None) -> tuple[str, str | None, str | None]:
+def _judge(
+    get: _Getter, source: str, daemon: Registration | None
+) -> tuple[str, str | None, str | None]:
     """State, status and action."""
     state, reason = get.text("state"), get.text_or_none("reason")
-    target = mountpoint if mountpoint is not None else source
+    target = source if daemon is None else daemon.mountpoint
     if state == "NEEDS-CHECK":
         return state, reason, f"run: cxlfs verify {target}"
-    if mountpoint is None:
+    if daemon is None:
         return _judge_offline(get, source)
-    if get.number("media_errors") and state != "READ-ONLY":
-        return state, "the media failed while reading", f"run: cxlfs verify {target}"
     if state == "READ-ONLY":
-        return state, reason, _read_only_action(get, source, mountpoint)
-    if get.number("no_space_errors"):
-        refused = get.number("no_space_errors")
-        status = f"writes were refused {refused} times for want of space; nothing was lost"
+        return state, reason, _read_only_action(get, source, daemon)
+    if get.number("media_errors"):
+        return "NEEDS-CHECK", "the media failed while reading", f"run: cxlfs verify {target}"
+    refused = get.number("no_space_errors")
+    if refused:
+        status = (
+            f"{_count(refused, 'write')} {'was' if refused == 1 else 'were'} refused for want of "
+            "space; nothing that was committed is lost"
+        )
         return state, status, "delete checkpoints that are no longer needed"
     return state, None, None
 
 
 def _judge_offline(get: _Getter, source: str) -> tuple[str, str | None, str | None]:
     clean = get.part("recovery").truth("clean")
-    status = "it is not mounted; it was closed cleanly"
+    status = "not mounted; closed cleanly"
     if not clean:
-        status = "it is not mounted; it was not closed cleanly, and the next mount recovers it"
+        status = "not mounted; not closed cleanly: the next mount recovers it"
     return "OFFLINE", status, f"to use it: cxlfs mount {source} MOUNTPOINT"
 
 
-def _read_only_action(get: _Getter, source: str, mountpoint: str) -> str:
+def _read_only_action(get: _Getter, source: str, daemon: Registration) -> str:
+    mountpoint = daemon.mountpoint
     if get.text("reason") == "it was opened read-only":
         return f"to write: cxlfs umount {mountpoint}; cxlfs mount {source} {mountpoint}"
-    return f"read the log, then run: cxlfs verify {mountpoint}"
+    log = "the log" if daemon.log_path is None else f"the log {daemon.log_path}"
+    return f"read {log}, then unmount and run: cxlfs verify {source}"
 
 
 def _media(media: _Getter) -> Media:

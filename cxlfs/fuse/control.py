@@ -28,7 +28,7 @@ from pathlib import Path
 import trio
 
 from cxlfs import inspect
-from cxlfs.errors import CxlfsError, UsageError
+from cxlfs.errors import CxlfsError, InvariantError, UsageError
 from cxlfs.fuse.boundary import Failures
 from cxlfs.fuse.control_client import AWAIT_CLOSE, short_socket_name
 from cxlfs.fuse.wire import error_to_dict
@@ -102,7 +102,7 @@ class ControlServer:
         self._close_error: Exception | None = None
         self._waiting = 0
         self._all_told = trio.Event()
-        self._listener: trio.SocketListener | None = None
+        self._channel: socket.socket | None = None
         self._path: Path | None = None
 
     def register(self, name: str, handler: Handler) -> None:
@@ -116,13 +116,15 @@ class ControlServer:
             channel.bind(name)
         path.chmod(0o600)
         channel.listen(_BACKLOG)
-        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(channel))
+        self._channel = channel
         self._path = path
 
     async def serve(self) -> None:
         """Answer until cancelled."""
-        if self._listener is not None:
-            await trio.serve_listeners(self._connection, [self._listener])
+        if self._channel is None:
+            raise InvariantError("listen comes first")
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._channel))
+        await trio.serve_listeners(self._connection, [listener])
 
     async def close(self, error: Exception | None, *, seconds_max: float) -> None:
         """The store is closed (``error``: how that failed): tell whoever waits for it."""

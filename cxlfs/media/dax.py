@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cxlfs.errors import MediaUnavailableError, NotPersistentError
+from cxlfs.errors import MediaError, MediaUnavailableError, NotPersistentError
 from cxlfs.media.source import SourceMedia
-from cxlfs.media.sysfs import Region, find_block_region, find_dax_device
+from cxlfs.media.sysfs import DaxDevice, Region, find_block_region, find_dax_device
 from cxlfs.native import Granularity, MappedRegion
 
 
@@ -24,6 +24,26 @@ def granularity_of(region: Region | None) -> Granularity:
     if region is not None and region.persistence_domain == "cpu_cache":
         return Granularity.BYTE
     return Granularity.LINE
+
+
+def _volatile(path: str, device: DaxDevice) -> NotPersistentError:
+    return NotPersistentError(
+        f"{path} is volatile memory ({device.parent} is not a persistent region)",
+        next_step="make a persistent one: cxl create-region -t pmem, then "
+        "ndctl create-namespace -m devdax",
+    )
+
+
+def without_driver(path: str, sysfs: Path) -> MediaError:
+    """What to say of a device node that no driver answers for: of a volatile region never that it
+    needs one, though Linux binds none to it by itself.
+    """
+    device = find_dax_device(Path(path).stat().st_rdev, sysfs)
+    if device is not None and device.region is None:
+        return _volatile(path, device)
+    return MediaUnavailableError(
+        f"{path} has no driver", next_step="bind one: daxctl reconfigure-device -m devdax"
+    )
 
 
 def open_device(descriptor: int, path: str, *, read_only: bool, sysfs: Path) -> SourceMedia:
@@ -38,11 +58,7 @@ def open_device(descriptor: int, path: str, *, read_only: bool, sysfs: Path) -> 
             next_step="name a /dev/daxX.Y of a persistent region (ndctl list -N), or a file",
         )
     if device.region is None:
-        raise NotPersistentError(
-            f"{path} is volatile memory ({device.parent} is not a persistent region)",
-            next_step="make a persistent one: cxl create-region -t pmem, then "
-            "ndctl create-namespace -m devdax",
-        )
+        raise _volatile(path, device)
     if device.size_bytes == 0:
         raise MediaUnavailableError(
             f"{path} has no size: its driver is not bound",

@@ -17,7 +17,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from cxlfs.errors import BusyError, MediaUnavailableError, UsageError
+from cxlfs.errors import BusyError, MediaError, MediaUnavailableError, UsageError
 from cxlfs.media import dax, file
 from cxlfs.media.base import Media
 from cxlfs.media.lock import PROC, lock_source
@@ -118,7 +118,7 @@ def _refuse_kind(path: str, mode: int) -> None:
         )
 
 
-def _open_error(request: _Request, error: OSError) -> BusyError | MediaUnavailableError:
+def _open_error(request: _Request, error: OSError) -> BusyError | MediaError:
     path = request.path
     if error.errno in (errno.EBUSY, errno.ETXTBSY):
         return BusyError(
@@ -132,9 +132,7 @@ def _open_error(request: _Request, error: OSError) -> BusyError | MediaUnavailab
             next_step="get permission to write it, or open the store read-only (-o ro)",
         )
     if error.errno == errno.ENXIO:
-        return MediaUnavailableError(
-            f"{path} has no driver", next_step="bind one: daxctl reconfigure-device -m devdax"
-        )
+        return dax.without_driver(path, request.sysfs)
     return MediaUnavailableError(f"{path} cannot be opened: {_reason(error)}")
 
 

@@ -225,6 +225,21 @@ class FileMap:
         if code != 0:
             raise bad_input(code, "reference", bad[0])
 
+    def replay(self, cut: int, refs: bytes, size: int) -> None:
+        """One change of a record: cut, :meth:`set`, then :meth:`set_size`; not undone on failure.
+
+        Raises CorruptionError for what cannot be, OutOfMemoryError.
+        """
+        if self.engine.closed:
+            raise _closed()
+        if (cut | size) >> 63:
+            raise CorruptionError(f"no file has {size} bytes", structure="file size")
+        rows = _from_buffer("cxl_ref[]", refs)
+        bad = scratch.bad
+        code = lib.cxl_map_replay(self._map, cut, rows, len(rows), size, bad)
+        if code != 0:
+            raise bad_input(code, "reference", bad[0])
+
     def set_size(self, size: int) -> None:
         """As the journal says: cut what lies beyond, no mark. Raises CorruptionError."""
         if size >> 63 or lib.cxl_map_set_size(self.handle, size) != 0:

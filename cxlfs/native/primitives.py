@@ -17,6 +17,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NewType, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from cxlfs._native import ffi, lib
 from cxlfs.errors import (
     InvariantError,
@@ -26,10 +29,10 @@ from cxlfs.errors import (
     OutOfMemoryError,
     ReadOnlyError,
     UsageError,
+    invariant,
 )
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 Source: TypeAlias = "ReadableBuffer | npt.NDArray[Any]"
@@ -116,6 +119,27 @@ def crc32c(data: Source, seed: int = 0) -> int:
         return int(lib.cxl_crc32c(seed, data, len(data)))
     source = ffi.from_buffer(data)
     return int(lib.cxl_crc32c(seed, source, len(source)))
+
+
+def crc32c_each(
+    data: bytes,
+    offsets: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[np.uint64],
+    seed: int = 0,
+) -> npt.NDArray[np.uint32]:
+    """CRC32C of each range of ``data``, each continuing from ``seed``; the ranges must lie in it."""
+    inside = offsets + lengths <= len(data)
+    invariant(len(lengths) == len(offsets) and bool(inside.all()), "ranges lie in the data")
+    out = np.empty(len(offsets), dtype=np.uint32)
+    lib.cxl_crc32c_each(
+        seed,
+        data,
+        ffi.from_buffer("uint64_t[]", np.ascontiguousarray(offsets)),
+        ffi.from_buffer("uint64_t[]", np.ascontiguousarray(lengths)),
+        len(offsets),
+        ffi.from_buffer("uint32_t[]", out),
+    )
+    return out
 
 
 def set_fault(kind: FaultKind, nth: int) -> None:

@@ -46,6 +46,8 @@ class RecoveryReport:
     mirror_used: int = 0
     dirty_shutdown: bool = False
     older_root_used: bool = False
+    lost: str | None = None
+    """Why changes that were committed cannot be read; the store is read-only then."""
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -114,6 +116,7 @@ def _open(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
     _adopt_sets(volume, state, found, states)
     _check_dirty_shutdown(volume, report)
     volume.needs_check = "; ".join(report.problems) or None
+    report.lost = state.lost
     if state.lost is not None:
         volume.read_only_reason = state.lost
     elif read_only or media.read_only:
@@ -121,7 +124,7 @@ def _open(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
     elif block.must_be_read_only():
         volume.read_only_reason = "it has features that this program can read but not write"
     if not volume.read_only:
-        _take_over(volume, state, report)
+        _take_over(volume, state, report, slots)
     return volume, report
 
 
@@ -365,7 +368,9 @@ def _check_dirty_shutdown(volume: Volume, report: RecoveryReport) -> None:
 # --- taking over ----------------------------------------------------------------------------
 
 
-def _take_over(volume: Volume, state: _State, report: RecoveryReport) -> None:
+def _take_over(
+    volume: Volume, state: _State, report: RecoveryReport, slots: list[roots.SlotState]
+) -> None:
     """Make what was accepted durable, then begin a new journal (after a crash: a new image too)."""
     media = volume.media
     try:
@@ -377,6 +382,7 @@ def _take_over(volume: Volume, state: _State, report: RecoveryReport) -> None:
                     media.write_back(offset, max(scan.end, start))
             if state.scans:
                 media.fence()
+            roots.complete(media, volume.superblock, slots, volume.root)
         volume.refresh_reserve()
         if report.clean:
             volume.begin_journal()

@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from cxlfs import layout, operations
+from cxlfs import operations
 from cxlfs.errors import CorruptionError, InvalidArgumentError, NamespaceError
 from cxlfs.namespace import FileKind, Inode, Namespace
 from cxlfs.native.maps import FileMap
@@ -52,10 +50,12 @@ class Replayer:
         self._lsn, self._time_ns = record.lsn, record.time_ns
         self.last_time_ns = record.time_ns
         ops = operations.decode(record.payload, record.operation_count, record.media_offset)
+        handlers = self._apply
         try:
             for op in ops:
-                self._apply[type(op)](op)
-            self.namespace.reap()
+                handlers[type(op)](op)
+            if self.namespace.orphan_count():
+                self.namespace.reap()
         except (NamespaceError, InvalidArgumentError, CorruptionError) as error:
             raise CorruptionError(
                 f"journal record {record.lsn} contradicts the state: {error.message}",
@@ -114,12 +114,7 @@ class Replayer:
         else:
             target = inode.content
             inode.commit_lsn, inode.commit_ns = self._lsn, self._time_ns
-        refs = np.frombuffer(op.refs, dtype=layout.REF_DTYPE)
-        if op.cut < target.size:
-            target.set_size(op.cut)
-        if len(refs):
-            target.set(refs)
-        target.set_size(op.size)
+        target.replay(op.cut, op.refs, op.size)
 
     def _promote(self, op: operations.PromoteOperation) -> None:
         inode = self._file(op.ino)

@@ -178,9 +178,7 @@ def test_asynchronous_distributed_checkpoint(mnt: Path, twice: Twice) -> None:
 
     state = make_state(30)["model"]
     directory = mnt / "async"
-    dcp.async_save(
-        state, storage_writer=dcp.FileSystemWriter(directory)
-    ).result(timeout=60)
+    dcp.async_save(state, storage_writer=dcp.FileSystemWriter(directory)).result(timeout=60)
 
     def compare() -> None:
         loaded = {key: torch.zeros_like(value) for key, value in state.items()}

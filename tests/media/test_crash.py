@@ -398,7 +398,7 @@ def log_of(events: list[tuple[str, int, int, int]]) -> EventLog:
 
 @pytest.mark.parametrize("granularity", [LINE, BYTE, PAGE])
 @given(events=EVENTS)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_every_program_agrees_with_the_model(
     granularity: Granularity, events: list[tuple[str, int, int, int]]
 ) -> None:

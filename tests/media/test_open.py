@@ -332,6 +332,26 @@ def test_device_without_map_sync_is_refused(tmp_path: Path) -> None:
         open_media(ZERO, sysfs=tmp_path, exclusive=False)
 
 
+@as_root
+@pytest.mark.parametrize(
+    ("parent", "error", "words"),
+    [(CXL_VOLATILE, NotPersistentError, "volatile"), (None, MediaUnavailableError, "no driver")],
+)
+def test_node_that_no_driver_answers_for(
+    tmp_path: Path, parent: str | None, error: type[MediaError], words: str
+) -> None:
+    """Linux binds no driver to a volatile region by itself: the advice must not be to bind one."""
+    node, major, minor = tmp_path / "dax0.0", 240, 77  # 240 to 254: for experiments, no driver
+    try:
+        os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(major, minor))
+    except PermissionError:
+        pytest.skip("this root may not make device nodes")
+    sysfs = Sysfs(tmp_path)
+    sysfs.dax(parent or sysfs.region(CXL), number=f"{major}:{minor}")
+    with pytest.raises(error, match=words):
+        open_media(node, sysfs=tmp_path)
+
+
 def test_device_without_a_driver(tmp_path: Path) -> None:
     sysfs = Sysfs(tmp_path)
     sysfs.dax(sysfs.region(CXL), number=ZERO_NUMBER, size_bytes=0)

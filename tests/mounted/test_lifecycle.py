@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,15 @@ from cxlfs.errors import BusyError, MountError, ReadOnlyError
 from cxlfs.fuse import mountinfo
 from cxlfs.fuse.control_client import NoDaemonError, control_request, is_served
 from cxlfs.fuse.mount import unmount
-from tests.support.mount import Workplace, kill, tell, wait_for_exit, wait_for_line, wait_until
+from tests.support.mount import (
+    Workplace,
+    assert_store_clean,
+    kill,
+    tell,
+    wait_for_exit,
+    wait_for_line,
+    wait_until,
+)
 
 HOLD_OPEN = """
 import sys
@@ -227,6 +236,66 @@ def test_status_and_list_of_a_mounted_store(place: Workplace) -> None:
     assert [entry["path"] for entry in entries] == ["/checkpoint"]
     assert entries[0]["size_bytes"] == 70_000
     assert entries[0]["state"] == "complete"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may abort connections here")
+def test_an_aborted_connection_leaves_a_dead_mount_and_a_clean_store(place: Workplace) -> None:
+    place.announced.append("was aborted")
+    (place.mountpoint / "file").write_bytes(b"x" * 100_000)
+    minor = os.minor(place.mountpoint.stat().st_dev)
+    watch = os.pidfd_open(place.daemon_pid)
+    with connections(place) as directory:
+        (directory / str(minor) / "abort").write_text("1")
+    wait_for_exit(watch)
+    with pytest.raises(OSError) as caught:
+        os.statvfs(place.mountpoint)
+    assert caught.value.errno == errno.ENOTCONN
+    assert_store_clean(place.source)
+    place.mount()
+    assert (place.mountpoint / "file").stat().st_size == 100_000
+
+
+@contextlib.contextmanager
+def connections(place: Workplace) -> Iterator[Path]:
+    """The control files of FUSE connections, which not every machine has mounted."""
+    directory = place.root / "connections"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "fusectl", "none", str(directory)], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+BROKEN_DAEMON = """
+import sys
+from cxlfs.fuse import operations
+from cxlfs.fuse.mount import make_config, mount_foreground
+
+def broken_request(self, parent_inode, name, ctx):
+    raise SystemError("broken transport")  # before the boundary: as pyfuse3 itself may fail
+
+operations.Operations.lookup = broken_request
+mount_foreground(make_config(sys.argv[1], sys.argv[2]))
+"""
+
+
+def test_a_failure_of_the_main_loop_leaves_a_dead_mount(unmounted: Workplace) -> None:
+    with (unmounted.root / "stderr").open("wb") as stderr:
+        process = unmounted.python(
+            BROKEN_DAEMON, unmounted.source, unmounted.mountpoint, stderr=stderr
+        )
+    wait_until(lambda: is_served(str(unmounted.mountpoint)), "it is mounted")
+    with pytest.raises(OSError):
+        (unmounted.mountpoint / "file").stat()
+    assert process.wait(20) != 0
+    said = (unmounted.root / "stderr").read_text()
+    assert "broken transport" in said
+    with pytest.raises(OSError) as caught:
+        os.statvfs(unmounted.mountpoint)
+    assert caught.value.errno == errno.ENOTCONN
+    assert_store_clean(unmounted.source)
+    unmounted.mount()
 
 
 FOREGROUND = """

@@ -13,7 +13,7 @@ from cxlfs.native.extents import Delta, Engine, FileMap
 from tests.native.extent_model import ModelExtent, ModelMap, Ref
 from tests.support.extents import FIRST, HEADER_BYTES, Room, nothing_held, room, seeds
 
-LIMIT = 1 << 16
+LIMIT = 1 << 15
 SEGMENT = 1 << 16
 SEGMENTS = 48
 FILES = 5
@@ -409,15 +409,16 @@ def run(machine: Machine, steps: int) -> None:
         step(machine, file)
         if file in machine.files:
             machine.check_file(file)
-        machine.check_engine()
-        if number % 10 == 0:
+        if number % 5 == 0:
+            machine.check_engine()
+        if number % 20 == 0:
             machine.check_segment(machine.rng.randrange(SEGMENTS))
             for other in machine.files:
                 machine.check_file(other)
 
 
-@pytest.mark.parametrize("seed", seeds(4), ids="CXLFS_SEED={}".format)
-@pytest.mark.parametrize("chunk", [256, 4096, 65536])
+@pytest.mark.parametrize("seed", seeds(3), ids="CXLFS_SEED={}".format)
+@pytest.mark.parametrize("chunk", [256, 4096, 16384])
 @pytest.mark.parametrize("granularity", list(Granularity))
 def test_random_programs(seed: int, chunk: int, granularity: Granularity) -> None:
     rng = random.Random(seed * 1000 + chunk + granularity)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -33,6 +35,7 @@ def test_ragged_copies_and_nested_guards(tmp_path: Path) -> None:
     binary = tmp_path / "harness"
     files = [HERE / "harness.c", *(CSRC / name for name in SOURCES)]
     options = ["-std=gnu11", "-O2", *STRICT, "-D_GNU_SOURCE", "-pthread", f"-I{CSRC}"]
+    options += shlex.split(os.environ.get("CFLAGS", ""))
     subprocess.run(["cc", *options, "-o", binary, *files], check=True)
     result = subprocess.run([binary], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "")

@@ -1,0 +1,174 @@
+"""Pass 4: the journal of the newest root and that of the fallback, every record in both copies.
+
+Never here: applying records.
+
+Invariants
+- A record that is bad in one copy is a finding only where it must have been durable: a crash may
+  tear what was being written, and the next opening starts a new journal.
+- Memory is bounded by one segment and its mirror.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cxlfs import journal_reader, layout, operations, segments
+from cxlfs.errors import CorruptionError
+from cxlfs.journal_reader import BadCopy, SegmentReader
+from cxlfs.roots import Root
+from cxlfs.segments import SegmentHeader
+from cxlfs.superblock import Superblock
+from cxlfs.verify.context import Amount, Context, Steps
+from cxlfs.verify.findings import Finding, make
+
+RECORDS_AT_ONCE = 512
+_RESTARTS_MAX = 3
+
+
+def check_journal(context: Context) -> Steps:
+    """Starts again when a mounted store has begun a new journal meanwhile."""
+    told: set[tuple[str, int | None]] = set()
+    for _ in range(_RESTARTS_MAX):
+        if context.live:
+            context.read_roots()
+        root = context.newest
+        block = context.superblock
+        if root is None or block is None:
+            return
+        for step in _Pass(context, block, root).run():
+            if isinstance(step, Finding):
+                if (step.id, step.media_offset) in told:
+                    continue
+                told.add((step.id, step.media_offset))
+            yield step
+        if not context.is_superseded(root):
+            return
+
+
+class _Pass:
+    """One attempt, under one newest root."""
+
+    def __init__(self, context: Context, block: Superblock, root: Root) -> None:
+        self.context = context
+        self.block = block
+        self.root = root
+        self.records = 0
+
+    def run(self) -> Steps:
+        yield from self._current()
+        fallback = self.context.fallback
+        if fallback is not None and self.context.keeps_fallback():
+            yield from self._fallback(fallback)
+        yield Amount(self.records, self.records)
+
+    # --- the journal in use -----------------------------------------------------------------
+
+    def _current(self) -> Steps:
+        header = self._first_segment(self.root)
+        if header is None:
+            if self.root.journal_segment is not None:
+                offset = self.block.segment_offset(self.root.journal_segment)
+                message = f"no header of journal {self.root.journal_epoch} is left"
+                yield make("journal-lost", message, media_offset=offset)
+            return
+        if self.context.live:
+            yield from self._live_segment(header)
+            return
+        lsn = self.root.image_lsn + 1
+        headers = segments.read_all(self.context.media, self.block)
+        while header is not None:
+            reader = self._reader(header, lsn)
+            yield from self._records(reader, fenced_lsn=0)
+            scan = reader.scan
+            if scan.lost_lsn is not None:
+                yield self._lost(reader, scan.lost_lsn)
+                return
+            lsn = scan.last_lsn + 1
+            header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
+
+    def _live_segment(self, header: SegmentHeader) -> Steps:
+        """Of a mounted store it is known how far the journal reaches, and what is durable."""
+        store = self.context.store()
+        journal = None if store is None else store.volume.journal
+        if journal is None or journal.header.epoch != header.epoch:
+            return
+        end = layout.SEGMENT_HEADER_BYTES + journal.used_bytes
+        last_lsn, fenced_lsn = journal.last_lsn, journal.fenced_lsn
+        reader = self._reader(header, header.first_lsn, end=end)
+        yield from self._records(reader, fenced_lsn=fenced_lsn)
+        if reader.scan.last_lsn < last_lsn:
+            yield self._lost(reader, reader.scan.last_lsn + 1)
+
+    # --- the journal that is kept -----------------------------------------------------------
+
+    def _fallback(self, fallback: Root) -> Steps:
+        """From the fallback image on, journals lead to the newest image."""
+        lsn, goal = fallback.image_lsn + 1, self.root.image_lsn
+        header = self._first_segment(fallback)
+        epoch = fallback.next_epoch - 1 if header is None else header.epoch
+        headers = segments.read_all(self.context.media, self.block)
+        if header is None and fallback.journal_segment is None:
+            header = journal_reader.find_successor(headers, after_epoch=epoch, first_lsn=lsn)
+        while header is not None and lsn <= goal:
+            if self.context.is_superseded(self.root):
+                return
+            reader = self._reader(header, lsn)
+            yield from self._records(reader, fenced_lsn=0)
+            lsn = reader.scan.last_lsn + 1
+            header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
+        if lsn <= goal and not self.context.is_superseded(self.root):
+            offset = self.block.segment_offset(fallback.image_segments[0])
+            message = (
+                f"root {fallback.generation} is kept as a fallback, but its journal ends "
+                f"before record {lsn} of {goal}"
+            )
+            yield make("fallback-journal-incomplete", message, media_offset=offset)
+
+    # --- records ----------------------------------------------------------------------------
+
+    def _first_segment(self, root: Root) -> SegmentHeader | None:
+        if root.journal_segment is None or root.journal_mirror is None:
+            return None
+        return journal_reader.read_header(
+            self.context.media,
+            self.block,
+            root.journal_segment,
+            root.journal_mirror,
+            root.journal_epoch,
+        )
+
+    def _reader(self, header: SegmentHeader, lsn: int, end: int | None = None) -> SegmentReader:
+        return SegmentReader(
+            self.context.media, self.block, header, expected_lsn=lsn, compare=True, end=end
+        )
+
+    def _records(self, reader: SegmentReader, *, fenced_lsn: int) -> Steps:
+        """Read them all; ``fenced_lsn``: of the last one that is known to be durable."""
+        for record in reader:
+            self.records += 1
+            fenced_lsn = max(fenced_lsn, record.fenced_lsn)
+            try:
+                operations.decode(record.payload, record.operation_count, record.media_offset)
+            except CorruptionError as error:
+                message = f"record {record.lsn}: {error.message}"
+                yield make("journal-record-malformed", message, media_offset=record.media_offset)
+            if self.records % RECORDS_AT_ONCE == 0:
+                yield Amount(self.records, 0)
+                self.context.require_open()
+        yield from _bad_copies(reader.scan.bad_copies, fenced_lsn)
+
+    def _lost(self, reader: SegmentReader, lsn: int) -> Finding:
+        offset = self.block.segment_offset(reader.scan.header.index) + reader.scan.end
+        message = f"record {lsn} was durable, and is damaged in both copies"
+        return make("journal-record-lost", message, media_offset=offset)
+
+
+def _bad_copies(found: list[BadCopy], fenced_lsn: int) -> Iterator[Finding]:
+    for bad in found:
+        name = ("primary", "mirror")[bad.copy_number]
+        if bad.contradicts:
+            message = f"record {bad.lsn}: the copies are valid but differ"
+            yield make("journal-copies-contradict", message, media_offset=bad.media_offset)
+        elif bad.lsn <= fenced_lsn:
+            message = f"record {bad.lsn} is damaged in the {name} copy"
+            yield make("journal-copy-damaged", message, media_offset=bad.media_offset)

@@ -1,0 +1,144 @@
+"""Train a character model on Python's own manual, and save it with torch.save over one name.
+
+An ordinary training script: what lies under the directory it saves to is nothing to it, and it does
+nothing special about crashes. Beside the checkpoints it keeps a ledger of what it saved (elsewhere,
+with --ledger), so that someone else can tell whether a checkpoint is what was saved.
+
+    demo_train.py CHECKPOINT --steps 60 --ledger FILE     train, or go on where CHECKPOINT stands
+    demo_train.py CHECKPOINT --show                       load it and print its step and digest
+    demo_train.py --steps 60                              train, save nothing, print the digest
+
+The last line printed is always ``step N loss L digest D``; D covers every bit of every tensor of
+model and optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import pydoc_data.topics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+CONTEXT = 64
+BATCH = 64
+
+
+class CharacterModel(nn.Module):
+    """13 million parameters: with Adam's two moments about 160 MB to save."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Embedding(vocabulary, 64),
+            nn.Flatten(),
+            nn.Linear(64 * CONTEXT, 2560),
+            nn.ReLU(),
+            nn.Linear(2560, 1024),
+            nn.ReLU(),
+            nn.Linear(1024, vocabulary),
+        )
+
+    def forward(self, characters: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(characters)
+        return logits
+
+
+def load_text() -> torch.Tensor:
+    text = "".join(text for _, text in sorted(pydoc_data.topics.topics.items()))
+    letters = {letter: number for number, letter in enumerate(sorted(set(text)))}
+    return torch.tensor([letters[letter] for letter in text])
+
+
+def batch(text: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Depends on the step alone, so that a resumed run sees what it would have seen."""
+    generator = torch.Generator().manual_seed(step)
+    starts = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=generator)
+    windows = text[starts + torch.arange(CONTEXT + 1)]
+    return windows[:, :-1], windows[:, -1]
+
+
+def digest(value: Any, total: Any = None) -> str:  # noqa: ANN401  a state_dict holds anything
+    """Of every bit of the state, in order."""
+    total = total if total is not None else hashlib.sha256()
+    if isinstance(value, torch.Tensor):
+        total.update(value.detach().contiguous().numpy().data)
+    elif isinstance(value, dict):
+        for key in value:
+            total.update(str(key).encode())
+            digest(value[key], total)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            digest(item, total)
+    else:
+        total.update(repr(value).encode())
+    return str(total.hexdigest()[:16])
+
+
+def note(ledger: Path | None, line: str) -> None:
+    if ledger is not None:
+        with ledger.open("a") as file:
+            file.write(line + "\n")
+
+
+def train(arguments: argparse.Namespace) -> None:
+    torch.manual_seed(1)
+    text = load_text()
+    model = CharacterModel(int(text.max()) + 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
+    step, loss = 0, float("nan")
+    if arguments.checkpoint is not None and arguments.checkpoint.exists():
+        state = torch.load(arguments.checkpoint)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, loss = state["step"], state["loss"]
+        print(f"resumed from step {step} loss {loss:.3f}", flush=True)
+    state = {}
+    while step < arguments.steps:
+        inputs, targets = batch(text, step)
+        optimizer.zero_grad()
+        output = nn.functional.cross_entropy(model(inputs), targets)
+        output.backward()
+        optimizer.step()
+        step, loss = step + 1, float(output)
+        if step % arguments.save_every and step != arguments.steps:
+            continue
+        state = {
+            "step": step,
+            "loss": loss,
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+        }
+        if arguments.checkpoint is not None:
+            note(arguments.ledger, f"saving {step} {digest(state)}")
+            torch.save(state, arguments.checkpoint)
+            note(arguments.ledger, f"saved {step} {digest(state)}")
+            print(f"saved step {step} loss {loss:.3f}", flush=True)
+    print(f"step {step} loss {loss:.3f} digest {digest(state)}", flush=True)
+
+
+def show(checkpoint: Path) -> None:
+    state = torch.load(checkpoint)
+    print(f"step {state['step']} loss {state['loss']:.3f} digest {digest(state)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a character model.")
+    parser.add_argument("checkpoint", type=Path, nargs="?")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--save-every", type=int, default=5)
+    parser.add_argument("--ledger", type=Path)
+    parser.add_argument("--show", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.show:
+        show(arguments.checkpoint)
+    else:
+        train(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Mount options, and the configuration on its way to the daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cxlfs.errors import UsageError
+from cxlfs.fuse.options import MountConfig, fuse_options, make_config
+
+
+def test_options_mean_what_they_say() -> None:
+    config = make_config(
+        "/dev/dax0.0",
+        "/mnt",
+        options=["ro,verify=off", "commit=5.5,allow_other,nosuid", "allow_incomplete_overwrite"],
+    )
+    assert config == MountConfig(
+        source="/dev/dax0.0",
+        mountpoint="/mnt",
+        read_only=True,
+        verify_reads=False,
+        commit_interval_s=5.5,
+        allow_other=True,
+        allow_incomplete_overwrite=True,
+        kernel_options=("nosuid",),
+    )
+
+
+def test_later_options_and_arguments_win() -> None:
+    assert not make_config("/s", "/m", options=["ro", "rw"]).read_only
+    assert make_config("/s", "/m", options=["rw"], read_only=True).read_only
+    assert make_config("/s", "/m", options=["verify=off"], verify="read").verify_reads
+
+
+def test_what_fstab_says_to_others_is_ignored() -> None:
+    noise = "defaults,noauto,nofail,user,_netdev,x-systemd.automount,x-gvfs-show,relatime,comment=x"
+    assert make_config("/s", "/m", options=[noise, "", " "]) == make_config("/s", "/m")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("uid=0", "verify=maybe", "verify", "commit=0", "commit=-1", "commit=x", "commit=nan"),
+        *("commit=inf", "commit=90000", "remount", "bind", "fsname=x", "ro=1", "allow_root"),
+    ],
+)
+def test_what_is_not_understood_is_refused(option: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_config("/s", "/m", options=[option])
+    assert option in str(caught.value)
+
+
+def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = make_config("image", "a/../mnt")
+    assert config.source == str(tmp_path / "image")
+    assert config.mountpoint == str(tmp_path / "mnt")
+
+
+def test_a_configuration_survives_its_way_to_the_daemon() -> None:
+    config = make_config("/s ü\udcff", "/m", options=["ro,noexec,commit=1"], debug=True)
+    assert MountConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kernel_options": []}', "null", "7"])
+def test_a_bad_configuration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        MountConfig.from_json(text)
+
+
+def test_options_for_the_kernel() -> None:
+    config = make_config("/a,b\\c d\nü", "/m", options=["ro,dev,suid,noexec,allow_other"])
+    as_root = fuse_options(config, is_root=True)
+    assert {"ro", "dev", "suid", "noexec", "allow_other", "default_permissions"} <= as_root
+    assert "fsname=/a\\054b\\134c\\040d\\012\\303\\274" in as_root
+    assert "subtype=cxlfs" in as_root
+    assert not {"dev", "suid"} & fuse_options(config, is_root=False)
