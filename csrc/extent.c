@@ -149,7 +149,7 @@ void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead)
     engine_release(engine, x->crcs, x->crc_capacity * sizeof(*x->crcs));
     engine_release(engine, x, sizeof(*x));
     if (engine->table_size > TABLE_SIZE_MIN && engine->extent_count < engine->table_size / 8)
-        resize_table(engine, engine->table_size / 4);
+        resize_table(engine, larger(engine->table_size / 4, TABLE_SIZE_MIN));
 }
 
 int64_t cxl_engine_dead_segments(cxl_engine *engine, uint64_t *indexes, uint64_t capacity)

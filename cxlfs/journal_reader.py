@@ -149,12 +149,12 @@ class SegmentReader:
         primary, mirror = self._copies
         lsn = self._expected_lsn
         if not self._compare:
-            for record in self._undamaged():
-                position += record.length
+            for found in self._undamaged():
+                position += found.length
                 self.scan.end = position
                 self.scan.last_lsn = lsn
                 lsn += 1
-                yield record
+                yield found
         while True:
             record = self._record_at(primary, 0, position, lsn)
             if record is None:

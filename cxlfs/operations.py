@@ -228,8 +228,8 @@ def _name(data: bytes, start: int, length: int, end: int) -> bytes:
     return name
 
 
-# A decoder gets the payload, where the body begins and ends in it, and the flags. A named tuple is made
-# with tuple.__new__, which costs a third of calling its class: replay lives on this.
+# A decoder gets the payload, where the body begins and ends in it, and the flags. A named tuple is
+# made with tuple.__new__, which costs a third of calling its class: replay lives on this.
 _new = tuple.__new__
 
 
@@ -284,9 +284,7 @@ def _decode_extent(data: bytes, start: int, end: int, _flags: int) -> Operation:
     last = first + 4 * count
     if count > _CHUNKS_MAX or last > end:
         raise _MalformedError("checksum count")
-    return _new(
-        ExtentOperation, (extent_id, media_offset, length, first_chunk, data[first:last])
-    )
+    return _new(ExtentOperation, (extent_id, media_offset, length, first_chunk, data[first:last]))
 
 
 def _decode_content(data: bytes, start: int, end: int, flags: int) -> Operation:
@@ -310,12 +308,14 @@ def _decode_aside_drop(data: bytes, start: int, _end: int, _flags: int) -> Opera
 
 
 def _decode_move(data: bytes, start: int, end: int, _flags: int) -> Operation:
-    *numbers, count = _MOVE.unpack_from(data, start)
+    source_id, source_offset, length, target_id, target_offset, count = _MOVE.unpack_from(
+        data, start
+    )
     first = start + _MOVE.size
     if count > len(data) or first + 8 * count > end:
         raise _MalformedError("inode count")
     inos = tuple(_INO.unpack_from(data, first + 8 * i)[0] for i in range(count))
-    return MoveOperation(*numbers, inos)
+    return MoveOperation(source_id, source_offset, length, target_id, target_offset, inos)
 
 
 _DECODERS: dict[int, tuple[int, Callable[[bytes, int, int, int], Operation]]] = {

@@ -104,7 +104,7 @@ def train(arguments: argparse.Namespace) -> None:
         output = nn.functional.cross_entropy(model(inputs), targets)
         output.backward()
         optimizer.step()
-        step, loss = step + 1, float(output)
+        step, loss = step + 1, output.item()
         if step % arguments.save_every and step != arguments.steps:
             continue
         state = {

@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from cxlfs.errors import CxlfsError, MountError, NoDaemonError
@@ -125,7 +125,7 @@ def ask(
     parameters: Mapping[str, object],
     *,
     seconds_max: float | None,
-) -> Iterator[dict[str, object]]:
+) -> Generator[dict[str, object], None, None]:
     """Send one request over an open connection and yield the messages before the last one."""
     channel.settimeout(seconds_max)
     line = json.dumps({"request": request, "parameters": parameters}) + "\n"

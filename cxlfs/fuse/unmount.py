@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from cxlfs.errors import BusyError, CxlfsError, MountError
 from cxlfs.fuse import mountinfo
@@ -44,8 +44,8 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
     if channel is None:
         detach(mount.mountpoint, lazy=mountinfo.is_dead(mount.mountpoint) or lazy)
         return
-    with channel:
-        answer = ask(channel, AWAIT_CLOSE, {}, seconds_max=CLOSE_SECONDS_MAX)
+    answer = ask(channel, AWAIT_CLOSE, {}, seconds_max=CLOSE_SECONDS_MAX)
+    with channel, contextlib.closing(answer):
         next(answer, None)  # "waiting": from here on the daemon will tell us
         detach(mount.mountpoint, lazy=lazy)
         if not lazy:
@@ -60,7 +60,7 @@ def _connect(mountpoint: str) -> socket.socket | None:
         return None
 
 
-def _await_close(mountpoint: str, answer: Iterator[dict[str, object]]) -> None:
+def _await_close(mountpoint: str, answer: Iterable[dict[str, object]]) -> None:
     try:
         for _ in answer:
             pass

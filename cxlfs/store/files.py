@@ -6,7 +6,7 @@ Invariants
 - close (FLUSH of a living writer) and fsync publish durably, or raise the error of a write that
   failed and was not repaired; nothing is published then.
 - A handle that truncated the file makes an atomic overwrite, until it was flushed without having
-  written (shell redirection), or somebody who did not truncate writes too: then it is an ordinary one.
+  written (shell redirection), or somebody who did not truncate writes too: then it is ordinary.
 - A killed writer of an atomic overwrite that nobody else goes on with brings the old content back
   when its handle is released; a new file that it leaves is committed, marked incomplete.
 - No byte of file data is looked at by Python: buffers go to and from the engine as they are.

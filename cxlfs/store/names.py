@@ -241,7 +241,7 @@ class Names:
         return inode
 
     def _prepare(self, inode: Inode, *, with_name: bool) -> Prepared | None:
-        """Publication of a file's content as part of another verb; raises a failed write's error."""
+        """Publication of the content as part of another verb; raises a failed write's error."""
         if inode.live is None:
             return None
         error = self.versions.error_of(inode)
@@ -283,28 +283,39 @@ class Names:
         self._check_rename(inode, target, source_directory, target_directory, exchange=exchange)
         if len(new_name) > len(name):
             self.require_metadata_room()
-        if exchange:
-            assert target is not None
+        if exchange and target is not None:
             self._exchange(source_directory, name, inode, target_directory, new_name, target)
-            return
+        else:
+            self._replace(source_directory, name, inode, target_directory, new_name, target)
+        self.volume.fence()
+
+    def _replace(
+        self,
+        source_directory: Inode,
+        name: bytes,
+        inode: Inode,
+        target_directory: Inode,
+        new_name: bytes,
+        target: Inode | None,
+    ) -> None:
+        """The name moves; what the new name meant before loses it."""
         prepared = self._prepare(inode, with_name=False)
         now = self.volume.now()
         ops: list[Operation] = []
         if not inode.uncommitted:
-            ops.append(UnlinkOperation(parent, name))
+            ops.append(UnlinkOperation(source_directory.ino, name))
         if target is not None and not target.uncommitted:
-            ops.append(UnlinkOperation(new_parent, new_name))
+            ops.append(UnlinkOperation(target_directory.ino, new_name))
             if target.links > 1:
                 ops.append(target.operation(ctime_ns=now))
-        ops.append(LinkOperation(new_parent, inode.ino, new_name))
+        ops.append(LinkOperation(target_directory.ino, inode.ino, new_name))
         ops.append(self._attributes(inode, prepared, ctime_ns=now))
         ops.append(self._touched(source_directory, now))
         if target_directory is not source_directory:
             ops.append(self._touched(target_directory, now))
-        self._commit_rename(ops, prepared, inode, (parent, name))
+        self._commit_rename(ops, prepared, inode, (source_directory.ino, name))
         if target is not None:
             target.ctime_ns = now
-        self.volume.fence()
 
     def _commit_rename(
         self,
@@ -374,7 +385,6 @@ class Names:
         if new_directory is not directory:
             ops.append(self._touched(new_directory, now))
         self._commit(ops)
-        self.volume.fence()
 
 
 def root_attributes(uid: int, gid: int, now: int) -> Inode:

@@ -309,7 +309,7 @@ class Versions:
     # --- staging ----------------------------------------------------------------------------
 
     def stage(self, inode: Inode) -> None:
-        """Make the live content durable aside, in as many records as it takes; as publish raises."""
+        """Make the live content durable aside, in as many records as needed. As publish raises."""
         version = inode.version
         if not isinstance(version, Version):
             return
@@ -338,17 +338,14 @@ class Versions:
         aside = inode.aside
         for piece, rows in self._pieces(delta, refs):
             definitions = list(extent_operations(delta.extents[rows], delta.crcs))
+            refs_bytes = piece.tobytes()
             content = ContentOperation(
-                inode.ino, aside=True, cut=cut, size=delta.size, refs=piece.tobytes()
+                inode.ino, aside=True, cut=cut, size=delta.size, refs=refs_bytes
             )
             self.volume.commit([*definitions, content])
             for definition in definitions:
                 self.volume.engine.publish(definition.id)
-            if cut < aside.size:
-                aside.set_size(cut)
-            if len(piece):
-                aside.set(piece)
-            aside.set_size(delta.size)
+            aside.replay(cut, refs_bytes, delta.size)
             cut = delta.size
 
     def _pieces(

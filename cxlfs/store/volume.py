@@ -317,6 +317,7 @@ class Volume:
             pair = self.space.take_pair(State.JOURNAL)
             header = self._store_journal_headers(pair)
             self.media.fence()
+            known, count, device_hash = self.dirty_shutdown
             root = dataclasses.replace(
                 self.root,
                 generation=self.root.generation + 1,
@@ -326,19 +327,13 @@ class Volume:
                 journal_epoch=header.epoch,
                 journal_first_lsn=header.first_lsn,
                 next_epoch=self.space.next_epoch,
-                **self._dirty_shutdown_fields(),
+                dirty_shutdown_known=int(known),
+                dirty_shutdown_count=count,
+                device_hash=device_hash,
             )
             roots.write(self.media, self.superblock, root)
         self.current = MetadataSet(self.root.image_segments, pair)
         self._switch(root, header, released=[])
-
-    def _dirty_shutdown_fields(self) -> dict[str, int]:
-        known, count, device_hash = self.dirty_shutdown
-        return {
-            "dirty_shutdown_known": int(known),
-            "dirty_shutdown_count": count,
-            "device_hash": device_hash,
-        }
 
     def _store_image_headers(self, indexes: list[int]) -> None:
         for part, index in enumerate(indexes):
@@ -385,6 +380,7 @@ class Volume:
         image_segments: tuple[int, ...],
         header: segments.SegmentHeader | None,
     ) -> roots.Root:
+        known, count, device_hash = self.dirty_shutdown
         return roots.Root(
             generation=self.root.generation + 1,
             flags=0 if header is None else self.root_flags,
@@ -397,7 +393,9 @@ class Volume:
             journal_epoch=0 if header is None else header.epoch,
             journal_first_lsn=self.last_lsn + 1,
             next_epoch=self.space.next_epoch,
-            **self._dirty_shutdown_fields(),
+            dirty_shutdown_known=int(known),
+            dirty_shutdown_count=count,
+            device_hash=device_hash,
         )
 
     def _switch(

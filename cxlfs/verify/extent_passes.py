@@ -20,6 +20,7 @@ from cxlfs.verify.columns import Columns, Rows
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import Finding, make
 
+REFERENCES_AT_ONCE = 4096
 _HALF = np.uint64(1 << 62)
 """Numbers below this can be added up without wrapping."""
 Mask = npt.NDArray[np.bool_]
@@ -139,7 +140,7 @@ def check_references(context: Context) -> Steps:
     yield from _check_counts(columns)
     known = np.sort(columns.extents, order="id")
     total = len(columns.references)
-    done = 0
+    done = told = 0
     for ino, version, size, first, count in _contents(columns):
         rows = columns.references[first : first + count]
         for row, problem in _bad_references(rows, size, known):
@@ -147,8 +148,9 @@ def check_references(context: Context) -> Steps:
             message = f"{version} content at file offset {place}: {problem}"
             yield make("reference-impossible", message, ino=ino, path=context.path_of(ino))
         done += count
-        if count:
-            yield Amount(min(done, total), total)
+        if done - told >= REFERENCES_AT_ONCE:
+            told = done
+            yield Amount(done, total)
     yield Amount(total, total)
 
 

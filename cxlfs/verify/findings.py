@@ -5,8 +5,8 @@ Never here: looking for anything, printing.
 Invariants
 - The id of a kind is a permanent name: never reused, never changed once released. The same holds
   for the numbers of passes.
-- A warning says that redundancy is gone and nothing else: everything that was committed is there. An
-  error says that something is lost, wrong, or cannot be trusted.
+- A warning says that redundancy is gone and nothing else: everything that was committed is there.
+  An error says that something is lost, wrong, or cannot be trusted.
 - ``repairable`` findings are those for which ``repair.plan`` has an action that can be undone.
 """
 
@@ -34,9 +34,12 @@ class Kind:
     pass_id: int
     structure: str
     severity: str
-    repairable: bool
     text: str
     next_step: str
+
+    @property
+    def repairable(self) -> bool:
+        return self.next_step == _REPAIR
 
 
 _KINDS = (
@@ -45,7 +48,6 @@ _KINDS = (
         1,
         "superblock",
         ERROR,
-        False,
         "No superblock copy can be used, or they contradict each other.",
         "run cxlfs dump SOURCE superblock; without a superblock nothing can be read",
     ),
@@ -54,7 +56,6 @@ _KINDS = (
         1,
         "superblock",
         WARNING,
-        True,
         "One of the four superblock copies is damaged or says something else than the others.",
         _REPAIR,
     ),
@@ -63,7 +64,6 @@ _KINDS = (
         2,
         "root",
         ERROR,
-        False,
         "Neither ring holds a valid root.",
         "run cxlfs dump SOURCE roots; without a root nothing can be read",
     ),
@@ -72,7 +72,6 @@ _KINDS = (
         2,
         "root",
         WARNING,
-        True,
         "A root is damaged, missing or outdated in one ring; the other ring has it.",
         _REPAIR,
     ),
@@ -81,7 +80,6 @@ _KINDS = (
         2,
         "root",
         WARNING,
-        True,
         "A slot is damaged in both rings. The root there was older than the newest, or what it led "
         "to was found without it.",
         _REPAIR,
@@ -91,7 +89,6 @@ _KINDS = (
         2,
         "root",
         ERROR,
-        False,
         "The rings hold two different roots of the same generation.",
         _REPORT,
     ),
@@ -100,7 +97,6 @@ _KINDS = (
         2,
         "root",
         ERROR,
-        False,
         "The journal goes on behind what the newest root says: a newer root is lost in both rings.",
         _RESTORE,
     ),
@@ -109,7 +105,6 @@ _KINDS = (
         3,
         "segment header",
         WARNING,
-        True,
         "The header of a segment in use is damaged, or says that it is used for something else.",
         _REPAIR,
     ),
@@ -118,7 +113,6 @@ _KINDS = (
         4,
         "journal record",
         WARNING,
-        True,
         "A journal record is good in one copy of the journal only.",
         _REPAIR,
     ),
@@ -127,7 +121,6 @@ _KINDS = (
         4,
         "journal record",
         ERROR,
-        False,
         "Both copies of a record are valid, but they are not equal.",
         _REPORT,
     ),
@@ -136,7 +129,6 @@ _KINDS = (
         4,
         "journal record",
         ERROR,
-        False,
         "A record that was durable is damaged in both copies; later changes cannot be applied.",
         _RESTORE,
     ),
@@ -145,7 +137,6 @@ _KINDS = (
         4,
         "journal record",
         ERROR,
-        False,
         "The checksums of a record are right, but its content makes no sense.",
         _REPORT,
     ),
@@ -154,7 +145,6 @@ _KINDS = (
         4,
         "segment header",
         ERROR,
-        False,
         "Both headers of a journal are damaged: the changes since the last image cannot be read.",
         _RESTORE,
     ),
@@ -163,7 +153,6 @@ _KINDS = (
         4,
         "journal record",
         WARNING,
-        True,
         "The journal behind the fallback image does not reach the newest image.",
         _REPAIR,
     ),
@@ -172,7 +161,6 @@ _KINDS = (
         5,
         "metadata image",
         ERROR,
-        False,
         "The newest metadata image is damaged. With a good fallback image and its journal nothing "
         "is lost: then it is a warning and can be repaired.",
         _RESTORE,
@@ -182,7 +170,6 @@ _KINDS = (
         5,
         "metadata image",
         WARNING,
-        True,
         "The metadata image that is kept as a fallback is damaged.",
         _REPAIR,
     ),
@@ -191,7 +178,6 @@ _KINDS = (
         6,
         "store",
         ERROR,
-        False,
         "Image and journal together do not make a state that can be read.",
         _RESTORE,
     ),
@@ -200,7 +186,6 @@ _KINDS = (
         6,
         "store",
         ERROR,
-        False,
         "The store can be read, but changes that were committed cannot: it may not be written.",
         _RESTORE,
     ),
@@ -209,7 +194,6 @@ _KINDS = (
         6,
         "root",
         WARNING,
-        True,
         "What a root leads to cannot be used; an older root and its journal led to the same state.",
         _REPAIR,
     ),
@@ -218,7 +202,6 @@ _KINDS = (
         7,
         "extent",
         ERROR,
-        False,
         "An extent has no number, no length, the wrong number of checksums, or a place where none "
         "can be.",
         _REPORT,
@@ -228,7 +211,6 @@ _KINDS = (
         7,
         "extent",
         ERROR,
-        False,
         "Two extents share bytes of the media.",
         _REPORT,
     ),
@@ -237,7 +219,6 @@ _KINDS = (
         8,
         "inode",
         ERROR,
-        False,
         "An inode appears twice, is of no known type, or has what its type cannot have.",
         _REPORT,
     ),
@@ -246,7 +227,6 @@ _KINDS = (
         8,
         "inode",
         ERROR,
-        False,
         "An inode has no name: nobody can reach it.",
         _REPORT,
     ),
@@ -255,7 +235,6 @@ _KINDS = (
         8,
         "name",
         ERROR,
-        False,
         "A name is empty, too long, holds a forbidden character, or appears twice in a directory.",
         _REPORT,
     ),
@@ -264,7 +243,6 @@ _KINDS = (
         8,
         "name",
         ERROR,
-        False,
         "A name belongs to no directory, or means no inode.",
         _REPORT,
     ),
@@ -273,7 +251,6 @@ _KINDS = (
         8,
         "inode",
         ERROR,
-        False,
         "A directory is not below the root directory: the directories above it form a loop.",
         _REPORT,
     ),
@@ -282,7 +259,6 @@ _KINDS = (
         8,
         "xattr",
         ERROR,
-        False,
         "An extended attribute or a symbolic link has no owner, no text, or one too long.",
         _REPORT,
     ),
@@ -291,7 +267,6 @@ _KINDS = (
         9,
         "reference",
         ERROR,
-        False,
         "A piece of a file lies in no extent, outside its extent, beyond the end of the file, or "
         "over another piece.",
         _REPORT,
@@ -301,7 +276,6 @@ _KINDS = (
         10,
         "segment",
         ERROR,
-        False,
         "A segment that holds something in use counts as free or as something else.",
         "unmount it at once, and verify SOURCE",
     ),
@@ -310,7 +284,6 @@ _KINDS = (
         10,
         "segment",
         WARNING,
-        False,
         "A segment counts as in use, but nothing in it is.",
         "unmount and mount it: that counts anew",
     ),
@@ -319,7 +292,6 @@ _KINDS = (
         11,
         "file data",
         ERROR,
-        False,
         "File data does not match its checksum. Reading it gives EIO.",
         _FILE,
     ),
@@ -328,7 +300,6 @@ _KINDS = (
         11,
         "file data",
         ERROR,
-        False,
         "The media cannot deliver file data. Reading it gives EIO.",
         _FILE,
     ),
@@ -337,7 +308,6 @@ _KINDS = (
         11,
         "file data",
         WARNING,
-        False,
         "Damaged bytes that no file refers to any more. Nothing reads them.",
         "nothing has to be done; if it comes again, check the device",
     ),

@@ -71,6 +71,7 @@ def _check_image(context: Context, block: Superblock, root: Root, kind: str) -> 
             context.require_open()
         else:
             yield _finding(context, root, kind, item)
+    yield Amount(root.image_bytes, root.image_bytes, "bytes")
 
 
 def _finding(context: Context, root: Root, kind: str, damage: Damage) -> Finding:
@@ -113,9 +114,7 @@ def sum_image(media: Media, block: Superblock, root: Root) -> Iterator[int | Dam
         yield from _sum_section(stream, row)
 
 
-def _header_problem(
-    head: np.void, data: bytes, block: Superblock, root: Root
-) -> Damage | None:
+def _header_problem(head: np.void, data: bytes, block: Superblock, root: Root) -> Damage | None:
     if head["magic"] != layout.IMAGE_MAGIC:
         return Damage("no image magic", 0)
     expected, actual = int(head["crc"]), crc32c(data[:-4])

@@ -166,6 +166,8 @@ class _Checker:
                 return "a target that cannot be"
         elif not 0 < name_bytes <= layout.XATTR_NAME_BYTES_MAX:
             return f"an attribute's name has {name_bytes} bytes"
+        elif value_bytes > layout.XATTR_VALUE_BYTES_MAX:
+            return f"an attribute's value has {value_bytes} bytes"
         return None
 
     # --- reachability -----------------------------------------------------------------------
@@ -177,7 +179,7 @@ class _Checker:
         for ino in self.modes:
             if ino != ROOT_INO and ino not in self.named:
                 yield make("inode-nameless", f"inode {ino} has no name", ino=ino)
-        reached = {ROOT_INO}
+        reached: set[int] = {ROOT_INO}
         told: set[int] = set()
         for ino in self.parents:
             trail: list[int] = []
