@@ -21,7 +21,7 @@ typedef struct guard {
     jmp_buf resume;
     uintptr_t base;
     uint64_t size;
-    uint64_t fault_offset;
+    volatile uint64_t fault_offset;     /* set between the two returns of setjmp */
     struct guard *outer;
 } guard;
 
@@ -42,10 +42,13 @@ static void die_of(int signal_number)
 }
 
 /* A handler that was there before may itself remember ours as its predecessor (faulthandler does) and
- * raise the signal again: the second round ends the process instead of turning in circles. */
+ * raise the signal again: the second round ends the process instead of turning in circles. A fault of
+ * its own begins anew: the handler before may have jumped away, as ours does. */
 static void hand_on(int signal_number, siginfo_t *info, void *context)
 {
     bool has_handler = (previous.sa_flags & SA_SIGINFO) != 0 || previous.sa_handler != SIG_DFL;
+    if (info->si_code > 0)
+        handing_on = 0;
     if (handing_on > 0 || !has_handler) {
         die_of(signal_number);
         return;

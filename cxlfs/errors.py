@@ -180,6 +180,13 @@ class ReadOnlyError(CxlfsError):
     default_next_step = "run cxlfs status to see why it is read-only"
 
 
+class SavedCopyError(CxlfsError):
+    """The file that keeps what a repair changes cannot be written, read, or belongs elsewhere."""
+
+    id = "saved-copy"
+    default_next_step = "name a file that does not exist, on another file system than the store"
+
+
 class OutOfMemoryError(CxlfsError):
     """The process could not get memory; nothing on the media changed."""
 

@@ -50,6 +50,8 @@ SUPERBLOCK_COPIES: Final = 4
 DEVICES_MAX: Final = 8
 IMAGE_SEGMENTS_MAX: Final = 384
 NO_SEGMENT: Final = (1 << 64) - 1
+NUMBER_LIMIT: Final = 1 << 62
+"""Inode and extent numbers, LSNs, epochs and generations stay below: counting on never overflows."""
 
 NAME_BYTES_MAX: Final = 255
 SYMLINK_BYTES_MAX: Final = 4095

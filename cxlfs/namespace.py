@@ -7,7 +7,7 @@ Invariants
 - Link counts are derived: names that mean the inode; for a directory 2 plus its subdirectories.
 - An inode without names lives while it is pinned (the kernel knows it) or open, then it is dropped.
 - ``uncommitted`` inodes exist for the living only: no record and no image knows them.
-- ``live`` is what readers see. ``committed`` is what the journal says, None when it is the same map.
+- ``live`` is what readers see, ``committed`` what the journal says, None when it is the same map.
 - Applying the operations of the same records in the same order gives the same namespace.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from cxlfs import layout
@@ -230,6 +230,8 @@ class Namespace:
         """Bytes of all names, symlink targets and extended attributes: sizes the image."""
         self.string_items = 0
         self._unlinked: set[int] = set()
+        self.on_drop: Callable[[Inode], None] | None = None
+        """Called with an inode that is about to be dropped."""
 
     # --- finding ----------------------------------------------------------------------------
 
@@ -396,6 +398,8 @@ class Namespace:
 
     def _drop(self, inode: Inode) -> None:
         del self.inodes[inode.ino]
+        if self.on_drop is not None:
+            self.on_drop(inode)
         self.set_target(inode, b"") if inode.target else None
         for name in list(inode.xattrs or ()):
             self.remove_xattr(inode, name)

@@ -235,8 +235,8 @@ _new = tuple.__new__
 
 def _decode_inode(data: bytes, start: int, _end: int, _flags: int) -> Operation:
     values = _INODE.unpack_from(data, start)
-    if values[0] == 0 or values[5] & ~layout.INODE_FLAGS_KNOWN:
-        raise _MalformedError("inode flags")
+    if not 0 < values[0] < layout.NUMBER_LIMIT or values[5] & ~layout.INODE_FLAGS_KNOWN:
+        raise _MalformedError("inode number or flags")
     return _new(InodeOperation, values[:6] + values[7:])
 
 
@@ -284,6 +284,8 @@ def _decode_extent(data: bytes, start: int, end: int, _flags: int) -> Operation:
     last = first + 4 * count
     if count > _CHUNKS_MAX or last > end:
         raise _MalformedError("checksum count")
+    if extent_id >= layout.NUMBER_LIMIT:
+        raise _MalformedError("extent number")
     return _new(ExtentOperation, (extent_id, media_offset, length, first_chunk, data[first:last]))
 
 

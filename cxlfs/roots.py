@@ -42,6 +42,7 @@ _NUMBERS = (
     "device_hash",
     "written_ns",
 )
+_COUNTERS = ("generation", "image_lsn", "journal_epoch", "journal_first_lsn", "next_epoch")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,8 @@ def decode(data: bytes, superblock: Superblock, slot: int) -> Root | str:
     numbers = {name: int(row[name]) for name in _NUMBERS}
     if numbers["generation"] % superblock.ring_slots != slot:
         return f"generation {numbers['generation']} does not belong into slot {slot}"
+    if any(numbers[name] >= layout.NUMBER_LIMIT for name in _COUNTERS):
+        return "a counter beyond the limit"
     count = int(row["image_segment_count"])
     if count > layout.IMAGE_SEGMENTS_MAX:
         return "too many image segments"

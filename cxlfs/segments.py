@@ -84,6 +84,8 @@ def decode(data: bytes, superblock: Superblock, index: int) -> SegmentHeader | s
         return f"the header of segment {header.index} lies in segment {index}"
     if header.role not in layout.ROLE_NAMES:
         return f"unknown role {header.role}"
+    if max(header.epoch, header.first_lsn) >= layout.NUMBER_LIMIT:
+        return "a counter beyond the limit"
     journal = header.role == layout.ROLE_JOURNAL
     if journal and (header.partner >= superblock.segment_count or header.partner == index):
         return f"the journal's other copy cannot be segment {header.partner}"

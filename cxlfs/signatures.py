@@ -58,7 +58,7 @@ _LUKS2_SECOND = tuple((16 * KIB) << i for i in range(9))
 _ZFS_RING = _many(128 * KIB, KIB, 128)
 _ANY_BOOT_FLAG = ((0x1BE, (b"\0", b"\x80")), (0x1CE, (b"\0", b"\x80")))
 
-_STORES = (
+STORES: Final = (
     Signature(
         "cxlfs store",
         b"cxlfs\x0dSB",
@@ -232,7 +232,7 @@ _DATA_FILES = (
 )
 
 TABLE: Final[tuple[Signature, ...]] = (
-    *_STORES,
+    *STORES,
     *_PERSISTENT_MEMORY,
     *_FILE_SYSTEMS,
     *_VOLUMES,

@@ -14,9 +14,9 @@ Invariants
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
+import heapq
 from typing import TYPE_CHECKING
 
 from cxlfs import layout, segments
@@ -77,7 +77,10 @@ class Space:
         self.nonce = nonce
         self.states = [State.FREE] * superblock.segment_count
         self.reserve = 0
-        self._free: collections.deque[int] = collections.deque(range(superblock.segment_count))
+        self._free = list(range(superblock.segment_count))
+        """A heap: the lowest free segment is taken first, so that a store which is overwritten
+        again and again stays on pages that are mapped already (a first touch costs 1 to 2 µs for
+        each 4 KiB of tmpfs on a virtual machine: 2 GB/s instead of 19)."""
         self._head: _Head | None = None
         self._cleaner_head: _Head | None = None
         test = superblock.unit_bytes == layout.UNIT_BYTES_TEST
@@ -88,7 +91,7 @@ class Space:
     def adopt(self, states: dict[int, State]) -> None:
         """After replay: these segments are in use, all others are free."""
         self.states = [states.get(i, State.FREE) for i in range(len(self.states))]
-        self._free = collections.deque(i for i, s in enumerate(self.states) if s is State.FREE)
+        self._free = [i for i, s in enumerate(self.states) if s is State.FREE]
 
     # --- counting ---------------------------------------------------------------------------
 
@@ -113,7 +116,7 @@ class Space:
         """A free segment for metadata or the cleaner, from the reserve if need be."""
         if not self._free:
             raise NoSpaceError("no free segment is left for metadata")
-        index = self._free.popleft()
+        index = heapq.heappop(self._free)
         self.states[index] = state
         return index
 
@@ -125,6 +128,7 @@ class Space:
         for index in (first, second):
             self._free.remove(index)
             self.states[index] = state
+        heapq.heapify(self._free)
         return first, second
 
     def give_up(self, indexes: list[int]) -> None:
@@ -132,7 +136,7 @@ class Space:
         for index in indexes:
             invariant(self.states[index] is not State.FREE, "a free segment was given up")
             self.states[index] = State.FREE
-            self._free.append(index)
+            heapq.heappush(self._free, index)
 
     def new_epoch(self) -> int:
         epoch = self.next_epoch
@@ -227,7 +231,7 @@ class Space:
         for index, state in enumerate(self.states):
             if state is State.DEAD:
                 self.states[index] = State.FREE
-                self._free.append(index)
+                heapq.heappush(self._free, index)
 
     # --- saying -----------------------------------------------------------------------------
 

@@ -82,8 +82,8 @@ def meanings() -> dict[int, str]:
     """Every exit code and its meaning, smallest first."""
     found = dict(PLAIN)
     for kind in error_kinds():
-        if kind.exit_code > REPAIRED:
-            found[kind.exit_code] = kind.meaning
+        if kind.exit_code > REPAIRED:  # the class that sets it comes before those that inherit it
+            found.setdefault(kind.exit_code, kind.meaning)
     return dict(sorted(found.items()))
 
 

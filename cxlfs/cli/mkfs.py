@@ -38,14 +38,15 @@ from cxlfs.errors import (
 from cxlfs.media import Media, open_media
 from cxlfs.signatures import Found
 from cxlfs.store import Store, StoreOptions
-from cxlfs.units import format_size, parse_size
+from cxlfs.units import MIB, format_size, parse_size
 
 HELP = """Make an empty store on SOURCE: a DAX device, a file on a DAX file system, or an
 ordinary file.
 
 When SOURCE does not exist, --size makes it an ordinary file of that size, fully allocated. What
 is on SOURCE already is not overwritten unless --force says so: mkfs looks for stores, file
-systems, partition tables, volume managers, encrypted volumes, swap, archives and model files.
+systems, partition tables, volume managers, encrypted volumes, swap, archives and model files, and
+in a file for any content at all.
 
 \b
 Examples:
@@ -55,6 +56,7 @@ Examples:
 """
 
 _NAMED_MAX = 3
+_HEAD_BYTES = MIB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def make(source: Path, *, size: str | None, label: str, force: bool) -> Made:
         superblock.plan_geometry(size_bytes, label=label)
     with _media(source, size_bytes, creates=creates) as media:
         superblock.plan_geometry(media.size_bytes, label=label)
-        found = signatures.find(media.read, media.size_bytes)
+        found = _contents(media)
         if found and not force:
             _refuse_to_overwrite(source, found)
         media.preallocate()
@@ -199,6 +201,16 @@ def _media(source: Path, size_bytes: int | None, *, creates: bool) -> Iterator[M
         media.close()
 
 
+def _contents(media: Media) -> tuple[Found, ...]:
+    """What lies there. A device may hold anything; a file with content is somebody's file."""
+    found = signatures.find(media.read, media.size_bytes)
+    if found or media.kind not in ("file", "fsdax"):
+        return found
+    head = media.read(0, min(media.size_bytes, _HEAD_BYTES))
+    first = len(head) - len(head.lstrip(b"\0"))
+    return () if first == len(head) else (Found("data of an unknown kind", first, 0),)
+
+
 def _refuse_to_overwrite(source: Path, found: Sequence[Found]) -> None:
     first: dict[str, int] = {}
     for item in found:
@@ -213,8 +225,9 @@ def _refuse_to_overwrite(source: Path, found: Sequence[Found]) -> None:
 def _wipe(media: Media, found: Sequence[Found]) -> None:
     """Take the magic of what is overwritten away: nothing may take the region for it later."""
     for item in found:
-        media.store(item.offset, bytes(item.length))
-        media.write_back(item.offset, item.length)
+        if item.length:
+            media.store(item.offset, bytes(item.length))
+            media.write_back(item.offset, item.length)
     media.fence()
 
 

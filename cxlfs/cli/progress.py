@@ -75,16 +75,18 @@ class Progress:
         self._visible = False
 
     def __call__(self, activity: str, done: int, total: int, unit: str = "bytes") -> None:
-        """``done`` of ``total`` units of ``activity`` are behind us; a new activity starts anew."""
+        """``done`` of ``total`` units of ``activity`` are behind us; a new activity starts anew.
+
+        What is over before a reader could have seen it is not shown.
+        """
         if not (self._output.as_json or self._output.shows_progress):
             return
         now = self._clock()
         if activity != self._activity:
             self._activity = activity
-            self._started = now
-            self._shown = float("-inf")
+            self._started = self._shown = now
         interval = _JSON_INTERVAL_S if self._output.as_json else _TERMINAL_INTERVAL_S
-        if now - self._shown < interval and done < total:
+        if now - self._shown < interval:
             return
         self._shown = now
         self._show(_status(activity, done, total, unit, now - self._started))
@@ -107,7 +109,8 @@ class Progress:
 
 def _status(activity: str, done: int, total: int, unit: str, elapsed: float) -> Status:
     fraction = min(done / total, 1.0) if total > 0 else 1.0
-    eta = elapsed * (1 - fraction) / fraction if fraction > 0 and elapsed > 0 else None
+    is_known = 0 < fraction < 1 and elapsed > 0
+    eta = elapsed * (1 - fraction) / fraction if is_known else None
     return Status(
         activity=activity,
         done=done,

@@ -15,11 +15,13 @@ from collections.abc import Sequence
 import click
 
 from cxlfs.cli.common import CONTEXT_SETTINGS, debug_option, wants_debug
-from cxlfs.cli.exit_codes import OK, SIGNAL_BASE, USAGE
+from cxlfs.cli.exit_codes import FINDINGS, OK, REPAIRED, SIGNAL_BASE, USAGE
 from cxlfs.cli.mount import describe
 from cxlfs.cli.output import Output
 from cxlfs.cli.program import run
-from cxlfs.errors import UsageError
+from cxlfs.cli.target import served_by
+from cxlfs.cli.verify import check
+from cxlfs.errors import BusyError, UsageError
 from cxlfs.fuse.mount import make_config, mount_background
 from cxlfs.fuse.preflight import prepare
 
@@ -108,3 +110,73 @@ def mount_main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     code = run(mount_command, given, program="mount.cxlfs")
     return {OK: OK, USAGE: MOUNT_USAGE, _INTERRUPTED: MOUNT_INTERRUPTED}.get(code, MOUNT_FAILURE)
+
+
+# --- fsck ---------------------------------------------------------------------------------------
+
+
+@click.command("fsck.cxlfs", help=FSCK_HELP, context_settings=CONTEXT_SETTINGS)
+@click.argument("source", type=click.Path())
+@click.option("-a", "automatic", is_flag=True, help="Repair without asking.")
+@click.option("-p", "preen", is_flag=True, help="The same as -a.")
+@click.option("-y", "assume_yes", is_flag=True, help="The same as -a.")
+@click.option("-n", "no_changes", is_flag=True, help="Change nothing (the default).")
+@click.option("-f", "with_data", is_flag=True, help="Check file data, too.")
+@click.option("-C", "progress", metavar="[FD]", is_flag=True, help="Ignored.")
+@click.option("-M", "skip_mounted", is_flag=True, help="Do nothing, and succeed, when mounted.")
+@click.option("-v", "-V", "-T", "-r", "-l", "ignored", is_flag=True, help="Ignored.")
+@click.option("-t", "file_system_type", metavar="TYPE", help="Ignored: it is cxlfs.")
+@debug_option
+def fsck_command(
+    source: str,
+    file_system_type: str | None,
+    *,
+    automatic: bool,
+    preen: bool,
+    assume_yes: bool,
+    no_changes: bool,
+    with_data: bool,
+    progress: bool,
+    skip_mounted: bool,
+    ignored: bool,
+) -> int:
+    """See FSCK_HELP."""
+    del file_system_type, progress, ignored
+    repair = automatic or preen or assume_yes
+    if repair and no_changes:
+        raise UsageError("-n changes nothing, -a, -p and -y repair", next_step="choose one of them")
+    daemon = served_by(source)
+    if daemon is not None:
+        if skip_mounted:
+            return OK
+        raise BusyError(
+            f"{source} is mounted on {daemon.mountpoint}",
+            next_step=f"check it while it is mounted: cxlfs verify {daemon.mountpoint}",
+        )
+    return check(source, Output(as_json=False), structure_only=not with_data, repair=repair)
+
+
+def fsck_main(arguments: Sequence[str] | None = None) -> int:
+    """The program ``fsck.cxlfs``; returns exit bits of fsck(8)."""
+    given = _without_descriptor(sys.argv[1:] if arguments is None else arguments)
+    code = run(fsck_command, given, program="fsck.cxlfs")
+    return {
+        OK: FSCK_OK,
+        REPAIRED: FSCK_CORRECTED,
+        FINDINGS: FSCK_UNCORRECTED,
+        USAGE: FSCK_USAGE,
+        _INTERRUPTED: FSCK_CANCELLED,
+    }.get(code, FSCK_OPERATIONAL)
+
+
+def _without_descriptor(arguments: Sequence[str]) -> list[str]:
+    """``-C5`` and ``-C 5`` become ``-C``: fsck(8) names a descriptor for its own progress bar."""
+    result: list[str] = []
+    for number, argument in enumerate(arguments):
+        follows = number > 0 and arguments[number - 1] == "-C"
+        is_last = number == len(arguments) - 1
+        if follows and argument.isdigit() and not is_last:
+            continue
+        attached = argument.startswith("-C") and argument[2:].isdigit()
+        result.append("-C" if attached else argument)
+    return result

@@ -48,6 +48,8 @@ def _run(config_text: str, report: _Report) -> int:
         log_path = _log_path(config)
         _leave_caller(log_path)
         runtime.log_to_file(log_path, debug=config.debug)
+        # numpy's linear algebra is not used: its threads would only cost memory.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from cxlfs.fuse.service import serve  # noqa: PLC0415  see the header
 
         serve(config, on_ready=report.ready, log_path=str(log_path))

@@ -77,10 +77,10 @@ def _detach_with_helper(mountpoint: str, *, lazy: bool) -> None:
 def _busy(mountpoint: str) -> BusyError:
     holders = holders_of(mountpoint)
     who = f" by {', '.join(holders)}" if holders else ""
+    command = "umount -l" if os.geteuid() == 0 else "fusermount3 -uz"
     return BusyError(
         f"{mountpoint} is in use{who}",
-        next_step="close the files and leave the directory, or detach it: cxlfs umount --lazy "
-        + mountpoint,
+        next_step=f"close the files and leave the directory, or detach it: {command} {mountpoint}",
     )
 
 

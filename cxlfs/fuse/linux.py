@@ -53,6 +53,19 @@ def raise_readahead(device: str, kib: int, sys_root: Path = Path("/sys")) -> boo
     return True
 
 
+def abort_connection(device: str, sys_root: Path = Path("/sys")) -> bool:
+    """Make every request on the mount ``device`` (major:minor) fail, as if its daemon had died.
+
+    Possible where the fusectl file system is mounted, for the mount's owner.
+    """
+    minor = device.rpartition(":")[2]
+    try:
+        (sys_root / "fs" / "fuse" / "connections" / minor / "abort").write_text("1", "ascii")
+    except OSError:
+        return False
+    return True
+
+
 def notify_service_manager(state: str, environment: dict[str, str] | None = None) -> bool:
     """Send ``READY=1`` and the like to the socket in NOTIFY_SOCKET; False when there is none.
 

@@ -13,7 +13,7 @@ Invariants
   but root, and by every change of owner. Who writes is known from the opening of the file only.
 """
 
-# ruff: noqa: ARG002, PLR0917  pyfuse3 decides what a handler is given
+# ruff: noqa: ARG002  pyfuse3 decides what a handler is given
 from __future__ import annotations
 
 import os

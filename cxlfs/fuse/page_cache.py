@@ -16,7 +16,8 @@ Who keeps cached pages true
   not compared by the kernel), and content that the store replaced (the version of a killed writer).
 
 Invalidation waits for pages that are being read or written back, that is for replies of this very
-process. It therefore runs in a thread, never in a handler.
+process. It therefore runs in a thread, never in a handler, and the connection is neither left
+unserved nor closed while that thread is at it (``quiesce``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from collections.abc import Callable
 
 import pyfuse3
@@ -49,6 +51,10 @@ class PageCache:
         self._pending: dict[int, bool] = {}
         """Inodes to invalidate soon; True: only their attributes."""
         self._wake = trio.Event()
+        self._stopped = False
+        self._idle = threading.Event()
+        """Cleared while the thread is at work."""
+        self._idle.set()
 
     def is_direct(self, flags: int) -> bool:
         """A file opened with these ``O_`` flags bypasses the page cache."""
@@ -91,10 +97,26 @@ class PageCache:
             await self._wake.wait()
             self._wake = trio.Event()
             batch, self._pending = self._pending, {}
+            if self._stopped:
+                return
+            self._idle.clear()
             await trio.to_thread.run_sync(self._invalidate_all, batch, abandon_on_cancel=True)
 
+    async def quiesce(self, seconds_max: float) -> bool:
+        """Begin no invalidation any more; True when none is at work."""
+        self._stopped = True
+        return await trio.to_thread.run_sync(self._idle.wait, seconds_max)
+
     def _invalidate_all(self, batch: dict[int, bool]) -> None:
+        try:
+            self._invalidate_each(batch)
+        finally:
+            self._idle.set()
+
+    def _invalidate_each(self, batch: dict[int, bool]) -> None:
         for ino, attributes_only in batch.items():
+            if self._stopped:
+                return
             try:
                 self._invalidate(pyfuse3.InodeT(ino), attributes_only)
             except OSError as error:

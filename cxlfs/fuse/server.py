@@ -28,6 +28,7 @@ import trio
 from cxlfs.errors import BusyError, CxlfsError, MountError
 from cxlfs.fuse import linux, mountinfo, runtime
 from cxlfs.fuse.control import ControlServer
+from cxlfs.fuse.control_verify import verify
 from cxlfs.fuse.detach import detach
 from cxlfs.fuse.operations import Operations
 from cxlfs.fuse.options import MountConfig, fuse_options
@@ -41,6 +42,7 @@ GRACE_SECONDS = 10.0
 MAINTENANCE_SECONDS = 0.5
 READAHEAD_KIB = 4096
 _TELL_SECONDS_MAX = 2.0
+_QUIESCE_SECONDS_MAX = 5.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -70,8 +72,7 @@ def run(service: Service) -> None:
             try:
                 trio.run(server.main)
             finally:
-                # Never libfuse's own unmount: it would detach whatever is mounted there by now.
-                pyfuse3.close(unmount=False)
+                server.close_connection()
         finally:
             # Idempotent: the main loop has done it, where there was one.
             service.store.close()
@@ -133,10 +134,13 @@ class _Server:
         self._service = service
         self._operations = operations
         self._control = ControlServer(service.store, operations.failures)
+        self._control.register("verify", verify)
         self._failure: Exception | None = None
         self._stopping = False
         self._device = ""
         """major:minor of the mount: what else may be mounted there later is not ours."""
+        self._is_quiet = True
+        """No thread uses the connection."""
 
     async def main(self) -> None:
         service = self._service
@@ -155,6 +159,7 @@ class _Server:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve_control)
                 await self._serve_mount()
+                await self._quiesce()
                 self._operations.lookups.forget_all()
                 self._close_store()
                 await self._control.close(self._failure, seconds_max=_TELL_SECONDS_MAX)
@@ -191,6 +196,23 @@ class _Server:
                     next_step="mount again: that clears the dead mount and recovers the store",
                 )
             )
+
+    async def _quiesce(self) -> None:
+        """Nothing may use the connection any more. A thread that waits for an answer which the main
+        loop did not give before it failed is released by aborting the connection.
+        """
+        page_cache = self._operations.page_cache
+        self._is_quiet = await page_cache.quiesce(0 if self._failure else _QUIESCE_SECONDS_MAX)
+        if not self._is_quiet and linux.abort_connection(self._device):
+            self._is_quiet = await page_cache.quiesce(_QUIESCE_SECONDS_MAX)
+
+    def close_connection(self) -> None:
+        """From here on the mount is dead; the end of the process does it where we may not."""
+        if self._is_quiet:
+            # Never libfuse's own unmount: it would detach whatever is mounted there by now.
+            pyfuse3.close(unmount=False)
+        else:
+            log.warning("a cache invalidation does not end; the connection is left to the kernel")
 
     def _close_store(self) -> None:
         """Close the store and give its source free, so that whoever is told so can open it."""
@@ -260,7 +282,7 @@ class _Server:
                         name = signal.Signals(number).name
                         if self._stopping:
                             log.info("%s again: ending at once", name)
-                            pyfuse3.terminate()
+                            nursery.start_soon(self._terminate)
                             continue
                         log.info("%s: unmounting", name)
                         self._stopping = True
@@ -282,6 +304,11 @@ class _Server:
             log.info("%s", error)  # it may be gone already
         # After a successful unmount the loop ends by itself and this task with it.
         await trio.sleep(_TELL_SECONDS_MAX)
+        await self._terminate()
+
+    async def _terminate(self) -> None:
+        """End the main loop, but not while a thread needs its answers."""
+        await self._operations.page_cache.quiesce(_QUIESCE_SECONDS_MAX)
         pyfuse3.terminate()
 
     async def _detach_lazily(self, mountpoint: str) -> None:

@@ -155,9 +155,11 @@ class FileMap:
         """
         size = self.size
         length = max(min(length, size - offset), 0)
-        buffer = np.empty(length, dtype=np.uint8).data
+        # Not a memoryview yet: one that an error's traceback keeps crashes CPython 3.11 when the
+        # garbage collector clears it.
+        buffer: Any = np.empty(length, dtype=np.uint8)
         count = self.read_into(offset, buffer, verify=verify)
-        return buffer if count == length else buffer[:count]
+        return memoryview(buffer if count == length else buffer[:count])
 
     def read_into(self, offset: int, target: WriteableBuffer, *, verify: bool = True) -> int:
         """As :meth:`read` into ``target``; returns the count. After an error it is undefined."""

@@ -127,15 +127,20 @@ def crc32c_each(
     lengths: npt.NDArray[np.uint64],
     seed: int = 0,
 ) -> npt.NDArray[np.uint32]:
-    """CRC32C of each range of ``data``, each continuing from ``seed``; the ranges must lie in it."""
-    inside = offsets + lengths <= len(data)
-    invariant(len(lengths) == len(offsets) and bool(inside.all()), "ranges lie in the data")
+    """CRC32C of each range of ``data``, each continuing from ``seed``.
+
+    Raises InvariantError unless every range lies in ``data``.
+    """
+    size = np.uint64(len(data))
+    invariant(len(lengths) == len(offsets), "as many lengths as offsets")
+    invariant(bool((lengths <= size).all()), "ranges are not longer than the data")
+    invariant(bool((offsets <= size - lengths).all()), "ranges lie in the data")
     out = np.empty(len(offsets), dtype=np.uint32)
     lib.cxl_crc32c_each(
         seed,
         data,
-        ffi.from_buffer("uint64_t[]", np.ascontiguousarray(offsets)),
-        ffi.from_buffer("uint64_t[]", np.ascontiguousarray(lengths)),
+        ffi.from_buffer("uint64_t[]", np.ascontiguousarray(offsets, dtype=np.uint64)),
+        ffi.from_buffer("uint64_t[]", np.ascontiguousarray(lengths, dtype=np.uint64)),
         len(offsets),
         ffi.from_buffer("uint32_t[]", out),
     )

@@ -62,11 +62,8 @@ class InodeAttributes:
         }
         if mode is not None:
             changes["mode"] = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
-        for key, value in (("uid", uid), ("gid", gid), ("atime_ns", atime_ns)):
-            if value is not None:
-                changes[key] = value
-        if mtime_ns is not None:
-            changes["mtime_ns"] = mtime_ns
+        given = {"uid": uid, "gid": gid, "atime_ns": atime_ns, "mtime_ns": mtime_ns}
+        changes |= {key: value for key, value in given.items() if value is not None}
         if not inode.uncommitted and inode.links:
             op = inode.operation(**changes)
             self.volume.commit([op], durable=False)

@@ -1,6 +1,6 @@
 """The store: the one object all above talk to. POSIX-like verbs, each one transaction.
 
-Never here: logic; every verb belongs to ``names``, ``files``, ``versions``, ``cleaner``, ``report``.
+Never here: logic; every verb belongs to ``names``, ``files``, ``versions``, ``cleaner``.
 
 Invariants
 - Synchronous: a verb runs to completion; callers come from one thread.

@@ -310,7 +310,10 @@ class Files:
         self.versions.publish(inode, incomplete=False)
 
     def commit_old_versions(self, *, older_than: float) -> bool:
-        """Periodic commit of what has been open for long; True when there was something to do."""
+        """Periodic commit of what has been open for long; True when there was something to do.
+
+        A version with a failed range waits: its close must still tell the error.
+        """
         due = [
             inode
             for inode in self.versions.open_versions.values()
@@ -324,7 +327,7 @@ class Files:
             if inode.links == 0:
                 self.versions.open_versions.pop(inode.ino, None)
                 continue
-            if not (inode.content.is_dirty or inode.uncommitted):
+            if version.failed or not (inode.content.is_dirty or inode.uncommitted):
                 continue
             if version.atomic and not inode.uncommitted:
                 self.versions.stage(inode)

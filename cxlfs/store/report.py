@@ -122,7 +122,7 @@ class Reporter:
         volume = self.volume
         payload = volume.superblock.segment_payload_bytes
         count = volume.superblock.segment_count
-        overhead = _METADATA_SETS * (volume.refresh_reserve() - 1) + 1
+        overhead = _METADATA_SETS * volume.metadata_set_segments() + 1
         total = (count - _METADATA_SETS * _SET_SEGMENTS_MIN - 1) * payload
         used = self.data_bytes() - self.versions.aside_bytes()
         free = max(0, min((count - overhead) * payload - used, total))

@@ -140,6 +140,11 @@ class Versions:
             if inode.aside is not None
         }
         self.open_versions: dict[int, Inode] = {}
+        volume.namespace.on_drop = self._forget
+
+    def _forget(self, inode: Inode) -> None:
+        self.asides.pop(inode.ino, None)
+        self.open_versions.pop(inode.ino, None)
 
     # --- beginning --------------------------------------------------------------------------
 
@@ -194,6 +199,7 @@ class Versions:
         """Give the live map room that lets a write go on; raises NoSpaceError."""
         content = inode.content
         self.close_lease(content)
+        self.volume.refresh_reserve()
         offset, length = self.volume.space.lease(
             needed_bytes, max(needed_bytes, wanted_bytes, version.lease_bytes)
         )
@@ -406,13 +412,13 @@ class Versions:
         return sum(
             inode.aside.allocated
             for inode in self.asides.values()
-            if inode.aside is not None and not isinstance(inode.version, Version)
+            if inode.aside is not None and not _is_staged(inode)
         )
 
     def drop_oldest_aside(self) -> bool:
-        """Give up one version kept aside that is not being written; False when there is none."""
+        """Give up one version kept aside that nobody goes on with; False when there is none."""
         for inode in list(self.asides.values()):
-            if not isinstance(inode.version, Version):
+            if not _is_staged(inode):
                 self.drop_aside(inode)
                 return True
         return False
@@ -433,6 +439,11 @@ class Versions:
             cause = version.failed[0].error
             return NoSpaceError(cause.message) if isinstance(cause, NoSpaceError) else cause
         return None
+
+
+def _is_staged(inode: Inode) -> bool:
+    """What is kept aside belongs to the version that is being written."""
+    return isinstance(inode.version, Version) and inode.version.staged
 
 
 def _xattr_operations(inode: Inode) -> list[Operation]:

@@ -246,14 +246,22 @@ class Volume:
             + stats.refs * layout.REF_DTYPE.itemsize
         )
 
-    def refresh_reserve(self) -> int:
-        """Recompute how many segments must stay free: the next metadata set and the cleaner's."""
+    def metadata_set_segments(self) -> int:
+        """Upper bound of the segments of the next metadata set: image and both journal copies."""
         estimate = self.image_bytes_estimate()
         estimate += estimate // 8 + _IMAGE_SLACK_BYTES // (
             1 if self.superblock.unit_bytes == layout.UNIT_BYTES else 64
         )
-        images = -(-estimate // self.superblock.segment_payload_bytes)
-        self.space.reserve = images + 2 + _CLEANER_SEGMENTS
+        return -(-estimate // self.superblock.segment_payload_bytes) + 2
+
+    def refresh_reserve(self) -> int:
+        """Recompute how many segments must stay free: the next metadata set, what the two sets
+        after it need beyond what they release, and the cleaner's.
+        """
+        wanted = self.metadata_set_segments()
+        kept = (self.current, self.fallback)
+        growth = sum(max(0, wanted - len(each.segments)) for each in kept)
+        self.space.reserve = wanted + growth + _CLEANER_SEGMENTS
         return self.space.reserve
 
     def metadata_room(self) -> bool:
@@ -286,13 +294,7 @@ class Volume:
         count = -(-len(data) // payload)
         if count > layout.IMAGE_SEGMENTS_MAX:
             raise NoSpaceError("the metadata of this store is larger than an image can be")
-        taken: list[int] = []
-        try:
-            taken.extend(self.space.take(State.IMAGE) for _ in range(count))
-            pair = None if closing else self.space.take_pair(State.JOURNAL)
-        except NoSpaceError:
-            self.space.give_up(taken)
-            raise
+        taken, pair = self._take_set(count, closing=closing)
         with self.writing():
             self._store_image_headers(taken)
             header = None if pair is None else self._store_journal_headers(pair)
@@ -311,10 +313,27 @@ class Volume:
         self._switch(root, header, released=list(released.segments))
         self.counters.rollovers += 1
 
+    def _take_set(self, count: int, *, closing: bool) -> tuple[list[int], tuple[int, int] | None]:
+        """Segments for an image and a journal; raises NoSpaceError.
+
+        A store without room for them gives up its fallback before it stops working.
+        """
+        if self.space.free_count < count + (0 if closing else 2):
+            self.space.give_up(list(self.fallback.segments))
+            self.fallback = MetadataSet()
+        taken: list[int] = []
+        try:
+            taken.extend(self.space.take(State.IMAGE) for _ in range(count))
+            return taken, None if closing else self.space.take_pair(State.JOURNAL)
+        except NoSpaceError:
+            self.space.give_up(taken)
+            raise
+
     def begin_journal(self) -> None:
         """After a clean close: a journal and an in-use root over the same image. Durable."""
+        _, pair = self._take_set(0, closing=False)
+        invariant(pair is not None, "a journal has two copies")
         with self.writing():
-            pair = self.space.take_pair(State.JOURNAL)
             header = self._store_journal_headers(pair)
             self.media.fence()
             known, count, device_hash = self.dirty_shutdown

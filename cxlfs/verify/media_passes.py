@@ -113,8 +113,10 @@ def _judge_slot(
     generation = expected_generation(newest, first.slot, count)
     newest_found = max((root.generation for root in (a, b) if root is not None), default=-1)
     if newest_found < generation and generation > 0:
-        # Nothing of that generation: damaged, blanked, or an older root put in its place, twice.
-        return _judge_lost_slot(context, pair, generation)
+        # Blank in both: nothing was there, or repairing took it away. Roots that were lost so are
+        # missed by what they lead to (passes 4 to 6, and _check_continuation).
+        is_blank = all(state.root is None and state.problem is None for state in pair)
+        return None if is_blank else _judge_lost_slot(context, pair, generation)
     if generation <= 0:
         return _judge_unused_slot(context, newest, pair)
     if a == b:
@@ -161,7 +163,10 @@ def _judge_lost_slot(
 ) -> Finding:
     store = context.store()
     harmless = store is not None and store.recovery.lost is None
-    reasons = " / ".join(state.problem or "holds none" for state in pair)
+    reasons = " / ".join(
+        state.problem or ("blank" if state.root is None else f"root {state.root.generation}")
+        for state in pair
+    )
     message = f"root {generation} is good in neither ring ({reasons})"
     return make(
         "root-lost",

@@ -254,10 +254,15 @@ def test_force_makes_a_new_store(run: Run, source: Path) -> None:
     assert after["label"] == ""
 
 
-def test_noise_is_no_signature(run: Run, tmp_path: Path) -> None:
+def test_content_of_an_unknown_kind_is_somebodys_too(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "noise"
-    path.write_bytes(random.Random(11).randbytes(SIZE))
-    assert run("mkfs", path).code == 0
+    noise = bytes(5000) + random.Random(11).randbytes(SIZE - 5000)
+    path.write_bytes(noise)
+    said = run("mkfs", path)
+    assert_two_lines(said, 19, "cxlfs mkfs", "data of an unknown kind (at byte 5000)", "--force")
+    assert path.read_bytes() == noise
+    found = run("mkfs", path, "--force", "--json").document
+    assert found["overwrote"] == ["data of an unknown kind"]
     assert run("list", path).stdout == "no checkpoints in /\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 
 import pytest
 import trio
@@ -113,6 +114,33 @@ async def test_a_failed_invalidation_does_not_end_the_others(
     cache.content_replaced(2)
     await run_until_called(cache, recorder, 2)
     assert bool(caplog.records) == (number == errno.EPERM)
+
+
+async def test_the_connection_is_not_closed_under_an_invalidation() -> None:
+    """It is told when the thread is through, and nothing is begun afterwards."""
+    entered, leave = threading.Event(), threading.Event()
+    calls: list[tuple[int, bool]] = []
+
+    def slow(ino: int, attributes_only: bool) -> None:
+        calls.append((ino, attributes_only))
+        entered.set()
+        assert leave.wait(10)
+
+    cache = PageCache(OpenFiles(), slow)
+    cache.content_replaced(1)
+    cache.content_replaced(2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cache.run)
+        await trio.to_thread.run_sync(entered.wait, 10)
+        assert not await cache.quiesce(0.01)
+        nursery.cancel_scope.cancel()
+    leave.set()
+    assert await cache.quiesce(10)
+    assert calls == [(1, False)]
+    cache.content_replaced(3)
+    with trio.fail_after(5):
+        await cache.run()
+    assert calls == [(1, False)]
 
 
 def test_a_revert_reaches_the_page_cache(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

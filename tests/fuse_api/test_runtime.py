@@ -236,6 +236,14 @@ def test_readahead_is_set_for_the_device(tmp_path: Path) -> None:
     assert not linux.raise_readahead("0:99", 4096, tmp_path)
 
 
+def test_a_connection_is_aborted_where_that_is_possible(tmp_path: Path) -> None:
+    directory = tmp_path / "fs" / "fuse" / "connections" / "35"
+    directory.mkdir(parents=True)
+    assert linux.abort_connection("0:35", tmp_path)
+    assert (directory / "abort").read_text() == "1"
+    assert not linux.abort_connection("", tmp_path / "nowhere")
+
+
 def test_who_holds_a_directory(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     (tmp_path / "mnt-other").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -114,6 +115,18 @@ def test_shell_redirection(mnt: Path) -> None:
     done = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
     assert done.stdout == b"one\ntwo\nthree\nfour\n"
     assert (mnt / "out").read_bytes() == done.stdout
+
+
+def test_copying_within_the_mount_and_past_the_page_cache(mnt: Path) -> None:
+    """sendfile, copy_file_range, and O_DIRECT, which the kernel handles without us."""
+    data = os.urandom(2 * MIB + 4096)
+    (mnt / "a").write_bytes(data)
+    shutil.copyfile(mnt / "a", mnt / "b")
+    subprocess.run(["cp", "--reflink=never", mnt / "a", mnt / "c"], check=True)
+    copy = ["dd", f"if={mnt}/a", f"of={mnt}/d", "bs=512K", "iflag=direct", "oflag=direct"]
+    subprocess.run(copy, check=True, stderr=subprocess.DEVNULL)
+    for name in "bcd":
+        assert (mnt / name).read_bytes() == data, name
 
 
 def test_an_unlinked_file_lives_as_long_as_it_is_open(place: Workplace) -> None:

@@ -17,7 +17,15 @@ from cxlfs.errors import (
     OutOfMemoryError,
     ReadOnlyError,
 )
-from cxlfs.native import FaultKind, Granularity, MappedRegion, crc32c, fault_count, set_fault
+from cxlfs.native import (
+    FaultKind,
+    Granularity,
+    MappedRegion,
+    crc32c,
+    crc32c_each,
+    fault_count,
+    set_fault,
+)
 
 SIZE = 1 << 16
 Call = Callable[[MappedRegion, int, int], object]
@@ -104,6 +112,32 @@ def test_data_of_every_buffer_type(region: MappedRegion, kind: Callable[..., byt
     target = bytearray(1200)
     region.read_into(1000, target)
     assert target[:200] == target[1000:] == plain
+
+
+def test_checksums_of_many_ranges() -> None:
+    data = bytes(range(256)) * 4
+    offsets = np.array([0, 5, 1024, 1000, 64], dtype=np.uint64)
+    lengths = np.array([1024, 0, 0, 24, 700], dtype=np.uint64)
+    expected = [
+        crc32c(data[start : start + length], 9)
+        for start, length in zip(offsets.tolist(), lengths.tolist(), strict=True)
+    ]
+    assert crc32c_each(data, offsets, lengths, 9).tolist() == expected
+    assert crc32c_each(data, offsets[::2], lengths[::2], 9).tolist() == expected[::2]
+    assert len(crc32c_each(b"", offsets[:0], lengths[:0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(0, 1025), (1024, 1), (1025, 0), (64, (1 << 64) - 64), (1 << 63, 1 << 63)],
+)
+def test_range_outside_the_data_is_never_summed(offset: int, length: int) -> None:
+    """Sums of hostile lengths may wrap around: nothing may be read before they are checked."""
+    ranges = np.array([[0, 1], [offset, length]], dtype=np.uint64)
+    with pytest.raises(InvariantError, match="ranges"):
+        crc32c_each(bytes(1024), ranges[:, 0], ranges[:, 1])
+    with pytest.raises(InvariantError, match="as many"):
+        crc32c_each(bytes(1024), ranges[:, 0], ranges[:1, 1])
 
 
 def test_word_is_stored_little_endian_at_multiples_of_8_only(region: MappedRegion) -> None:

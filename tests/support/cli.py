@@ -15,7 +15,10 @@ import pytest
 
 from cxlfs import cli
 
-_IMPORT_ALL = "from cxlfs.cli import mkfs, mount, umount, status, list, dump, verify"
+_IMPORT_ALL = (
+    "import importlib, pkgutil, cxlfs; "
+    "[importlib.import_module(m.name) for m in pkgutil.walk_packages(cxlfs.__path__, 'cxlfs.')]"
+)
 PROGRAM = [sys.executable, "-c", "import sys; from cxlfs.cli import main; sys.exit(main())"]
 
 

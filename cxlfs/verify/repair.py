@@ -1,0 +1,357 @@
+"""Repairing what can be undone: damaged copies of structures that have a good copy, and metadata
+that can be written anew.
+
+Never here: file data; anything on a mounted store; printing.
+
+Invariants
+- An action says which bytes it changes before anything is changed; a store into other bytes fails.
+- Before the first store a saved copy of all those bytes is durable; ``undo`` puts them back.
+- A good copy is only read. What is written in its twin's place equals it, or is what the store
+  would write there itself.
+- Interrupted anywhere, the store is no worse than before, and ``apply`` may be run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from cxlfs import journal_reader, layout, roots, segments, superblock
+from cxlfs.errors import CxlfsError, ReadOnlyError
+from cxlfs.media import Media
+from cxlfs.roots import Root
+from cxlfs.segments import SegmentHeader
+from cxlfs.store import Store, StoreOptions
+from cxlfs.superblock import Superblock
+from cxlfs.verify.findings import Finding
+from cxlfs.verify.image_pass import Damage, sum_image
+from cxlfs.verify.media_passes import (
+    expected_generation,
+    good_superblock_bytes,
+    header_problem,
+    headers_of_root,
+)
+from cxlfs.verify.overlay import GuardedMedia, OverlayMedia, Range
+from cxlfs.verify.saved_copy import restore_saved_copy, write_saved_copy
+
+REWRITE_COPY: Final = "rewrite-copy"
+BLANK_SLOT: Final = "blank-root-slot"
+RENEW: Final = "renew-metadata"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RepairAction:
+    """One thing that repairing does. ``ranges``: (media offset, length) of all that it changes.
+
+    ``data``: what is written into the only range; None for RENEW, which opens and closes the store.
+    ``repairs``: ids of the findings that it answers.
+    """
+
+    id: str
+    text: str
+    ranges: tuple[Range, ...]
+    repairs: tuple[str, ...]
+    data: bytes | None = None
+
+    @property
+    def media_offset(self) -> int:
+        """The lowest byte that is changed."""
+        return min(offset for offset, _ in self.ranges)
+
+    @property
+    def length(self) -> int:
+        """Bytes that are changed."""
+        return sum(length for _, length in self.ranges)
+
+
+# --- planning -------------------------------------------------------------------------------
+
+
+def plan(media: Media, findings: Iterable[Finding]) -> list[RepairAction]:
+    """What would be done about ``findings``, in this order; empty when nothing can be.
+
+    Findings only say where to look: everything is read anew from ``media``, which may be open
+    read-only and is not changed.
+    """
+    wanted = {finding.id for finding in findings if finding.repairable}
+    if not wanted:
+        return []
+    overlay = OverlayMedia(media)
+    actions: list[RepairAction] = []
+    for action in _copies(media, wanted):
+        overlay.patch(action)
+        actions.append(action)
+    if wanted & _RENEWED:
+        renewal = _renewal(overlay, wanted)
+        if renewal is not None:
+            actions.append(renewal)
+            if "root-lost" in wanted:
+                actions.extend(_blank_slots(overlay))
+    return actions
+
+
+_RENEWED = {
+    "root-lost",
+    "fallback-journal-incomplete",
+    "image-damaged",
+    "image-fallback-damaged",
+    "root-unusable",
+}
+"""Findings that go away when image, journal and root are written anew."""
+
+
+def _copies(media: Media, wanted: set[str]) -> Iterator[RepairAction]:
+    try:
+        block, _ = superblock.choose(media)
+    except CxlfsError:
+        return
+    if "superblock-copy-damaged" in wanted:
+        yield from _superblock_copies(media, block)
+    if "root-copy-damaged" in wanted:
+        yield from _root_copies(media, block)
+    found = roots.candidates(roots.read_slots(media, block))
+    for root in found[:1] + [r for r in found if r.image_segments != found[0].image_segments][:1]:
+        if "segment-header-damaged" in wanted:
+            yield from _headers(media, block, root)
+        if "journal-copy-damaged" in wanted:
+            yield from _records(media, block, root)
+    if "segment-header-damaged" in wanted:
+        yield from _data_headers(media, block)
+
+
+def _rewrite(text: str, offset: int, data: bytes, finding_id: str) -> RepairAction:
+    return RepairAction(
+        id=REWRITE_COPY,
+        text=f"{text}: {len(data)} bytes at media offset {offset:#x}",
+        ranges=((offset, len(data)),),
+        repairs=(finding_id,),
+        data=data,
+    )
+
+
+def _differs(media: Media, offset: int, data: bytes) -> bool:
+    try:
+        return media.read(offset, len(data)) != data
+    except CxlfsError:
+        return True
+
+
+def _superblock_copies(media: Media, block: Superblock) -> Iterator[RepairAction]:
+    good = good_superblock_bytes(media, block)
+    for number, offset in enumerate(block.copy_offsets):
+        data = good + number.to_bytes(4, "little")
+        if _differs(media, offset, data):
+            text = f"rewrite superblock copy {number} from the others"
+            yield _rewrite(text, offset, data, "superblock-copy-damaged")
+
+
+def _root_copies(media: Media, block: Superblock) -> Iterator[RepairAction]:
+    """Each slot that is good in one ring only; an unused one that is not blank in both."""
+    slots = roots.read_slots(media, block)
+    newest = max((s.root.generation for s in slots if s.root is not None), default=0)
+    count = block.ring_slots
+    for slot in range(count):
+        pair = (slots[slot], slots[count + slot])
+        good = max((s.root for s in pair if s.root), key=lambda r: r.generation, default=None)
+        for state in pair:
+            if good is not None and state.root != good:
+                if state.root is not None and state.root.generation == good.generation:
+                    continue  # they contradict each other: nobody knows which one is right
+                data = roots.encode(good, block.uuid)
+                ring = "AB"[state.ring]
+                text = f"rewrite root {good.generation} in ring {ring} from the other ring"
+                yield _rewrite(text, state.media_offset, data, "root-copy-damaged")
+            elif good is None and state.problem is not None and newest < count and slot > newest:
+                data = bytes(layout.ROOT_DTYPE.itemsize)
+                text = f"blank slot {slot} of ring {'AB'[state.ring]}, which was never used"
+                yield _rewrite(text, state.media_offset, data, "root-copy-damaged")
+
+
+def _headers(media: Media, block: Superblock, root: Root) -> Iterator[RepairAction]:
+    """Of a journal from its other copy; of an image when the image itself is good."""
+    expected = headers_of_root(root)
+    journal = None
+    if root.journal_segment is not None and root.journal_mirror is not None:
+        journal = journal_reader.read_header(
+            media, block, root.journal_segment, root.journal_mirror, root.journal_epoch
+        )
+    image_is_good = not any(isinstance(item, Damage) for item in sum_image(media, block, root))
+    for index, wanted in expected.items():
+        if header_problem(media, block, wanted) is None:
+            continue
+        if wanted.role == layout.ROLE_JOURNAL:
+            if journal is None:
+                continue
+            header = dataclasses.replace(
+                journal,
+                index=index,
+                partner=wanted.partner,
+                copy_number=wanted.copy_number,
+            )
+        elif image_is_good:
+            header = dataclasses.replace(wanted, epoch=_plausible_epoch(media, block, index, root))
+        else:
+            continue
+        role = layout.ROLE_NAMES[wanted.role]
+        text = f"rewrite the header of {role} segment {index}"
+        data = segments.encode(header, block.uuid)
+        yield _rewrite(text, block.segment_offset(index), data, "segment-header-damaged")
+
+
+def _data_headers(media: Media, block: Superblock) -> Iterator[RepairAction]:
+    """Nothing but their role is read from them."""
+    try:
+        store = Store.open(media, StoreOptions(read_only=True))
+    except CxlfsError:
+        return
+    try:
+        indexes = store.volume.space.data_segments()
+        newest = store.volume.root
+    finally:
+        store.close()
+    for index in indexes:
+        wanted = SegmentHeader(role=layout.ROLE_DATA, index=index, epoch=0, nonce=0)
+        if header_problem(media, block, wanted) is not None:
+            header = dataclasses.replace(
+                wanted, epoch=_plausible_epoch(media, block, index, newest)
+            )
+            text = f"rewrite the header of data segment {index}"
+            data = segments.encode(header, block.uuid)
+            yield _rewrite(text, block.segment_offset(index), data, "segment-header-damaged")
+
+
+def _plausible_epoch(media: Media, block: Superblock, index: int, root: Root) -> int:
+    """The epoch that still stands in the damaged header if it can be right, else 0."""
+    field = layout.SEGMENT_DTYPE.fields
+    offset = 0 if field is None else field["epoch"][1]
+    try:
+        data = media.read(block.segment_offset(index) + offset, 8)
+    except CxlfsError:
+        return 0
+    epoch = int.from_bytes(data, "little")
+    return epoch if epoch < root.next_epoch else 0
+
+
+def _records(media: Media, block: Superblock, root: Root) -> Iterator[RepairAction]:
+    """Record copies that are bad while the other copy is good, along the journals of a root."""
+    if root.journal_segment is None or root.journal_mirror is None:
+        return
+    header = journal_reader.read_header(
+        media, block, root.journal_segment, root.journal_mirror, root.journal_epoch
+    )
+    headers = segments.read_all(media, block)
+    lsn = root.image_lsn + 1
+    while header is not None:
+        reader = journal_reader.SegmentReader(media, block, header, expected_lsn=lsn, compare=True)
+        for _record in reader:
+            pass
+        for bad in reader.scan.bad_copies:
+            if not bad.contradicts:
+                data = media.read(bad.good_media_offset, bad.length)
+                name = ("primary", "mirror")[bad.copy_number]
+                text = f"rewrite record {bad.lsn} in the {name} copy of the journal"
+                yield _rewrite(text, bad.media_offset, data, "journal-copy-damaged")
+        lsn = reader.scan.last_lsn + 1
+        header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
+
+
+# --- writing metadata anew ------------------------------------------------------------------
+
+
+def _renewal(overlay: OverlayMedia, wanted: set[str]) -> RepairAction | None:
+    """Opening and closing the store, tried on a copy in memory; None when it does not come up."""
+    overlay.ranges.clear()
+    try:
+        _renew(overlay)
+    except CxlfsError:
+        return None
+    ranges = tuple(merge_ranges(overlay.ranges))
+    total = sum(length for _, length in ranges)
+    return RepairAction(
+        id=RENEW,
+        text=(
+            "write metadata image, journal and root anew, into free segments: "
+            f"{total} bytes in {len(ranges)} places"
+        ),
+        ranges=ranges,
+        repairs=tuple(sorted(wanted & _RENEWED)),
+    )
+
+
+def _renew(media: Media) -> None:
+    """Raises ReadOnlyError when the store may not be written, and what opening raises."""
+    store = Store.open(media)
+    try:
+        if store.read_only:
+            raise ReadOnlyError(f"the store is read-only: {store.read_only_reason}")
+    finally:
+        store.close()
+
+
+def _blank_slots(media: Media) -> Iterator[RepairAction]:
+    """Slots without the root they should have in either ring; newer ones are durable by now."""
+    block, _ = superblock.choose(media)
+    slots = roots.read_slots(media, block)
+    newest = roots.candidates(slots)[0]
+    count = block.ring_slots
+    for slot in range(count):
+        pair = (slots[slot], slots[count + slot])
+        generation = expected_generation(newest, slot, count)
+        if any(state.root is not None and state.root.generation == generation for state in pair):
+            continue
+        for state in pair:
+            if state.problem is not None or state.root is not None:
+                offset, data = state.media_offset, bytes(layout.ROOT_DTYPE.itemsize)
+                text = f"blank the lost slot {slot} of ring {'AB'[state.ring]}"
+                yield RepairAction(
+                    id=BLANK_SLOT,
+                    text=f"{text}: {len(data)} bytes at media offset {offset:#x}",
+                    ranges=((offset, len(data)),),
+                    repairs=("root-lost",),
+                    data=data,
+                )
+
+
+# --- doing ----------------------------------------------------------------------------------
+
+
+def apply(media: Media, actions: list[RepairAction], save_path: Path) -> None:
+    """Save what the actions change to ``save_path`` (which must not exist), then do them. Durable.
+
+    The media must be open for writing by this process alone. Raises SavedCopyError,
+    MediaError, and what opening a store raises; then ``undo`` puts back what was changed.
+    """
+    if not actions:
+        return
+    ranges = merge_ranges(r for action in actions for r in action.ranges)
+    write_saved_copy(media, ranges, [action.text for action in actions], save_path)
+    guarded = GuardedMedia(media, ranges)
+    for action in actions:
+        if action.data is None:
+            _renew(guarded)
+        else:
+            ((offset, _),) = action.ranges
+            guarded.store(offset, action.data)
+            guarded.persist(offset, len(action.data))
+
+
+def undo(media: Media, save_path: Path) -> int:
+    """Put back what :func:`apply` saved; returns how many bytes. Durable when it returns.
+
+    Raises SavedCopyError when the file is damaged or of another store: nothing was changed then.
+    """
+    return restore_saved_copy(media, save_path)
+
+
+def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Sorted, without overlap; ranges that touch become one."""
+    merged: list[Range] = []
+    for offset, length in sorted(ranges):
+        if merged and offset <= merged[-1][0] + merged[-1][1]:
+            start = merged[-1][0]
+            merged[-1] = (start, max(merged[-1][1], offset + length - start))
+        else:
+            merged.append((offset, length))
+    return merged

@@ -1,0 +1,640 @@
+"""Hostile images: small stores, damaged at random, mostly with the checksums made right again so that
+deep code is reached. And what must hold for any of them: clear errors, no crash, no hang.
+
+The image of (seed, index) is always the same.
+
+Never here: processes, limits, progress (``scripts/fuzz-images``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cxlfs import inspect, layout, operations, roots, segments
+from cxlfs.errors import CxlfsError, OutOfMemoryError
+from cxlfs.media import MemoryMedia
+from cxlfs.namespace import FileKind
+from cxlfs.store import Store, StoreOptions
+from cxlfs.superblock import Superblock
+from cxlfs.verify import run_passes
+from tests.support.corrupt import (
+    IMAGE_BYTES,
+    Anatomy,
+    populated_media,
+    raw_record,
+    seal,
+    seal_record,
+    seal_superblock,
+)
+from tests.support.stores import format_small
+
+Rng = random.Random
+_HEADER = layout.SEGMENT_HEADER_BYTES
+_U64 = 1 << 64
+
+
+# --- images to begin with -------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """Where a structure lies, and what it is made of."""
+
+    dtype: np.dtype[np.void]
+    offset: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """A good image, and where everything in it is."""
+
+    data: bytes
+    block: Superblock
+    anatomy: Anatomy
+    image_parts: tuple[Part, ...]
+    records: tuple[tuple[int, int], ...]
+    """(offset, length) in the primary copy."""
+    journal: segments.SegmentHeader | None
+    mirror_shift: int
+    journal_end: int
+    next_lsn: int
+
+
+@functools.cache
+def bases() -> tuple[Base, ...]:
+    """A closed store, one with a journal, and an empty one."""
+    empty = MemoryMedia(IMAGE_BYTES)
+    format_small(empty)
+    media = (populated_media(closed=True), populated_media(closed=False), empty)
+    return tuple(_base(each) for each in media)
+
+
+_SECTION_DTYPES = {
+    layout.SECTION_INODES: layout.IMAGE_INODE_DTYPE,
+    layout.SECTION_NAMES: layout.IMAGE_NAME_DTYPE,
+    layout.SECTION_XATTRS: layout.IMAGE_XATTR_DTYPE,
+    layout.SECTION_SYMLINKS: layout.IMAGE_XATTR_DTYPE,
+    layout.SECTION_EXTENTS: layout.IMAGE_EXTENT_DTYPE,
+    layout.SECTION_REFS: layout.REF_DTYPE,
+}
+
+
+def _base(media: MemoryMedia) -> Base:
+    anatomy = Anatomy(media)
+    parts = []
+    for piece in anatomy.image_pieces(anatomy.newest)[1:]:
+        dtype = _SECTION_DTYPES.get(piece.index)
+        if dtype is not None:
+            parts.append(Part(dtype, piece.offset, piece.length // dtype.itemsize))
+    found = anatomy.records(anatomy.newest)
+    primary = [region for region in found if region.copy == 0]
+    journal, shift, end, lsn = None, 0, 0, 0
+    if anatomy.newest.journal_segment is not None:
+        journal = anatomy.header(anatomy.newest.journal_segment)
+        block = anatomy.block
+        shift = block.segment_offset(journal.partner) - block.segment_offset(journal.index)
+        end = primary[-1].offset + primary[-1].length
+        lsn = primary[-1].index + 1
+    return Base(
+        bytes(media.unguarded_memory()),
+        anatomy.block,
+        anatomy,
+        tuple(parts),
+        tuple((region.offset, region.length) for region in primary),
+        journal,
+        shift,
+        end,
+        lsn,
+    )
+
+
+# --- numbers that break things --------------------------------------------------------------
+
+
+def _number(rng: Rng, bits: int, current: int) -> int:
+    """Borders of the type, neighbours of what stands there, powers of two, anything."""
+    top = 1 << bits
+    kind = rng.randrange(8)
+    if kind == 0:
+        value = rng.choice((0, 1, 2, 3, top - 1, top - 2, top // 2, top // 2 - 1))
+    elif kind == 1:
+        value = current + rng.choice((-1, 1, -8, 8, -64, 64, -4096, 4096))
+    elif kind == 2:
+        value = (1 << rng.randrange(bits)) + rng.choice((-1, 0, 1))
+    elif kind == 3:
+        value = current ^ 1 << rng.randrange(bits)
+    elif kind == 4:
+        value = rng.randrange(40)
+    elif kind == 5:
+        value = rng.randrange(IMAGE_BYTES)
+    elif kind == 6:
+        value = current * rng.choice((2, 3, 1000))
+    else:
+        value = rng.randrange(top)
+    return value % top
+
+
+def mutate_row(rng: Rng, data: bytes, dtype: np.dtype[np.void]) -> tuple[bytes, str]:
+    """One field of a structure changed; nested and repeated fields are entered."""
+    fields = dtype.fields
+    if fields is None:
+        return _mutate_plain(rng, data, dtype)
+    name = rng.choice([n for n in fields if n not in ("crc", "magic")] or list(fields))
+    inner, offset = fields[name][:2]
+    changed, text = _mutate_plain(rng, data[offset : offset + inner.itemsize], inner)
+    return data[:offset] + changed + data[offset + inner.itemsize :], f"{name}{text}"
+
+
+def _mutate_plain(rng: Rng, data: bytes, dtype: np.dtype[np.void]) -> tuple[bytes, str]:
+    if dtype.subdtype is not None:
+        inner = dtype.subdtype[0]
+        number = rng.randrange(dtype.itemsize // inner.itemsize)
+        if rng.random() < 0.7:
+            number = min(number, rng.randrange(8))
+        start = number * inner.itemsize
+        changed, text = mutate_row(rng, data[start : start + inner.itemsize], inner)
+        return data[:start] + changed + data[start + inner.itemsize :], f"[{number}].{text}"
+    if dtype.kind in "iu":
+        bits = dtype.itemsize * 8
+        value = _number(rng, bits, int.from_bytes(data, "little"))
+        return value.to_bytes(dtype.itemsize, "little"), f" = {value:#x}"
+    changed = bytearray(data)
+    changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed), " flipped"
+
+
+# --- mutations ------------------------------------------------------------------------------
+
+
+class Editor:
+    """An image being damaged; ``notes`` says how."""
+
+    def __init__(self, rng: Rng, base: Base) -> None:
+        self.rng = rng
+        self.base = base
+        self.data = bytearray(base.data)
+        self.notes: list[str] = []
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(self.data[offset : offset + length])
+
+    def write(self, offset: int, data: bytes) -> None:
+        end = min(offset + len(data), len(self.data))
+        self.data[offset:end] = data[: end - offset]
+
+    def mutate(self, offset: int, dtype: np.dtype[np.void]) -> bytes:
+        """Change a field in place; returns the whole structure."""
+        changed, text = mutate_row(self.rng, self.read(offset, dtype.itemsize), dtype)
+        self.notes.append(f"{offset:#x}: {text}")
+        self.write(offset, changed)
+        return changed
+
+    # --- without checksums ------------------------------------------------------------------
+
+    def flip_bits(self) -> None:
+        for _ in range(self.rng.choice((1, 1, 2, 8, 64))):
+            place = self._place()
+            self.data[place] ^= 1 << self.rng.randrange(8)
+        self.notes.append("bits flipped")
+
+    def _place(self) -> int:
+        """Anywhere, but mostly where something is."""
+        if self.rng.random() < 0.3:
+            return self.rng.randrange(len(self.data))
+        segment = self.base.block.segment_offset(self.rng.randrange(self.base.block.segment_count))
+        near = self.rng.choice((0, self.base.block.unit_bytes, segment, segment + _HEADER))
+        return min(near + self.rng.randrange(2048), len(self.data) - 1)
+
+    def overwrite(self) -> None:
+        place = self._place() & ~63
+        length = self.rng.choice((8, 64, 64, 512, 4096, 65536))
+        fill = self.rng.choice((bytes(length), b"\xff" * length, self.rng.randbytes(length)))
+        self.write(place, fill)
+        self.notes.append(f"{length} bytes overwritten at {place:#x}")
+
+    def copy_elsewhere(self) -> None:
+        """Lines, slots, headers or whole segments in each other's place."""
+        block = self.base.block
+        size = self.rng.choice((64, 128, 512, 4096, block.segment_size_bytes))
+        if size == block.segment_size_bytes:
+            places = [block.segment_offset(i) for i in range(block.segment_count)]
+        else:
+            places = [self._place() // size * size for _ in range(2)]
+        source, target = self.rng.choice(places), self.rng.choice(places)
+        self.write(target, self.read(source, size))
+        self.notes.append(f"{size} bytes copied from {source:#x} to {target:#x}")
+
+    # --- with checksums ---------------------------------------------------------------------
+
+    def superblock(self) -> None:
+        """One changed copy, in one place or in all."""
+        block = self.base.block
+        changed = seal_superblock(self.mutate(0, layout.SUPERBLOCK_DTYPE))
+        numbers = range(4) if self.rng.random() < 0.7 else self.rng.sample(range(4), 2)
+        for number in numbers:
+            self.write(block.copy_offsets[number], changed[:-4] + number.to_bytes(4, "little"))
+
+    def root(self) -> None:
+        slots = [slot for slot in self.base.anatomy.slots if slot.root is not None]
+        newest = self.base.anatomy.newest
+        if self.rng.random() < 0.7:
+            slots = [s for s in slots if s.root and s.root.generation == newest.generation]
+        chosen = self.rng.choice(slots)
+        changed = seal(self.mutate(chosen.media_offset, layout.ROOT_DTYPE))
+        both = self.rng.random() < 0.8
+        for slot in self.base.anatomy.slots:
+            if slot is chosen or (both and slot.slot == chosen.slot):
+                self.write(slot.media_offset, changed)
+
+    def segment_header(self) -> None:
+        named = self.base.anatomy.newest.segments
+        index = self.rng.choice(named)
+        if self.rng.random() < 0.3:
+            index = self.rng.randrange(self.base.block.segment_count)
+        offset = self.base.block.segment_offset(index)
+        self.write(offset, seal(self.mutate(offset, layout.SEGMENT_DTYPE)))
+
+    def image_row(self) -> None:
+        """Up to three fields of the newest image."""
+        if not self.base.image_parts:
+            return
+        for _ in range(self.rng.choice((1, 1, 2, 3))):
+            part = self.rng.choice(self.base.image_parts)
+            offset = part.offset + self.rng.randrange(part.count) * part.dtype.itemsize
+            if self.rng.random() < 0.2:  # one row in another's place
+                other = part.offset + self.rng.randrange(part.count) * part.dtype.itemsize
+                self.write(offset, self.read(other, part.dtype.itemsize))
+                self.notes.append(f"{offset:#x}: row doubled")
+            else:
+                self.mutate(offset, part.dtype)
+        self._seal_image()
+
+    def image_strings(self) -> None:
+        for piece in self.base.anatomy.image_pieces(self.base.anatomy.newest):
+            if piece.index in (layout.SECTION_STRINGS, layout.SECTION_CRCS):
+                for _ in range(4):
+                    place = piece.offset + self.rng.randrange(piece.length)
+                    self.data[place] = self.rng.choice((0, 0x2F, 0x2E, self.rng.randrange(256)))
+        self.notes.append("strings or checksums of the image changed")
+        self._seal_image()
+
+    def image_header(self) -> None:
+        self.mutate(self._image_start(), layout.IMAGE_DTYPE)
+        self._seal_image()
+
+    def _image_start(self) -> int:
+        root = self.base.anatomy.newest
+        return self.base.block.segment_offset(root.image_segments[0]) + _HEADER
+
+    def _seal_image(self) -> None:
+        from cxlfs.native import crc32c
+
+        start, size = self._image_start(), layout.IMAGE_DTYPE.itemsize
+        head = np.frombuffer(self.read(start, size), dtype=layout.IMAGE_DTYPE).copy()
+        for row in head[0]["sections"]:
+            offset, length = int(row["offset"]), int(row["length"])
+            if offset + length <= self.base.block.segment_payload_bytes:
+                row["crc"] = crc32c(self.read(start + offset, length))
+        sealed = seal(head.tobytes())
+        self.write(start, sealed)
+        newest = self.base.anatomy.newest
+        for slot in self.base.anatomy.slots:
+            if slot.root is not None and slot.root.image_segments == newest.image_segments:
+                crc = int.from_bytes(sealed[-4:], "little")
+                changed = dataclasses.replace(slot.root, image_header_crc=crc)
+                self.write(slot.media_offset, roots.encode(changed, self.base.block.uuid))
+
+    # --- the journal ------------------------------------------------------------------------
+
+    def record_header(self) -> None:
+        if not self.base.records or self.base.journal is None:
+            return
+        offset, length = self.rng.choice(self.base.records)
+        self.mutate(offset, layout.RECORD_DTYPE)
+        self._seal_record(offset, length)
+
+    def record_payload(self) -> None:
+        """Bytes of the operations, mostly of their fixed parts."""
+        if not self.base.records or self.base.journal is None:
+            return
+        offset, length = self.rng.choice(self.base.records)
+        for _ in range(self.rng.choice((1, 1, 2, 5))):
+            word = offset + 64 + self.rng.randrange(max((length - 64) // 8, 1)) * 8
+            value = _number(self.rng, 64, int.from_bytes(self.read(word, 8), "little"))
+            self.write(word, value.to_bytes(8, "little"))
+        self.notes.append(f"payload of the record at {offset:#x} changed")
+        self._seal_record(offset, length)
+
+    def _seal_record(self, offset: int, length: int) -> None:
+        journal = self.base.journal
+        if journal is None:
+            return
+        sealed = seal_record(self.read(offset, length), journal, self.base.block)
+        self.write(offset, sealed)
+        if self.rng.random() < 0.8:
+            self.write(offset + self.base.mirror_shift, sealed)
+
+    def append_records(self) -> None:
+        """Records of made-up operations behind the last one."""
+        base, journal = self.base, self.base.journal
+        if journal is None:
+            return
+        position, lsn = base.journal_end, base.next_lsn
+        for _ in range(self.rng.choice((1, 2, 4))):
+            ops = [self._operation() for _ in range(self.rng.choice((1, 2, 3, 8)))]
+            payload = operations.encode(ops)
+            count = len(ops) if self.rng.random() < 0.95 else self.rng.randrange(65536)
+            fenced = lsn - 1 if self.rng.random() < 0.9 else self.rng.randrange(lsn + 3)
+            record = raw_record(journal, base.block, lsn, payload, count, fenced_lsn=fenced)
+            self.write(position, record)
+            self.write(position + base.mirror_shift, record)
+            position += len(record)
+            lsn += 1
+            self.notes.append("; ".join(repr(op)[:200] for op in ops))
+
+    def _ino(self) -> int:
+        kind = self.rng.random()
+        if kind < 0.85:
+            return self.rng.randrange(1, 24)
+        return _number(self.rng, 64, 3)
+
+    def _name(self) -> bytes:
+        known = (b"checkpoints", b"runs", b"latest", b"state-link", b"late-1", b"new", b"new-2")
+        return self.rng.choice((*known, self.rng.randbytes(self.rng.randrange(1, 40))))
+
+    def _operation(self) -> operations.Operation:
+        makers: tuple[Callable[[], operations.Operation], ...] = (
+            self._inode_operation,
+            lambda: operations.LinkOperation(self._ino(), self._ino(), self._name()),
+            lambda: operations.LinkOperation(self._ino(), self._ino(), self._name()),
+            lambda: operations.UnlinkOperation(self._ino(), self._name()),
+            lambda: operations.SymlinkOperation(self._ino(), self._name() * 3),
+            lambda: operations.XattrSetOperation(self._ino(), b"user.a", self.rng.randbytes(9)),
+            lambda: operations.XattrRemoveOperation(self._ino(), b"user.a"),
+            self._extent_operation,
+            self._extent_operation,
+            self._content_operation,
+            self._content_operation,
+            lambda: operations.PromoteOperation(self._ino()),
+            lambda: operations.AsideDropOperation(self._ino()),
+            self._move_operation,
+        )
+        return self.rng.choice(makers)()
+
+    def _inode_operation(self) -> operations.Operation:
+        kinds = (0o100644, 0o100644, 0o040755, 0o120777, 0o010600, 0o060600, 0, 0o170000)
+        mode = self.rng.choice(kinds)
+        times = [self.rng.randrange(-(1 << 63), 1 << 63) for _ in range(4)]
+        flags = self.rng.choice((0, 0, 1, 2, 1 << 31))
+        return operations.InodeOperation(self._ino(), mode, 1, 2, 0, flags, *times)
+
+    def _extent_id(self) -> int:
+        if self.rng.random() < 0.9:
+            return self.rng.randrange(0, 40)
+        return _number(self.rng, 64, 3)
+
+    def _small(self) -> int:
+        if self.rng.random() < 0.8:
+            return self.rng.choice((0, 1, 64, 4096, 8192, self.rng.randrange(20_000)))
+        return _number(self.rng, 64, 4096)
+
+    def _extent_operation(self) -> operations.Operation:
+        block = self.base.block
+        segment = block.segment_offset(self.rng.randrange(block.segment_count))
+        offset = segment + self.rng.choice((_HEADER, _HEADER, 0, 40_000, self._small())) % _U64
+        if self.rng.random() < 0.05:
+            offset = _number(self.rng, 64, segment)
+        length = self._small()
+        chunks = min(-(-length // block.chunk_bytes), 64)
+        if self.rng.random() < 0.1:
+            chunks = self.rng.randrange(8)
+        first = 0 if self.rng.random() < 0.8 else self.rng.randrange(1 << 32)
+        crcs = self.rng.randbytes(4 * chunks)
+        return operations.ExtentOperation(self._extent_id(), offset % _U64, length, first, crcs)
+
+    def _content_operation(self) -> operations.Operation:
+        refs = np.zeros(self.rng.choice((0, 1, 1, 2, 5)), dtype=layout.REF_DTYPE)
+        for row in refs:
+            row["file_offset"] = self._small()
+            row["length"] = self._small()
+            row["extent_id"] = self._extent_id()
+            row["extent_offset"] = self._small()
+        aside = self.rng.random() < 0.3
+        return operations.ContentOperation(
+            self._ino(), aside, self._small(), self._small(), refs.tobytes()
+        )
+
+    def _move_operation(self) -> operations.Operation:
+        inos = tuple(self._ino() for _ in range(self.rng.randrange(4)))
+        numbers = (self._extent_id(), self._small(), self._small(), self._extent_id())
+        return operations.MoveOperation(*numbers, self._small(), inos)
+
+    # --- size -------------------------------------------------------------------------------
+
+    def resize(self) -> None:
+        """Cut, or longer than the store."""
+        if self.rng.random() < 0.7:
+            size = self.rng.choice((1, 511, 512, 4096, 16384, 65536, len(self.data) - 1))
+            if self.rng.random() < 0.5:
+                size = self.rng.randrange(1, len(self.data))
+            del self.data[size:]
+        else:
+            self.data.extend(bytes(self.rng.randrange(1, 1 << 20)))
+        self.notes.append(f"{len(self.data)} bytes long")
+
+
+_MUTATIONS: tuple[tuple[int, Callable[[Editor], None]], ...] = (
+    (4, Editor.flip_bits),
+    (4, Editor.overwrite),
+    (5, Editor.copy_elsewhere),
+    (6, Editor.superblock),
+    (12, Editor.root),
+    (6, Editor.segment_header),
+    (24, Editor.image_row),
+    (4, Editor.image_strings),
+    (8, Editor.image_header),
+    (6, Editor.record_header),
+    (14, Editor.record_payload),
+    (20, Editor.append_records),
+    (2, Editor.resize),
+)
+
+
+def make_image(seed: int, index: int) -> tuple[bytes, list[str]]:
+    """The image of (seed, index), and what was done to it."""
+    rng = Rng(f"{seed} {index}")
+    kinds = [mutation for _, mutation in _MUTATIONS]
+    weights = [weight for weight, _ in _MUTATIONS]
+    if rng.random() < 0.01:
+        return rng.randbytes(rng.choice((0, 1, 4096, 65536, 300_000))), ["random bytes"]
+    base = rng.choices(bases(), (3, 5, 1))[0]
+    editor = Editor(rng, base)
+    chosen = rng.choices(kinds, weights, k=rng.choice((1, 1, 1, 2, 3)))
+    for mutation in sorted(chosen, key=lambda each: each is Editor.resize):  # the size last
+        mutation(editor)
+    return bytes(editor.data), editor.notes
+
+
+# --- what must hold -------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """How an image was taken: ``opened``; ids of what verify found."""
+
+    opened: bool
+    findings: tuple[str, ...]
+    wrote: bool
+
+
+class Failure(AssertionError):  # noqa: N818  it is a kind of assertion
+    """Something that must never happen."""
+
+
+def exercise(image: bytes, seed: int) -> Outcome:
+    """Open, read, verify and dump an image, then write to it. Raises what must never be raised."""
+    if not image:
+        return Outcome(opened=False, findings=(), wrote=False)
+    media = MemoryMedia(len(image))
+    try:
+        media.unguarded_memory()[:] = image
+        opened = _read_everything(media)
+        findings = tuple(finding.id for finding in run_passes(media, structure_only=False))
+        _dump(media)
+        if bytes(media.unguarded_memory()) != image:
+            raise Failure("reading changed the image")
+        if not opened and not findings:
+            raise Failure("the store cannot be opened, and verify finds nothing")
+        wrote = opened and _write_something(media, Rng(seed))
+        return Outcome(opened, findings, wrote)
+    finally:
+        media.close()
+
+
+def _allowed(error: CxlfsError) -> None:
+    """Every error of the tree is a clear answer, but not this one: the images are small."""
+    if isinstance(error, OutOfMemoryError):
+        raise Failure("an image of 2 MiB asked for too much memory") from error
+
+
+def _read_everything(media: MemoryMedia) -> bool:
+    try:
+        store = Store.open(media, StoreOptions(read_only=True))
+    except CxlfsError as error:
+        _allowed(error)
+        return False
+    try:
+        store.statfs()
+        store.statistics()
+        for inode in list(store.namespace.inodes.values()):
+            inode.attributes()
+            store.path_of(inode.ino)
+            store.list_xattrs(inode.ino)
+            if inode.kind is FileKind.FILE:
+                _read_file(store, inode.ino)
+            elif inode.kind is FileKind.DIRECTORY:
+                _list_directory(store, inode.ino)
+        list(store.list_checkpoints())
+    finally:
+        store.close()
+    return True
+
+
+def _read_file(store: Store, ino: int) -> None:
+    """Both ends and what is allocated: a hostile file may claim 2^56 bytes."""
+    handle = store.open_file(ino, os.O_RDONLY)
+    size = store.get_attributes(ino).size
+    for offset in sorted({0, 4096, size // 2, max(size - 4096, 0)}):
+        try:
+            store.read(handle, offset, 65536)
+        except CxlfsError as error:
+            _allowed(error)
+    store.release(handle)
+
+
+def _list_directory(store: Store, ino: int) -> None:
+    handle = store.open_directory(ino)
+    for entry in store.read_directory(handle, 0):
+        store.lookup(ino, entry.name)
+    store.release_directory(handle)
+
+
+def _dump(media: MemoryMedia) -> None:
+    for dump in (
+        inspect.superblock_copies,
+        inspect.root_slots,
+        inspect.segment_headers,
+        inspect.journal_records,
+    ):
+        try:
+            for _item in dump(media):
+                pass
+        except CxlfsError as error:
+            _allowed(error)
+
+
+def _write_something(media: MemoryMedia, rng: Rng) -> bool:
+    """Work on the store as a mount would, close it, and open it again. False: read-only."""
+    try:
+        store = Store.open(media)
+    except CxlfsError as error:
+        _allowed(error)
+        return False
+    if store.read_only:
+        store.close()
+        return False
+    try:
+        for change in _changes(store, rng):
+            try:
+                change()
+            except CxlfsError as error:
+                _allowed(error)
+        store.maintain(1e9)
+    finally:
+        try:
+            store.close() if rng.random() < 0.7 else store.abandon()
+        except CxlfsError as error:
+            _allowed(error)
+    return _read_everything(media)
+
+
+def _changes(store: Store, rng: Rng) -> Iterator[Callable[[], object]]:
+    inodes = [inode.ino for inode in store.namespace.inodes.values()]
+    directories = [i.ino for i in store.namespace.inodes.values() if i.entries is not None]
+    for number in range(4):
+        parent = rng.choice(directories)
+        yield lambda parent=parent, number=number: _new_file(store, parent, b"fuzz-%d" % number)
+    for ino in rng.sample(inodes, min(len(inodes), 4)):
+        inode = store.namespace.inodes.get(ino)
+        if inode is not None and inode.kind is FileKind.FILE:
+            yield lambda ino=ino: _overwrite(store, ino, rng)
+    names = [(d, n) for d in directories for n in store.namespace.inodes[d].entries or {}]
+    for parent, name in rng.sample(names, min(len(names), 4)):
+        target = rng.choice(directories)
+        yield lambda p=parent, n=name, t=target: store.rename(p, n, t, b"moved")
+        yield lambda p=parent, n=name: store.unlink(p, n)
+        yield lambda p=parent, n=name: store.remove_directory(p, n)
+
+
+def _new_file(store: Store, parent: int, name: bytes) -> None:
+    _, handle = store.create(parent, name, 0o644, 0, 0, os.O_RDWR)
+    try:
+        store.write(handle, 0, b"fuzz" * 3000)
+        store.flush(handle, writer_killed=False)
+    finally:
+        store.release(handle)
+
+
+def _overwrite(store: Store, ino: int, rng: Rng) -> None:
+    handle = store.open_file(ino, rng.choice((os.O_RDWR, os.O_RDWR | os.O_TRUNC)))
+    try:
+        store.write(handle, rng.choice((0, 100, 5000)), b"over" * 600)
+        store.flush(handle, writer_killed=rng.random() < 0.3)
+    finally:
+        store.release(handle)

@@ -1,0 +1,215 @@
+"""One-operation workloads on a tiny recorded store; each verb is marked on the tape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from cxlfs.media import Granularity, SimulatedMedia
+from cxlfs.store import Store
+from tests.support.power_cut import MEDIA_BYTES, Tape, format_tiny
+from tests.support.stores import write_file
+
+BIG = bytes(range(256)) * 80  # 20 KiB: five chunks, three leases
+Workload = Callable[[Store, Tape], None]
+
+
+def prepare(store: Store) -> None:
+    write_file(store, 1, b"old", b"old content " * 500)
+    write_file(store, 1, b"other", b"other")
+    directory = store.make_directory(1, b"dir", 0o755, 0, 0).ino
+    write_file(store, directory, b"below", b"below" * 100)
+    store.make_directory(1, b"empty", 0o755, 0, 0)
+    store.make_symlink(1, b"symlink", b"old", 0, 0)
+    store.set_xattr(store.lookup(1, b"old").ino, b"user.a", b"1")
+
+
+def ino_of(store: Store, name: bytes) -> int:
+    return store.lookup(1, name).ino
+
+
+def _write_and_close(store: Store, tape: Tape, handle: int, data: bytes) -> None:
+    tape.verb("write", lambda: store.write(handle, 0, data), late=True)
+    tape.verb("close", lambda: store.flush(handle, writer_killed=False), commits=True)
+    tape.verb("release", lambda: store.release(handle), late=True)
+
+
+def create_close(store: Store, tape: Tape) -> None:
+    handle = 0
+
+    def create() -> None:
+        nonlocal handle
+        handle = store.create(1, b"new", 0o644, 1, 1, os.O_WRONLY)[1]
+
+    tape.verb("create", create, late=True)
+    _write_and_close(store, tape, handle, BIG)
+
+
+def overwrite(store: Store, tape: Tape) -> None:
+    handle = 0
+
+    def start() -> None:
+        nonlocal handle
+        handle = store.open_file(ino_of(store, b"old"), os.O_WRONLY | os.O_TRUNC)
+
+    tape.verb("open", start, late=True)
+    _write_and_close(store, tape, handle, BIG)
+
+
+def overwrite_in_place(store: Store, tape: Tape) -> None:
+    handle = store.open_file(ino_of(store, b"old"), os.O_RDWR)
+    tape.verb("write", lambda: store.write(handle, 100, b"X" * 5000), late=True)
+    tape.verb("close", lambda: store.flush(handle, writer_killed=False), commits=True)
+    tape.verb("release", lambda: store.release(handle), late=True)
+
+
+def overwrite_killed(store: Store, tape: Tape) -> None:
+    handle = store.open_file(ino_of(store, b"old"), os.O_WRONLY | os.O_TRUNC)
+    tape.verb("write", lambda: store.write(handle, 0, BIG), late=True)
+    tape.verb("killed", lambda: store.flush(handle, writer_killed=True), late=True)
+    tape.verb("release", lambda: store.release(handle), late=True)
+
+
+def append_fsync(store: Store, tape: Tape) -> None:
+    handle = store.open_file(ino_of(store, b"old"), os.O_WRONLY)
+    for step in range(3):
+        offset = 6000 + 777 * step
+        tape.verb("write", lambda at=offset: store.write(handle, at, b"a" * 777), late=True)
+        tape.verb("fsync", lambda: store.fsync(handle), commits=True)
+    tape.verb("release", lambda: store.release(handle), late=True)
+
+
+def rename_over(store: Store, tape: Tape) -> None:
+    tape.verb("rename", lambda: store.rename(1, b"other", 1, b"old"), commits=True)
+
+
+def rename_open(store: Store, tape: Tape) -> None:
+    handle = store.create(1, b"temporary", 0o644, 1, 1, os.O_WRONLY)[1]
+    tape.verb("write", lambda: store.write(handle, 0, BIG), late=True)
+    tape.verb("rename", lambda: store.rename(1, b"temporary", 1, b"old"), commits=True)
+    tape.verb("close", lambda: store.flush(handle, writer_killed=False), commits=True)
+    tape.verb("release", lambda: store.release(handle), late=True)
+
+
+def rename_directory(store: Store, tape: Tape) -> None:
+    below = store.open_file(
+        store.lookup(ino_of(store, b"dir"), b"below").ino, os.O_TRUNC | os.O_RDWR
+    )
+    store.write(below, 0, b"unpublished")
+    tape.verb("rename", lambda: store.rename(1, b"dir", 1, b"empty"), commits=True)
+    tape.verb("close", lambda: store.flush(below, writer_killed=False), commits=True)
+
+
+def rename_exchange(store: Store, tape: Tape) -> None:
+    tape.verb("exchange", lambda: store.rename(1, b"dir", 1, b"old", exchange=True), commits=True)
+
+
+def unlink(store: Store, tape: Tape) -> None:
+    tape.verb("unlink", lambda: store.unlink(1, b"old"))
+    tape.verb("fsync", lambda: store.fsync_directory(1), commits=True)
+
+
+def link(store: Store, tape: Tape) -> None:
+    tape.verb("link", lambda: store.link(ino_of(store, b"old"), 1, b"second"), commits=True)
+    tape.verb("unlink", lambda: store.unlink(1, b"old"))
+
+
+def link_new(store: Store, tape: Tape) -> None:
+    attributes, handle = store.create(1, b"first", 0o644, 1, 1, os.O_WRONLY)
+    tape.verb("write", lambda: store.write(handle, 0, BIG), late=True)
+    tape.verb("link", lambda: store.link(attributes.ino, 1, b"second"), commits=True)
+
+
+def directories(store: Store, tape: Tape) -> None:
+    tape.verb("mkdir", lambda: store.make_directory(1, b"made", 0o700, 5, 5))
+    tape.verb("rmdir", lambda: store.remove_directory(1, b"empty"))
+    tape.verb("symlink", lambda: store.make_symlink(1, b"s", b"x" * 300, 5, 5))
+    tape.verb("mknod", lambda: store.make_node(1, b"fifo", 0o010600, 0, 5, 5))
+    tape.verb("fsync", lambda: store.fsync_directory(1), commits=True)
+
+
+def attributes(store: Store, tape: Tape) -> None:
+    ino = ino_of(store, b"old")
+    tape.verb("chmod", lambda: store.set_attributes(ino, mode=0o600, uid=7))
+    tape.verb("utimes", lambda: store.set_attributes(ino, mtime_ns=5, atime_ns=6))
+    tape.verb("setxattr", lambda: store.set_xattr(ino, b"user.b", b"2" * 500))
+    tape.verb("setxattr", lambda: store.set_xattr(ino, b"user.a", b"3"))
+    tape.verb("removexattr", lambda: store.remove_xattr(ino, b"user.a"))
+
+
+def truncate(store: Store, tape: Tape) -> None:
+    ino = ino_of(store, b"old")
+    tape.verb("shrink", lambda: store.set_attributes(ino, size=100), commits=True)
+    tape.verb("grow", lambda: store.set_attributes(ino, size=9000), commits=True)
+    tape.verb("empty", lambda: store.set_attributes(ino, size=0), commits=True)
+
+
+def rollover(store: Store, tape: Tape) -> None:
+    tape.verb("rollover", store.volume.rollover, late=True)
+    tape.verb("mkdir", lambda: store.make_directory(1, b"made", 0o700, 5, 5))
+    tape.verb("rollover", store.volume.rollover, late=True)
+
+
+def cleaning(store: Store, tape: Tape) -> None:
+    for number in range(24):
+        write_file(store, 1, b"f%d" % number, bytes([number]) * 9000)
+    for number in range(0, 24, 2):
+        store.unlink(1, b"f%d" % number)
+    store.fsync_directory(1)
+    tape.start()
+    before = store.volume.counters.cleaned_segments
+    tape.verb("clean", lambda: store.cleaner._clean_round(0.9), late=True)
+    assert store.volume.counters.cleaned_segments > before
+
+
+def periodic_commit(store: Store, tape: Tape) -> None:
+    created = store.create(1, b"log", 0o644, 1, 1, os.O_WRONLY)[1]
+    store.write(created, 0, BIG)
+    overwritten = store.open_file(ino_of(store, b"old"), os.O_WRONLY | os.O_TRUNC)
+    store.write(overwritten, 0, BIG)
+    tape.start()
+    tape.verb("maintain", lambda: store.files.commit_old_versions(older_than=1e18), commits=True)
+    tape.verb("write", lambda: store.write(overwritten, 3, b"more"), late=True)
+    tape.verb("close", lambda: store.flush(overwritten, writer_killed=False), commits=True)
+    tape.verb("release", lambda: store.release(overwritten), late=True)
+    tape.verb("close", lambda: store.flush(created, writer_killed=False), commits=True)
+
+
+def clean_close(store: Store, tape: Tape) -> None:
+    tape.verb("close", store.close, commits=True)
+
+
+WORKLOADS: list[Workload] = [
+    create_close,
+    overwrite,
+    overwrite_in_place,
+    overwrite_killed,
+    append_fsync,
+    rename_over,
+    rename_open,
+    rename_directory,
+    rename_exchange,
+    unlink,
+    link,
+    link_new,
+    directories,
+    attributes,
+    truncate,
+    rollover,
+    cleaning,
+    periodic_commit,
+    clean_close,
+]
+
+
+def record(workload: Workload, granularity: Granularity) -> Tape:
+    media = SimulatedMedia(MEDIA_BYTES, granularity)
+    format_tiny(media)
+    store = Store.open(media)
+    prepare(store)
+    store.fsync_directory(1)
+    tape = Tape(media)
+    tape.start()
+    workload(store, tape)
+    store.abandon()
+    return tape
