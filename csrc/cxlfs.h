@@ -192,7 +192,7 @@ int cxl_map_truncate(cxl_map *map, uint64_t size);
 int cxl_map_set(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad);
 /* Replay: no dirty mark; cuts references beyond. A new map without marks is clean from then on. */
 int cxl_map_set_size(cxl_map *map, uint64_t size);
-/* One replayed change: cut to cut bytes, cxl_map_set, cxl_map_set_size. Not undone when it fails. */
+/* One replayed change, all or nothing: cut to cut bytes, cxl_map_set, cxl_map_set_size. */
 int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t count, uint64_t size, uint64_t *bad);
 /* References that overlap [offset, offset+length), clipped to it, holes left out. *out: cxl_free. */
 int cxl_map_export(cxl_map *map, uint64_t offset, uint64_t length, cxl_ref **out, uint64_t *count);

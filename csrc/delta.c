@@ -1,5 +1,5 @@
-/* delta.c - what a journal record says of a map: taken, then applied to the committed content or given
- * back.
+/* delta.c - what a journal record says of a map: taken, then applied to the committed content or
+ * given back.
  *
  * Never: writes a record, or decides when.
  *
@@ -39,8 +39,8 @@ static void delta_free(delta *d)
 
 /* --------------------------------------------------------------------------------- references */
 
-/* Fills list (if any) with what now stands in [start, end), holes below the cut included: content beyond
- * it is cut anyway. Returns how many. */
+/* Fills list (if any) with what now stands in [start, end), holes below the cut included: content
+ * beyond it is cut anyway. Returns how many. */
 static uint64_t collect_interval(const cxl_map *map, uint64_t start, uint64_t end, reference *list)
 {
     uint64_t count = 0, hole_end = smaller(end, map->dirty.cut);
@@ -171,10 +171,11 @@ static int take_definitions(delta *d)
     for (uint64_t i = 0; i < count; i++) {
         cxl_extent_info *info = &d->face.extents[i];
         uint32_t *crcs = d->face.crcs + info->crc_index;
-        uint64_t now = extent_snapshot(engine, d->named[i], info->first_chunk, info->crc_count, crcs);
-        /* Another map's open extent may have grown within the chunk: then the checksum is of more. */
-        info->length = smaller(now, (uint64_t)(info->first_chunk + info->crc_count)
-                                        << engine->chunk_shift);
+        uint64_t end = (uint64_t)info->first_chunk + info->crc_count;
+        uint64_t now =
+            extent_snapshot(engine, d->named[i], info->first_chunk, info->crc_count, crcs);
+        /* Another map's open extent may have grown: then the checksum is of more. */
+        info->length = smaller(now, end << engine->chunk_shift);
     }
     return 0;
 }
@@ -241,28 +242,11 @@ int cxl_map_take_delta(cxl_map *map, cxl_delta **out)
     return result;
 }
 
-static int apply_to(const delta *d, cxl_map *target)
-{
-    pthread_mutex_lock(&target->writer);
-    pthread_rwlock_wrlock(&target->lock);
-    int result = tree_reserve(target->engine, &target->content, d->face.ref_count);
-    if (result == 0) {
-        map_set_size(target, smaller(target->size, d->face.cut));
-        result = map_put_references(target, d->held, d->face.ref_count);
-        if (result == 0)
-            map_set_size(target, d->face.size);
-        tree_unreserve(target->engine, &target->content);
-    }
-    pthread_rwlock_unlock(&target->lock);
-    pthread_mutex_unlock(&target->writer);
-    return result;
-}
-
 int cxl_delta_apply(cxl_delta *face, cxl_map *map, cxl_map *target)
 {
     delta *d = (delta *)(void *)face;
     if (target != NULL && target != map) {
-        int result = apply_to(d, target);
+        int result = map_apply(target, face->cut, d->held, face->ref_count, face->size);
         if (result != 0)
             return result;
     }

@@ -1,10 +1,10 @@
-/* engine.c - the engine itself: its life, its counters, and the leases under which data is appended.
+/* engine.c - the engine itself: its life, its counters, and leases, under which data is appended.
  *
  * Never: decides where a lease lies or when one is needed.
  *
  * Invariants
- * - An extent is open exactly while it has a lease, and only one map, or one cxl_engine_copy_extent at
- *   a time, appends to it.
+ * - An extent is open exactly while it has a lease, and only one map, or one cxl_engine_copy_extent
+ *   at a time, appends to it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -65,8 +65,8 @@ static void destroy_locks(cxl_engine *engine)
         pthread_mutex_destroy(&engine->stripes[i]);
 }
 
-int cxl_engine_new(cxl_media *media, uint64_t first, uint64_t segment_size, uint64_t segment_count, uint32_t chunk,
-                   cxl_engine **out)
+int cxl_engine_new(cxl_media *media, uint64_t first, uint64_t segment_size, uint64_t segment_count,
+                   uint32_t chunk, cxl_engine **out)
 {
     uint64_t size = cxl_media_size(media);
     if (chunk < CHUNK_BYTES_MIN || chunk > CHUNK_BYTES_MAX || (chunk & (chunk - 1)) != 0)
@@ -209,7 +209,8 @@ static void unused(cxl_engine *engine, extent *x)
     pthread_mutex_unlock(&engine->lock);
 }
 
-int cxl_engine_close_lease(cxl_engine *engine, uint64_t id, uint64_t *media_offset, uint64_t *length)
+int cxl_engine_close_lease(cxl_engine *engine, uint64_t id, uint64_t *media_offset,
+                           uint64_t *length)
 {
     extent *x;
     *media_offset = *length = 0;
@@ -223,7 +224,7 @@ int cxl_engine_close_lease(cxl_engine *engine, uint64_t id, uint64_t *media_offs
     return 0;
 }
 
-/* -------------------------------------------------------------------------------- single extents */
+/* ----------------------------------------------------------------------------- single extents */
 
 /* Check and copy through memory, so that what was checked is what is copied. */
 static int copy_checked(cxl_engine *engine, extent *source, uint64_t offset, uint64_t length,
@@ -249,8 +250,8 @@ static int copy_checked(cxl_engine *engine, extent *source, uint64_t offset, uin
     return result;
 }
 
-int cxl_engine_copy_extent(cxl_engine *engine, uint64_t source_id, uint64_t source_offset, uint64_t length,
-                           uint64_t target_id, cxl_fault *fault)
+int cxl_engine_copy_extent(cxl_engine *engine, uint64_t source_id, uint64_t source_offset,
+                           uint64_t length, uint64_t target_id, cxl_fault *fault)
 {
     extent *target;
     append_state state;
@@ -327,8 +328,8 @@ int cxl_engine_publish(cxl_engine *engine, uint64_t id)
 }
 
 /* A chunk is a fault of its own; what cannot be read for want of memory is none. */
-int cxl_engine_verify(cxl_engine *engine, uint64_t id, cxl_fault *faults, uint64_t capacity, uint64_t *count,
-                      uint64_t *bytes)
+int cxl_engine_verify(cxl_engine *engine, uint64_t id, cxl_fault *faults, uint64_t capacity,
+                      uint64_t *count, uint64_t *bytes)
 {
     cxl_fault fault;
     *count = *bytes = 0;

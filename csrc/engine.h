@@ -1,18 +1,19 @@
-/* engine.h - what the files of the extent map share: extents, the references of one content, the marks
- * of what changed.
+/* engine.h - what the files of the extent map share: extents, the references of one content, the
+ * marks of what changed.
  *
  * Never: anything of the media format or of policy (where a lease lies, when a delta is taken).
  *
- * Locks, in the order in which they are taken; nobody waits for an earlier one while holding a later
- * one, and nobody holds two of the same kind:
+ * Locks, in the order in which they are taken; nobody waits for an earlier one while holding a
+ * later one, and nobody holds two of the same kind:
  *   1. map.writer      one change of a map at a time; held while its data is copied
  *   2. engine.maps     the list of maps
  *   3. map.lock        content, size and marks; held for pointer work only, never over a copy
  *   4. engine.lock     table of extents, lease states, segment counts
  *   5. engine.stripes  length, published state and checksums of an extent
- * Counters are atomic. An extent lives while somebody holds it (extent.holds): each reference of a map
- * or a delta, an open lease, a read in flight, and, until cxl_engine_drop_unreferenced, its definition.
- * Whoever has a hold may take another one without a lock; from the table it is taken under engine.lock.
+ * Counters are atomic. An extent lives while somebody holds it (extent.holds): each reference of a
+ * map or a delta, an open lease, a read in flight, and, until cxl_engine_drop_unreferenced, its
+ * definition. Whoever has a hold may take another one without a lock; from the table it is taken
+ * under engine.lock.
  */
 #ifndef CXLFS_ENGINE_H
 #define CXLFS_ENGINE_H
@@ -53,7 +54,7 @@ struct extent {
     _Atomic uint64_t holds;
     uint32_t *crcs;           /* of the chunks below length; stripe */
     uint32_t crc_capacity;
-    uint32_t published_tail;  /* checksum of the last published chunk when it is a partial one; stripe */
+    uint32_t published_tail;  /* checksum of the last published chunk if it is partial; stripe */
     bool open;                /* has a lease; engine.lock */
     bool attached;            /* the lease belongs to a map; engine.lock */
     bool busy;                /* cxl_engine_copy_extent appends just now; engine.lock */
@@ -114,16 +115,18 @@ static inline pthread_mutex_t *stripe_of(cxl_engine *engine, const extent *x)
 /* extent.c: the table. Functions named _locked want engine.lock. */
 int table_init(cxl_engine *engine);
 void table_free(cxl_engine *engine);
-bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t length, uint64_t *segment);
+bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t length,
+                  uint64_t *segment);
 extent *extent_find_locked(cxl_engine *engine, uint64_t id);
-extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset, uint64_t chunks);
+extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
+                             uint64_t chunks);
 void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead);
 int extent_grow_crcs(cxl_engine *engine, extent *x, uint64_t chunks);
 /* A held extent, or NULL. */
 extent *extent_take(cxl_engine *engine, uint64_t id);
 void extent_drop(cxl_engine *engine, extent *x);
 void extent_drop_locked(cxl_engine *engine, extent *x);
-/* The end of a lease: frees room; *media_offset, *length is what was not used. Drops the lease's hold. */
+/* The end of a lease, and of its hold; *media_offset, *length: room that was not used. */
 void extent_close(cxl_engine *engine, extent *x, uint64_t *media_offset, uint64_t *length);
 void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail);
 
@@ -148,14 +151,16 @@ uint32_t chunk_seed(uint64_t id, uint64_t chunk);
 uint64_t append_padding(cxl_engine *engine, extent *x);
 /* Room for data in an open extent after that padding. */
 uint64_t append_room(cxl_engine *engine, extent *x);
-int append_begin(cxl_engine *engine, extent *x, uint64_t padding, append_state *state, cxl_fault *fault);
+int append_begin(cxl_engine *engine, extent *x, uint64_t padding, append_state *state,
+                 cxl_fault *fault);
 int append_bytes(cxl_engine *engine, extent *x, append_state *state, const void *source,
                  uint64_t length, cxl_fault *fault);
 void append_commit(cxl_engine *engine, extent *x, const append_state *state);
 
-/* Length and checksums [first, first+count) of an extent as of one moment. count: at most the chunks
- * of a range below the length. */
-uint64_t extent_snapshot(cxl_engine *engine, extent *x, uint64_t first, uint64_t count, uint32_t *crcs);
+/* Length and checksums [first, first+count) of an extent as of one moment. The chunks must lie
+ * below a length that the extent had before. */
+uint64_t extent_snapshot(cxl_engine *engine, extent *x, uint64_t first, uint64_t count,
+                         uint32_t *crcs);
 
 /* A range of an extent as one file sees it. */
 typedef struct {
@@ -167,7 +172,7 @@ typedef struct {
     uint64_t file_base;       /* file offset of extent offset 0, modulo 2^64 */
 } extent_range;
 
-/* Deliver a range to target, or only check it (target NULL); 0, or -EIO with *fault (may be NULL). */
+/* Deliver a range to target, or only check it (target NULL): 0, or -EIO with *fault. */
 int extent_read(cxl_engine *engine, const extent_range *range, uint8_t *target, bool verify,
                 cxl_fault *fault);
 
@@ -188,8 +193,8 @@ struct leaf {
     reference refs[];
 };
 
-/* Sorted references without overlap in a row of leaves. Every leaf has some; when there is more than one
- * leaf all have room for LEAF_MAX. Two references that continue each other are one. */
+/* Sorted references without overlap in a row of leaves. Every leaf has some; when there is more
+ * than one leaf all have room for LEAF_MAX. Two references that continue each other are one. */
 typedef struct {
     leaf **leaves;            /* &only while one is enough */
     leaf *only;
@@ -222,9 +227,9 @@ reference *tree_at(const tree *content, tree_position position); /* NULL behind 
 tree_position tree_next(const tree *content, tree_position position);
 /* The reference that ends just at offset, or NULL. */
 reference *tree_ending_at(const tree *content, uint64_t offset);
-/* Make [start, end) consist of the references given (sorted, apart, inside). Takes a hold for each of
- * its own, drops those that go. -ENOMEM changes nothing; removing up to a reference's border, or to
- * the end of everything, needs no memory. */
+/* Make [start, end) consist of the references given (sorted, apart, inside). Takes a hold for each
+ * of its own, drops those that go. -ENOMEM changes nothing; removing up to a reference's border, or
+ * to the end of everything, needs no memory. */
 int tree_replace(cxl_engine *engine, tree *content, uint64_t start, uint64_t end,
                  const reference *with, size_t count);
 /* Make the next count replacements by one reference each succeed for certain. */
@@ -272,10 +277,8 @@ struct cxl_map {
     extent *lease;            /* writer */
 };
 
-/* Replace by references of a batch, for which tree_reserve has been called; then set the size. */
-int map_put_references(cxl_map *map, const reference *refs, uint64_t count);
-/* Cut references beyond size and set it, without marks. Needs no memory. */
-void map_set_size(cxl_map *map, uint64_t size);
+/* Cut, put references (extent NULL: a hole), set the size, all or nothing, without marks. */
+int map_apply(cxl_map *map, uint64_t cut, const reference *refs, uint64_t count, uint64_t size);
 
 static inline uint64_t reference_end(const reference *ref)
 {

@@ -76,7 +76,8 @@ void table_free(cxl_engine *engine)
     engine_release(engine, engine->table, engine->table_size * sizeof(*engine->table));
 }
 
-bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t length, uint64_t *segment)
+bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t length,
+                  uint64_t *segment)
 {
     uint64_t relative = media_offset - engine->first;
     if (media_offset < engine->first || length == 0 || length > engine->segment_size)
@@ -99,7 +100,8 @@ static segment_state *segment_of(cxl_engine *engine, const extent *x)
     return &engine->segments[(x->media_offset - engine->first) / engine->segment_size];
 }
 
-extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset, uint64_t chunks)
+extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
+                             uint64_t chunks)
 {
     extent *x = engine_allocate(engine, sizeof(*x));
     if (x == NULL)
@@ -202,8 +204,7 @@ void extent_drop(cxl_engine *engine, extent *x)
 void cxl_engine_drop_unreferenced(cxl_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
-    /* Not to be shrunk under the walk: every extent is held until the end of its turn, and the table
-     * is walked again from the start when it shrank. */
+    /* The table may shrink under the walk, which then begins again, with a fourth of the table. */
     uint64_t size = engine->table_size;
     for (uint64_t i = 0; i < engine->table_size; i++) {
         for (extent *x = engine->table[i], *next; x != NULL; x = next) {
@@ -246,7 +247,7 @@ int extent_grow_crcs(cxl_engine *engine, extent *x, uint64_t chunks)
     return 0;
 }
 
-/* Give back the checksum room that an extent reserved and did not use; without memory it keeps it. */
+/* Give back checksum room that an extent reserved and did not use; without memory it keeps it. */
 static void shrink_crcs(cxl_engine *engine, extent *x)
 {
     uint64_t chunks = chunks_of(engine, x->length);
@@ -279,8 +280,8 @@ void extent_close(cxl_engine *engine, extent *x, uint64_t *media_offset, uint64_
 {
     uint64_t end = x->media_offset + x->capacity;
     /* Room that another extent gets must not share a unit with bytes of this one. */
-    uint64_t room = (x->media_offset + x->length + PUBLISH_ALIGN - 1) / PUBLISH_ALIGN * PUBLISH_ALIGN;
-    *media_offset = smaller(room, end);
+    uint64_t used = x->media_offset + x->length + PUBLISH_ALIGN - 1;
+    *media_offset = smaller(used / PUBLISH_ALIGN * PUBLISH_ALIGN, end);
     *length = end - *media_offset;
     shrink_crcs(engine, x);
     pthread_mutex_lock(&engine->lock);
@@ -323,9 +324,9 @@ static bool definitions_fit(const cxl_engine *engine, const cxl_extent_info *inf
     return true;
 }
 
-/* Whether info may follow what is known of x: same place, no gap, and nothing known contradicted. */
-static bool definition_follows(const cxl_engine *engine, const extent *x, const cxl_extent_info *info,
-                               const uint32_t *crcs)
+/* Whether info may follow what is known of x: same place, no gap, nothing known contradicted. */
+static bool definition_follows(const cxl_engine *engine, const extent *x,
+                               const cxl_extent_info *info, const uint32_t *crcs)
 {
     uint64_t whole = x->length >> engine->chunk_shift;
     bool grows = info->length > x->length;
@@ -394,8 +395,8 @@ static void undo_one(cxl_engine *engine, const definition_undo *undo)
     pthread_mutex_unlock(stripe_of(engine, x));
 }
 
-int cxl_engine_define(cxl_engine *engine, const cxl_extent_info *infos, uint64_t count, const uint32_t *crcs,
-                      uint64_t crc_count, uint64_t *bad)
+int cxl_engine_define(cxl_engine *engine, const cxl_extent_info *infos, uint64_t count,
+                      const uint32_t *crcs, uint64_t crc_count, uint64_t *bad)
 {
     int result = 0;
     uint64_t done = 0;

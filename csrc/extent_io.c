@@ -1,11 +1,11 @@
 /* extent_io.c - the bytes of extents: append with checksum, verify, deliver.
  *
- * Never: changes a byte below an extent's length, delivers a byte that was not verified when asked to.
+ * Never: changes a byte below an extent's length, delivers an unverified byte when asked to verify.
  *
  * Invariants
- * - What was appended counts from append_commit on; before it, or without it, nobody can see it and the
- *   next append writes over it.
- * - A checksum and the length it belongs to are read and changed together, under the extent's stripe.
+ * - What was appended counts from append_commit on; before it, or without it, nobody can see it and
+ *   the next append writes over it.
+ * - A checksum and the length it belongs to are read and changed together, under a stripe.
  */
 #include <errno.h>
 #include <string.h>
@@ -24,7 +24,8 @@ uint32_t chunk_seed(uint64_t id, uint64_t chunk)
     return cxl_crc32c(0, words, sizeof(words));
 }
 
-uint64_t extent_snapshot(cxl_engine *engine, extent *x, uint64_t first, uint64_t count, uint32_t *crcs)
+uint64_t extent_snapshot(cxl_engine *engine, extent *x, uint64_t first, uint64_t count,
+                         uint32_t *crcs)
 {
     pthread_mutex_lock(stripe_of(engine, x));
     uint64_t length = x->length;
@@ -51,7 +52,8 @@ uint64_t append_room(cxl_engine *engine, extent *x)
     return x->capacity - x->length - append_padding(engine, x);
 }
 
-int append_begin(cxl_engine *engine, extent *x, uint64_t padding, append_state *state, cxl_fault *fault)
+int append_begin(cxl_engine *engine, extent *x, uint64_t padding, append_state *state,
+                 cxl_fault *fault)
 {
     uint64_t chunk = x->length >> engine->chunk_shift;
     bool partial = (x->length & (engine->chunk - 1)) != 0;
@@ -117,8 +119,8 @@ typedef struct {
     uint64_t wanted_end;
 } chunk_view;
 
-static int report(const extent_range *range, const chunk_view *chunk, int error, uint64_t media_offset,
-                  cxl_fault *fault)
+static int report(const extent_range *range, const chunk_view *chunk, int error,
+                  uint64_t media_offset, cxl_fault *fault)
 {
     uint64_t start = larger(chunk->start, range->reference_start);
     uint64_t end = smaller(chunk->end, range->reference_end);

@@ -1,5 +1,5 @@
-/* map.c - one content of one file: life, size, and references that come from elsewhere (replay, image,
- * cleaner, another file).
+/* map.c - one content of one file: life, size, and references that come from elsewhere (replay,
+ * image, cleaner, another file).
  *
  * Never: touches media bytes (map_io.c does).
  *
@@ -145,8 +145,10 @@ int cxl_map_export(cxl_map *map, uint64_t offset, uint64_t length, cxl_ref **out
     const tree *content = &map->content;
     tree_position first = tree_find(content, offset), at = first;
     reference *ref;
-    for (; (ref = tree_at(content, at)) != NULL && ref->file_offset < end; at = tree_next(content, at))
+    while ((ref = tree_at(content, at)) != NULL && ref->file_offset < end) {
         found++;
+        at = tree_next(content, at);
+    }
     cxl_ref *list = cxl_allocate(larger(found, 1) * sizeof(*list));
     at = first;
     for (uint64_t i = 0; list != NULL && i < found; i++, at = tree_next(content, at)) {
@@ -188,7 +190,7 @@ int cxl_map_truncate(cxl_map *map, uint64_t size)
     return 0;
 }
 
-void map_set_size(cxl_map *map, uint64_t size)
+static void set_size(cxl_map *map, uint64_t size)
 {
     marks *dirty = &map->dirty;
     /* A new map that was only filled by replay is what the journal says, too. */
@@ -209,7 +211,7 @@ int cxl_map_set_size(cxl_map *map, uint64_t size)
         return -EFBIG;
     pthread_mutex_lock(&map->writer);
     pthread_rwlock_wrlock(&map->lock);
-    map_set_size(map, size);
+    set_size(map, size);
     pthread_rwlock_unlock(&map->lock);
     pthread_mutex_unlock(&map->writer);
     return 0;
@@ -232,7 +234,8 @@ static void drop_all(cxl_engine *engine, reference *refs, uint64_t count)
 }
 
 /* References with a hold on each extent (NULL: a hole), or -EINVAL with *bad, or -ENOMEM. */
-static int resolve(cxl_engine *engine, const cxl_ref *refs, uint64_t count, reference **out, uint64_t *bad)
+static int resolve(cxl_engine *engine, const cxl_ref *refs, uint64_t count, reference **out,
+                   uint64_t *bad)
 {
     uint64_t i = 0;
     int result = 0;
@@ -266,7 +269,7 @@ static int resolve(cxl_engine *engine, const cxl_ref *refs, uint64_t count, refe
     return 0;
 }
 
-int map_put_references(cxl_map *map, const reference *refs, uint64_t count)
+static int put_references(cxl_map *map, const reference *refs, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++) {
         size_t some = refs[i].extent != NULL;
@@ -283,10 +286,42 @@ static int put_batch(cxl_map *map, const reference *refs, uint64_t count)
     pthread_rwlock_wrlock(&map->lock);
     int result = tree_reserve(map->engine, &map->content, count);
     if (result == 0) {
-        result = map_put_references(map, refs, count);
+        result = put_references(map, refs, count);
         tree_unreserve(map->engine, &map->content);
     }
     pthread_rwlock_unlock(&map->lock);
+    return result;
+}
+
+int map_apply(cxl_map *map, uint64_t cut, const reference *refs, uint64_t count, uint64_t size)
+{
+    pthread_mutex_lock(&map->writer);
+    pthread_rwlock_wrlock(&map->lock);
+    int result = tree_reserve(map->engine, &map->content, count);
+    if (result == 0) {
+        set_size(map, smaller(map->size, cut));
+        result = put_references(map, refs, count);
+        if (result == 0)
+            set_size(map, size);
+        tree_unreserve(map->engine, &map->content);
+    }
+    pthread_rwlock_unlock(&map->lock);
+    pthread_mutex_unlock(&map->writer);
+    return result;
+}
+
+int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t count, uint64_t size,
+                   uint64_t *bad)
+{
+    reference *list;
+    *bad = 0;
+    if (size > FILE_OFFSET_MAX)
+        return -EFBIG;
+    int result = resolve(map->engine, refs, count, &list, bad);
+    if (result != 0)
+        return result;
+    result = map_apply(map, cut, list, count, size);
+    drop_all(map->engine, list, count);
     return result;
 }
 
@@ -306,9 +341,10 @@ int cxl_map_set(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad
     return result;
 }
 
-/* The parts of references that lie in [offset, +length) of an extent, re-aimed; counts only without list. */
-static uint64_t collect_moved(const tree *content, const extent *old, uint64_t offset, uint64_t length,
-                              extent *fresh, uint64_t fresh_offset, reference *list)
+/* The parts of references in [offset, +length) of an extent, re-aimed; without list: how many. */
+static uint64_t collect_moved(const tree *content, const extent *old, uint64_t offset,
+                              uint64_t length, extent *fresh, uint64_t fresh_offset,
+                              reference *list)
 {
     uint64_t count = 0;
     for (tree_position at = {0, 0}; tree_at(content, at) != NULL; at = tree_next(content, at)) {
@@ -319,8 +355,10 @@ static uint64_t collect_moved(const tree *content, const extent *old, uint64_t o
             continue;
         if (list != NULL) {
             list[count] = (reference){
-                .file_offset = ref->file_offset + (start - ref->extent_offset), .length = end - start,
-                .extent = fresh, .extent_offset = fresh_offset + (start - offset),
+                .file_offset = ref->file_offset + (start - ref->extent_offset),
+                .length = end - start,
+                .extent = fresh,
+                .extent_offset = fresh_offset + (start - offset),
             };
         }
         count++;
@@ -328,8 +366,8 @@ static uint64_t collect_moved(const tree *content, const extent *old, uint64_t o
     return count;
 }
 
-static int move_locked(cxl_map *map, const extent *old, uint64_t offset, uint64_t length, extent *fresh,
-                       uint64_t fresh_offset)
+static int move_locked(cxl_map *map, const extent *old, uint64_t offset, uint64_t length,
+                       extent *fresh, uint64_t fresh_offset)
 {
     uint64_t count = collect_moved(&map->content, old, offset, length, fresh, fresh_offset, NULL);
     if (count == 0)
@@ -343,8 +381,8 @@ static int move_locked(cxl_map *map, const extent *old, uint64_t offset, uint64_
     return result;
 }
 
-int cxl_map_move(cxl_map *map, uint64_t old_id, uint64_t extent_offset, uint64_t length, uint64_t new_id,
-                 uint64_t new_offset)
+int cxl_map_move(cxl_map *map, uint64_t old_id, uint64_t extent_offset, uint64_t length,
+                 uint64_t new_id, uint64_t new_offset)
 {
     cxl_engine *engine = map->engine;
     if (length > UINT64_MAX - extent_offset)
@@ -370,7 +408,8 @@ int cxl_map_move(cxl_map *map, uint64_t old_id, uint64_t extent_offset, uint64_t
 /* ------------------------------------------------------------------------------------- import */
 
 /* Sorted, apart, inside the size, no holes; *bad: the reference at fault. */
-static bool import_fits(const cxl_ref *refs, uint64_t first, uint64_t end, uint64_t size, uint64_t *bad)
+static bool import_fits(const cxl_ref *refs, uint64_t first, uint64_t end, uint64_t size,
+                        uint64_t *bad)
 {
     uint64_t before = 0;
     *bad = first;
@@ -403,8 +442,9 @@ static int import_one(cxl_engine *engine, uint64_t owner, uint64_t size, const r
     return 0;
 }
 
-int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owners, const uint64_t *sizes,
-                    const uint64_t *first, const cxl_ref *refs, cxl_map **out, uint64_t *bad)
+int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owners,
+                    const uint64_t *sizes, const uint64_t *first, const cxl_ref *refs,
+                    cxl_map **out, uint64_t *bad)
 {
     reference *list;
     uint64_t done = 0;
@@ -435,17 +475,5 @@ int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owne
             cxl_map_free(out[done - 1]);
     }
     drop_all(engine, list, total);
-    return result;
-}
-
-int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t count, uint64_t size, uint64_t *bad)
-{
-    int result = 0;
-    if (cut < cxl_map_size(map))
-        result = cxl_map_set_size(map, cut);
-    if (result == 0 && count != 0)
-        result = cxl_map_set(map, refs, count, bad);
-    if (result == 0)
-        result = cxl_map_set_size(map, size);
     return result;
 }

@@ -3,8 +3,9 @@
  * Never: writes below an extent's length, holds map.lock while data is copied.
  *
  * Invariants
- * - A write is reserved (room behind the open extent's end, which nobody can reach), copied and fenced,
- *   and only then published: reference, length, checksum, size and mark change together, or not at all.
+ * - A write is reserved (room behind the open extent's end, which nobody can reach), copied and
+ *   fenced, and only then published: reference, length, checksum, size and mark change together, or
+ *   not at all.
  * - A read holds the extents it reads from, so that their space is not used again meanwhile.
  */
 #include <errno.h>
@@ -33,8 +34,9 @@ static uint64_t range_start(const extent_range *range)
     return range->file_base + range->extent_offset;
 }
 
-/* The next ranges of [offset, end), held; *covered: up to where they, and the holes between, reach. */
-static unsigned look_up(cxl_map *map, uint64_t offset, uint64_t end, extent_range *ranges, uint64_t *covered)
+/* The next ranges of [offset, end), held; *covered: how far they, and the holes between, reach. */
+static unsigned look_up(cxl_map *map, uint64_t offset, uint64_t end, extent_range *ranges,
+                        uint64_t *covered)
 {
     unsigned count = 0;
     *covered = end;
@@ -47,7 +49,8 @@ static unsigned look_up(cxl_map *map, uint64_t offset, uint64_t end, extent_rang
             break;
         }
         extent_hold(ref->extent);
-        ranges[count++] = range_of(ref, larger(ref->file_offset, offset), smaller(reference_end(ref), end));
+        ranges[count++] = range_of(ref, larger(ref->file_offset, offset),
+                                   smaller(reference_end(ref), end));
         at = tree_next(&map->content, at);
     }
     pthread_rwlock_unlock(&map->lock);
@@ -91,7 +94,8 @@ static uint64_t clip_to_size(cxl_map *map, uint64_t offset, uint64_t length)
     return offset >= size ? 0 : smaller(length, size - offset);
 }
 
-int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t length, int verify, cxl_fault *fault)
+int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t length, int verify,
+                     cxl_fault *fault)
 {
     length = clip_to_size(map, offset, length);
     if (length == 0)
@@ -103,7 +107,8 @@ int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t lengt
     return (int64_t)length;
 }
 
-int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify, const void **address, cxl_fault *fault)
+int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify,
+                     const void **address, cxl_fault *fault)
 {
     cxl_engine *engine = map->engine;
     extent_range range = {.extent = NULL};
@@ -149,7 +154,7 @@ int cxl_map_punch(cxl_map *map, uint64_t offset, uint64_t length)
 
 /* -------------------------------------------------------------------------------------- write */
 
-/* A write as it will be done: [start, end) of the file becomes a reference behind the open extent. */
+/* A write as it will be done: [start, end) of the file moves behind the open extent's end. */
 typedef struct {
     uint64_t start;
     uint64_t end;
@@ -188,8 +193,8 @@ static void widen_to_blocks(const cxl_map *map, uint64_t *start, uint64_t *end)
 }
 
 /* Old bytes around the new ones, in a buffer of two blocks. */
-static int carry(cxl_map *map, uint64_t offset, const void *source, uint64_t length, uint8_t *buffer,
-                 const write_plan *plan, cxl_fault *fault)
+static int carry(cxl_map *map, uint64_t offset, const void *source, uint64_t length,
+                 uint8_t *buffer, const write_plan *plan, cxl_fault *fault)
 {
     uint64_t before = offset - plan->start;
     uint64_t end = offset + length;
@@ -249,8 +254,8 @@ static int64_t write_locked(cxl_map *map, uint64_t offset, const void *source, u
         widen_to_blocks(map, &plan.start, &plan.end);
     uint64_t all = plan.end - plan.start, taken = length;
     uint64_t room = x == NULL ? 0 : x->capacity - x->length - padding;
-    /* What is carried along is written as a whole. Else take what fits, but no shred that the end of
-     * an almost used up lease would make. */
+    /* What is carried along is written as a whole. Else take what fits, but no shred that the end
+     * of an almost used up lease would make. */
     bool carried = all != length;
     uint64_t least = carried ? all : continuing ? 1 : smaller(all, BLOCK_BYTES);
     if (room < least) {
@@ -274,8 +279,8 @@ static int64_t write_locked(cxl_map *map, uint64_t offset, const void *source, u
     return (int64_t)taken;
 }
 
-int64_t cxl_map_write(cxl_map *map, uint64_t offset, const void *source, uint64_t length, uint64_t *needed,
-                      cxl_fault *fault)
+int64_t cxl_map_write(cxl_map *map, uint64_t offset, const void *source, uint64_t length,
+                      uint64_t *needed, cxl_fault *fault)
 {
     fault->error = 0;
     *needed = 0;

@@ -1,4 +1,5 @@
-/* report.c - questions about everything at once: what is used, what refers where, what is published.
+/* report.c - questions about everything at once: what is used, what refers where, what is
+ * published.
  *
  * Never: changes anything.
  *
@@ -154,7 +155,8 @@ static void unite(list *refs)
         uint64_t end = last->extent_offset + last->length;
         if (items[i].extent_id == last->extent_id && items[i].owner == last->owner &&
             items[i].extent_offset <= end)
-            last->length = larger(end, items[i].extent_offset + items[i].length) - last->extent_offset;
+            last->length =
+                larger(end, items[i].extent_offset + items[i].length) - last->extent_offset;
         else
             items[++kept] = items[i];
     }
@@ -204,7 +206,8 @@ static bool has_lease(cxl_engine *engine, uint64_t start, uint64_t end)
     return found;
 }
 
-int cxl_engine_segment_refs(cxl_engine *engine, uint64_t segment, cxl_segment_ref **out, uint64_t *count)
+int cxl_engine_segment_refs(cxl_engine *engine, uint64_t segment, cxl_segment_ref **out,
+                            uint64_t *count)
 {
     list refs = {.size = sizeof(cxl_segment_ref)};
     uint64_t start = engine->first + segment * engine->segment_size;
@@ -263,19 +266,25 @@ int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count)
     return 0;
 }
 
-/* What the journal knows of an extent: later bytes in its last chunk have changed the checksum since. */
-static void describe_published(cxl_engine *engine, extent *x, cxl_extent_info *info, uint32_t *crcs)
+/* What the journal knows of an extent: later bytes in its last chunk have changed its checksum.
+ * False: there is no room for so many checksums. */
+static bool describe_published(cxl_engine *engine, extent *x, cxl_extent_info *info, uint32_t *crcs,
+                               uint64_t room)
 {
     pthread_mutex_lock(stripe_of(engine, x));
     uint64_t count = chunks_of(engine, x->published);
+    bool fits = count <= room;
     *info = (cxl_extent_info){
         .id = x->id, .media_offset = x->media_offset, .length = x->published,
         .crc_index = info->crc_index, .crc_count = (uint32_t)count,
     };
-    memcpy(crcs, x->crcs, count * sizeof(*crcs));
-    if (count << engine->chunk_shift != x->published)
-        crcs[count - 1] = x->published_tail;
+    if (fits && count != 0) {
+        memcpy(crcs, x->crcs, count * sizeof(*crcs));
+        if (count << engine->chunk_shift != x->published)
+            crcs[count - 1] = x->published_tail;
+    }
     pthread_mutex_unlock(stripe_of(engine, x));
+    return fits;
 }
 
 static int compare_ids(const void *a, const void *b)
@@ -284,31 +293,51 @@ static int compare_ids(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* Every published extent that anybody but its definition holds. engine.lock is held. */
-static int export_extents(cxl_engine *engine, cxl_extent_info **infos, uint64_t *info_count, uint32_t **crcs,
-                          uint64_t *crc_count)
+/* Every published extent that anybody but its definition holds; -EAGAIN: there is no room for the
+ * checksums of one. engine.lock is held. */
+static int fill_extents(cxl_engine *engine, cxl_extent_info *infos, uint64_t *info_count,
+                        uint32_t *crcs, uint64_t room)
 {
     uint64_t found = 0, total = 0;
-    uint64_t room = atomic_load(&engine->crcs);
-    *infos = cxl_allocate((engine->extent_count + 1) * sizeof(**infos));
-    *crcs = cxl_allocate((room + 1) * sizeof(**crcs));
-    if (*infos == NULL || *crcs == NULL)
-        return -ENOMEM;
     for (uint64_t i = 0; i < engine->table_size; i++) {
         for (extent *x = engine->table[i]; x != NULL; x = x->next) {
-            uint64_t chunks = chunks_of(engine, published_length(engine, x));
-            if (chunks == 0 || atomic_load(&x->holds) <= (x->kept ? 1 : 0))
+            if (atomic_load(&x->holds) <= (x->kept ? 1 : 0))
                 continue;
-            if (chunks > room - total)
-                return -EAGAIN;  /* more was published while we looked */
-            (*infos)[found].crc_index = total;
-            describe_published(engine, x, &(*infos)[found], *crcs + total);
-            total += (*infos)[found++].crc_count;
+            infos[found].crc_index = total;
+            if (!describe_published(engine, x, &infos[found], crcs + total, room - total))
+                return -EAGAIN;
+            total += infos[found].crc_count;
+            found += infos[found].length != 0;
         }
     }
-    qsort(*infos, found, sizeof(**infos), compare_ids);
     *info_count = found;
-    *crc_count = total;
+    return 0;
+}
+
+static int export_extents(cxl_engine *engine, cxl_extent_info **infos, uint64_t *info_count,
+                          uint32_t **crcs, uint64_t *crc_count)
+{
+    int result;
+    do {                         /* again when more was published while we looked */
+        pthread_mutex_lock(&engine->lock);
+        uint64_t room = atomic_load(&engine->crcs) + 1;
+        *infos = cxl_allocate((engine->extent_count + 1) * sizeof(**infos));
+        *crcs = cxl_allocate(room * sizeof(**crcs));
+        result = -ENOMEM;
+        if (*infos != NULL && *crcs != NULL)
+            result = fill_extents(engine, *infos, info_count, *crcs, room);
+        pthread_mutex_unlock(&engine->lock);
+        if (result != 0) {
+            free(*infos);
+            free(*crcs);
+        }
+    } while (result == -EAGAIN);
+    if (result != 0)
+        return result;
+    qsort(*infos, *info_count, sizeof(**infos), compare_ids);
+    *crc_count = 0;
+    for (uint64_t i = 0; i < *info_count; i++)
+        *crc_count += (*infos)[i].crc_count;
     return 0;
 }
 
@@ -331,30 +360,24 @@ static int export_map(cxl_map *map, list *refs)
     return result;
 }
 
-int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, uint64_t *counts, cxl_ref **refs,
-                    uint64_t *ref_count, cxl_extent_info **infos, uint64_t *info_count, uint32_t **crcs,
+int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count,
+                    uint64_t *counts, cxl_ref **refs, uint64_t *ref_count,
+                    cxl_extent_info **infos, uint64_t *info_count, uint32_t **crcs,
                     uint64_t *crc_count)
 {
     list found = {.size = sizeof(cxl_ref)};
     found.items = cxl_allocate(found.size);
     found.capacity = 1;
     int result = found.items == NULL ? -ENOMEM : 0;
-    *infos = NULL;
-    *crcs = NULL;
     for (uint64_t i = 0; i < map_count && result == 0; i++) {
         uint64_t before = found.count;
         result = export_map(maps[i], &found);
         counts[i] = found.count - before;
     }
-    if (result == 0) {
-        pthread_mutex_lock(&engine->lock);
+    if (result == 0)
         result = export_extents(engine, infos, info_count, crcs, crc_count);
-        pthread_mutex_unlock(&engine->lock);
-    }
     if (result != 0) {
         free(found.items);
-        free(*infos);
-        free(*crcs);
         return result;
     }
     *ref_count = found.count;

@@ -3,7 +3,7 @@
  * Never: locks (its caller holds the map for writing, or for reading), touches media bytes.
  *
  * Invariants
- * - References are sorted, apart, not empty; two that continue each other in file and extent are one.
+ * - References are sorted, apart, not empty; two that continue each other are one.
  * - Each reference has a hold on its extent.
  * - Memory is taken before anything is changed: a failed call has changed nothing.
  *
@@ -231,9 +231,9 @@ int tree_reserve(cxl_engine *engine, tree *content, uint64_t count)
     uint64_t most = content->refs + 2 * count;
     if (content->leaf_count <= 1 && most <= LEAF_MAX)
         return reserve_small(engine, content, most);
-    /* A replacement adds one leaf at most, and then to a full one, of which there are as many as leaves
-     * at first; a leaf split in two has room for more than 16 further ones. Three are in use before
-     * the old ones are back. */
+    /* A replacement adds one leaf at most, and then to a full one, of which there are as many as
+     * leaves at first; a leaf split in two has room for more than 16 further ones. Three are in use
+     * before the old ones are back. */
     uint64_t leaves = smaller(count, content->leaf_count + count / 16 + 2) + 3;
     int result = tree_reserve_row(engine, content, content->leaf_count + leaves);
     leaf *list = NULL;

@@ -41,8 +41,8 @@ static void push(change *work, reference ref)
         work->middle[work->count++] = ref;
 }
 
-/* What stands in [start, end) afterwards, with the parts of references that stick out at both sides, and
- * with neighbours that it continues. */
+/* What stands in [start, end) afterwards, with the parts of references that stick out at both
+ * sides, and with neighbours that it continues. */
 static void plan(const tree *content, uint64_t start, uint64_t end, const reference *with,
                  size_t count, change *work)
 {
@@ -54,7 +54,8 @@ static void plan(const tree *content, uint64_t start, uint64_t end, const refere
         push(work, left);
     } else {
         tree_position before = work->from;
-        if (count > 0 && tree_step_back(content, &before) && continues(tree_at(content, before), with)) {
+        if (count > 0 && tree_step_back(content, &before) &&
+            continues(tree_at(content, before), with)) {
             work->from = before;
             push(work, *tree_at(content, before));
         }
@@ -104,7 +105,8 @@ static void account(cxl_engine *engine, tree *content, const change *work)
 }
 
 /* Put count leaves in the place of leaves [first, end) of the row, which has room. */
-static void splice_row(tree *content, uint32_t first, uint32_t end, leaf *const *with, uint32_t count)
+static void splice_row(tree *content, uint32_t first, uint32_t end, leaf *const *with,
+                       uint32_t count)
 {
     memmove(content->leaves + first + count, content->leaves + end,
             (content->leaf_count - end) * sizeof(leaf *));

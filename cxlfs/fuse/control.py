@@ -128,13 +128,20 @@ class ControlServer:
 
     async def close(self, error: Exception | None, *, seconds_max: float) -> None:
         """The store is closed (``error``: how that failed): tell whoever waits for it."""
+        self.hide()
         self._close_error = error
         self._closed.set()
         if self._waiting:
             with trio.move_on_after(seconds_max):
                 await self._all_told.wait()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+
+    def hide(self) -> None:
+        """Take no new connections. To be called before the lock on the source ends: the next daemon
+        of the store listens at the same path.
+        """
+        path, self._path = self._path, None
+        if path is not None:
+            path.unlink(missing_ok=True)
 
     async def _connection(self, stream: trio.SocketStream) -> None:
         try:

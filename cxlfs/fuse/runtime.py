@@ -124,16 +124,30 @@ def find_registrations(
     """Runtime directory and registration of the daemons that say they serve a mount, or a source's
     path: at most one of them is alive.
     """
-    directories = [runtime_directory(), runtime_directory(0)]
+    users = [os.geteuid(), 0]
     if mount is not None and mount.user_id is not None:
-        directories.append(runtime_directory(mount.user_id))
-        directories.append(Path(f"/tmp/cxlfs-{mount.user_id}"))  # noqa: S108  only read
-    for directory in dict.fromkeys(directories):
+        users.append(mount.user_id)
+    for directory in _directories_of(users):
         for registration in registrations(directory):
             if (mount is not None and registration.mountpoint == mount.mountpoint) or (
                 source is not None and _same_file(registration.source, source)
             ):
                 yield directory, registration
+
+
+def _directories_of(users: list[int]) -> Iterator[Path]:
+    """Where daemons of ``users`` may have registered; what is not theirs alone is left out.
+
+    A session may have ended since, or begun: both places of a user are looked at.
+    """
+    if os.environ.get(ENVIRONMENT_OVERRIDE):
+        yield runtime_directory()
+        return
+    for uid in dict.fromkeys(users):
+        session, shared = Path(f"/run/user/{uid}/cxlfs"), Path(f"/tmp/cxlfs-{uid}")  # noqa: S108
+        for directory in dict.fromkeys([runtime_directory(uid), session, shared]):
+            if _is_private(directory, uid):
+                yield directory
 
 
 def _same_file(one: str, other: str) -> bool:

@@ -40,7 +40,7 @@ GRACE_SECONDS = 10.0
 """How long processes with open files may go on after SIGTERM."""
 
 MAINTENANCE_SECONDS = 0.5
-READAHEAD_KIB = 4096
+READAHEAD_KIB = 1024
 _TELL_SECONDS_MAX = 2.0
 _QUIESCE_SECONDS_MAX = 5.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -135,6 +135,7 @@ class _Server:
         self._operations = operations
         self._control = ControlServer(service.store, operations.failures)
         self._control.register("verify", verify)
+        self._registration: Path | None = None
         self._failure: Exception | None = None
         self._stopping = False
         self._device = ""
@@ -145,7 +146,7 @@ class _Server:
     async def main(self) -> None:
         service = self._service
         self._control.listen(runtime.socket_path(service.runtime_directory, service.uuid))
-        registration = runtime.register(
+        self._registration = runtime.register(
             service.runtime_directory,
             runtime.Registration(
                 uuid=service.uuid,
@@ -161,11 +162,21 @@ class _Server:
                 await self._serve_mount()
                 await self._quiesce()
                 self._operations.lookups.forget_all()
+                self._hide()
                 self._close_store()
                 await self._control.close(self._failure, seconds_max=_TELL_SECONDS_MAX)
                 nursery.cancel_scope.cancel()
         finally:
-            registration.unlink(missing_ok=True)
+            self._hide()
+
+    def _hide(self) -> None:
+        """From here on nobody finds this daemon: whoever is told that the store is closed must not,
+        and what lies at these paths later belongs to the next daemon.
+        """
+        self._control.hide()
+        path, self._registration = self._registration, None
+        if path is not None:
+            path.unlink(missing_ok=True)
 
     async def _serve_control(self) -> None:
         """Losing the control socket must not end the mount."""
@@ -262,12 +273,16 @@ class _Server:
         self._service.on_ready()
 
     async def _maintain(self) -> None:
+        problem = ""
         while True:
             more = False
             try:
                 more = self._service.store.maintain(time.monotonic())
+                problem = ""
             except CxlfsError as error:
-                log.warning("maintenance: %s", error)
+                if error.message != problem:  # said once, not twice a second
+                    problem = error.message
+                    log.warning("maintenance: %s", problem)
             except Exception as error:  # noqa: BLE001  like any other request
                 self._operations.failures.report("maintain", error)
             await trio.sleep(0 if more else MAINTENANCE_SECONDS)

@@ -5,6 +5,8 @@ Never: handles a byte of file data; keeps state beside the C handles.
 Invariants
 - The hot calls (write, read, peek) check that the engine lives and pass addresses on, no more.
 - A map keeps its engine alive; what was closed raises and touches no memory.
+- No error leaves a frame that holds a buffer of a caller's memoryview (the object that from_buffer
+  returns): CPython 3.11 crashes when its garbage collector finds both in one traceback's cycle.
 """
 
 from __future__ import annotations
@@ -134,17 +136,16 @@ class FileMap:
         """
         if self.engine.closed:
             raise _closed()
-        source = _from_buffer(data)
-        length = len(source)
-        if start:
-            invariant(0 < start <= length, "start lies in the data")
-            source, length = source + start, length - start
+        view = _from_buffer(data)
+        length = len(view) - start
+        invariant(start >= 0 and length >= 0, "start lies in the data")
         needed, fault = scratch.write
-        taken = _write(self._map, offset, source, length, needed, fault)
+        taken = _write(self._map, offset, view + start, length, needed, fault)
         if taken >= 0:
             return taken, 0
         if taken == _EAGAIN:
             return 0, needed[0]
+        del view
         raise data_failure(taken, "written", fault)
 
     def read(self, offset: int, length: int, *, verify: bool = True) -> memoryview:
@@ -155,8 +156,6 @@ class FileMap:
         """
         size = self.size
         length = max(min(length, size - offset), 0)
-        # Not a memoryview yet: one that an error's traceback keeps crashes CPython 3.11 when the
-        # garbage collector clears it.
         buffer: Any = np.empty(length, dtype=np.uint8)
         count = self.read_into(offset, buffer, verify=verify)
         return memoryview(buffer if count == length else buffer[:count])
@@ -169,6 +168,7 @@ class FileMap:
         fault = scratch.fault
         count = _read(self._map, offset, buffer, len(buffer), verify, fault)
         if count < 0:
+            del buffer
             raise data_failure(count, "read", fault)
         return int(count)
 
@@ -224,11 +224,12 @@ class FileMap:
         rows = _from_buffer("cxl_ref[]", refs)
         bad = scratch.bad
         code = lib.cxl_map_set(self.handle, rows, len(rows), bad)
+        del rows
         if code != 0:
             raise bad_input(code, "reference", bad[0])
 
     def replay(self, cut: int, refs: bytes, size: int) -> None:
-        """One change of a record: cut, :meth:`set`, then :meth:`set_size`; not undone on failure.
+        """One change of a record, all or nothing: cut, :meth:`set`, then :meth:`set_size`.
 
         Raises CorruptionError for what cannot be, OutOfMemoryError.
         """

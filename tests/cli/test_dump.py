@@ -252,7 +252,7 @@ def test_damaged_media_end_in_an_error_or_an_answer() -> None:
     places += [ring + slot * layout.SLOT_BYTES for ring in block.ring_offsets for slot in range(3)]
     places += [block.segment_offset(index) for index in newest.segments]
     outcomes = set()
-    for _ in range(300):
+    for _ in range(150):
         media.store(0, clean)
         for _ in range(generator.choice((1, 5, 40))):
             offset = generator.choice(places) + generator.randrange(8192)

@@ -94,7 +94,7 @@ def test_a_busy_mount_names_who_holds_it(place: Workplace) -> None:
     with pytest.raises(BusyError) as caught:
         place.unmount()
     assert f"{holder.pid} (python" in str(caught.value)
-    assert "lazy" in caught.value.next_step
+    assert "detach it: " in caught.value.next_step
     tell(holder)
     wait_for_line(holder, b"closed")
     holder.wait()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cxlfs.errors import InvariantError, MediaError
+from cxlfs.errors import CorruptionError, InvariantError, MediaError
 from cxlfs.native import FaultKind, Granularity, set_fault
 from cxlfs.native.extents import Engine, FileMap
 from tests.native.test_extent_writes import EventKind, events_of, refs_of
@@ -417,3 +417,59 @@ def test_a_copy_behind_published_bytes_begins_on_a_line(place: Room) -> None:
     assert infos["length"].tolist() == [74]
     place_of = int(infos["media_offset"][0])
     assert place.region.read(place_of + 64, 10) == pattern(10_000, 1)[10:20]
+
+
+@pytest.mark.parametrize("granularity", list(Granularity))
+def test_a_copy_is_fenced_where_a_write_is(granularity: Granularity) -> None:
+    with room(granularity) as place:
+        content = place.new_map(capacity=100_000)
+        content.write(0, pattern(100_000, 1))
+        target = place.open_extent(100_000)
+        place.region.record(on=True)
+        place.engine.copy_extent(1, 50, 70_000, target)
+        kinds = [event[0] for event in events_of(place)]
+        fences = 0 if granularity is Granularity.PAGE else 1
+        assert kinds.count(EventKind.FENCE) == fences
+        assert kinds[-1] is (EventKind.FENCE if fences else EventKind.COPY)
+
+
+# --- replay in one call -------------------------------------------------------------------------
+
+
+def test_a_replayed_change_is_cut_references_and_size(place: Room) -> None:
+    data = pattern(9000, 1)
+    content = place.new_map(capacity=1 << 16)
+    content.write(0, data)
+    rows = content.export(0, 9000)
+    for cut, size in ((0, 9000), (5000, 12_000), (20_000, 9000), (100, 50), (0, 0)):
+        slow, fast = place.new_map(), place.new_map()
+        for other in (slow, fast):
+            other.set(content.export(0, 4000))
+            other.set_size(7000)
+        refs = rows.copy()
+        refs["file_offset"] += np.uint64(3000)
+        slow.set_size(min(cut, 7000))
+        slow.set(refs)
+        slow.set_size(size)
+        fast.replay(cut, refs.tobytes(), size)
+        assert refs_of(fast) == refs_of(slow)
+        assert (fast.size, fast.is_dirty) == (slow.size, False)
+
+
+def test_a_replayed_change_that_cannot_be_changes_nothing(place: Room) -> None:
+    content = place.new_map(capacity=1 << 16)
+    content.write(0, pattern(9000, 1))
+    other = place.new_map()
+    other.replay(0, content.export(0, 9000).tobytes(), 9000)
+    bad = content.export(0, 9000)
+    bad["extent_offset"] = 1
+    for cut, refs, size in (
+        (0, bad.tobytes(), 10),
+        (0, b"", 1 << 63),
+        (1 << 63, b"", 10),
+        (0, bad.tobytes(), (1 << 64) - 1),
+    ):
+        with pytest.raises(CorruptionError):
+            other.replay(cut, refs, size)
+        assert refs_of(other) == [(0, 9000, 1, 0)]
+        assert other.size == 9000

@@ -124,6 +124,7 @@ CALLS: dict[str, Callable[[Scene], object]] = {
     "take a delta": lambda s: s.made.append(s.live.take_delta()),
     "apply a delta": lambda s: s.delta.apply(s.live, s.committed),
     "apply to a small map": lambda s: s.delta.apply(s.live, s.small),
+    "replay": lambda s: s.committed.replay(50_000, s.delta.refs.tobytes(), 9 << 20),
     "lease": lambda s: s.engine.lease(500, FIRST + 12 * s.place.segment_bytes, 100_000),
     "define": _define,
     "import": _import,

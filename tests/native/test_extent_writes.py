@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from cxlfs._native import ffi
 
-from cxlfs.errors import FileTooLargeError, InvariantError, MediaError
+from cxlfs.errors import CorruptionError, FileTooLargeError, InvariantError, MediaError
 from cxlfs.native import EventKind, FaultKind, Granularity, crc32c, set_fault
-from cxlfs.native.extents import FileMap
+from cxlfs.native.extents import EXTENT_INFO_DTYPE, REF_DTYPE, SEGMENT_REF_DTYPE, FileMap
 from tests.support.extents import CHUNK_BYTES, FIRST, HEADER_BYTES, Room, pattern, room, seeds
 
 Event = tuple[EventKind, int, int]
@@ -39,6 +40,24 @@ def events_of(place: Room) -> list[Event]:
             position += -(-length // 8) * 8
         found.append((EventKind(kind), offset, length))
     return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (REF_DTYPE, "cxl_ref"),
+        (EXTENT_INFO_DTYPE, "cxl_extent_info"),
+        (SEGMENT_REF_DTYPE, "cxl_segment_ref"),
+    ],
+)
+def test_arrays_have_the_layout_of_c(dtype: np.dtype[np.void], name: str) -> None:
+    fields = ffi.typeof(name).fields
+    assert dtype.itemsize == ffi.sizeof(name)
+    assert list(dtype.names or ()) == [field for field, _ in fields]
+    for field, kind in fields:
+        assert dtype.fields is not None
+        assert dtype.fields[field][1] == kind.offset
+        assert dtype.fields[field][0].itemsize == ffi.sizeof(kind.type)
 
 
 # --- checksums ----------------------------------------------------------------------------------
@@ -275,6 +294,39 @@ def test_sources_of_every_kind(place: Room) -> None:
     target = bytearray(500)
     assert content.read_into(0, target) == 500
     assert target == text + text[100:]
+
+
+def test_an_error_holds_no_buffer_of_the_caller(place: Room) -> None:
+    """A traceback with such a buffer in a cycle would crash the garbage collector."""
+    content = place.new_map(capacity=100_000)
+    content.write(0, pattern(70_000, 1))
+    place.flip(FIRST + HEADER_BYTES, 0)
+    views = [memoryview(bytearray(100)) for _ in range(3)]
+    errors = []
+    for number, call in enumerate(
+        (
+            lambda: content.write(5, views[0], 3),
+            lambda: content.read_into(0, views[1]),
+            lambda: content.set(views[2][:96]),
+        )
+    ):
+        with pytest.raises(CorruptionError) as caught:
+            call()
+        errors.append(caught)
+        views[number].release()
+
+
+def test_bytes_are_counted_as_the_file_sees_them(place: Room) -> None:
+    content = place.new_map(capacity=1 << 16)
+    content.write(0, pattern(10_000, 1))
+    content.write(5000, b"abc")
+    content.read(0, 100_000)
+    content.read(9999, 5, verify=False)
+    content.peek(4096, 100)
+    content.punch(0, 5000)
+    content.read(0, 10)
+    counts = place.engine.statistics()
+    assert (counts.bytes_written, counts.bytes_read) == (10_003, 10_111)
 
 
 def test_limits_of_offsets(place: Room) -> None:

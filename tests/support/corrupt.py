@@ -6,10 +6,15 @@ Never here: judging what the damage does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import random
+import time
 from collections.abc import Iterator
+from typing import Self
+from unittest import mock
 
 import numpy as np
 
@@ -29,13 +34,29 @@ _RECORD_BYTES = layout.RECORD_DTYPE.itemsize
 # --- a store with a bit of everything -------------------------------------------------------
 
 
+@contextlib.contextmanager
+def frozen(seed: int) -> Iterator[random.Random]:
+    """Same times and same random numbers at every run: a store made in here is always the same."""
+    rng = random.Random(seed)
+    times = itertools.count(1_700_000_000_000_000_000, 1_000_000)
+    with (
+        mock.patch.object(os, "urandom", rng.randbytes),
+        mock.patch.object(time, "time_ns", times.__next__),
+    ):
+        yield rng
+
+
 def populated_media(*, closed: bool, size_bytes: int = IMAGE_BYTES, seed: int = 1) -> MemoryMedia:
     """Files, directories, links, attributes, a version kept aside, holes, several metadata images;
     closed, or dropped as by a kill with records in the journal.
     """
+    with frozen(seed) as rng:
+        return _populated_media(rng, size_bytes, closed=closed)
+
+
+def _populated_media(rng: random.Random, size_bytes: int, *, closed: bool) -> MemoryMedia:
     media = MemoryMedia(size_bytes)
     format_small(media)
-    rng = random.Random(seed)
     store = Store.open(media)
     _first_life(store, rng)
     store.close()
@@ -137,15 +158,11 @@ class Anatomy:
     def roots(self) -> list[Region]:
         """Slots that hold a root."""
         size = layout.ROOT_DTYPE.itemsize
-        return [
-            Region("root", s.media_offset, size, s.slot, s.ring) for s in self.slots if s.root
-        ]
+        return [Region("root", s.media_offset, size, s.slot, s.ring) for s in self.slots if s.root]
 
     def segment_headers(self) -> list[Region]:
         """Of segments that are in use: metadata of the newest root and the fallback, and data."""
-        with_data = {
-            self.segment_of(int(row["media_offset"])) for row in self.extents()
-        }
+        with_data = {self.segment_of(int(row["media_offset"])) for row in self.extents()}
         named = set(self.newest.segments) | set(self.fallback.segments if self.fallback else ())
         size = layout.SEGMENT_DTYPE.itemsize
         return [
@@ -212,7 +229,7 @@ class Damage:
         self._memory = media.unguarded_memory()
         self._before: list[tuple[int, bytes]] = []
 
-    def __enter__(self) -> Damage:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -300,7 +317,7 @@ def raw_record(
 
 
 def seal_image(damage: Damage, anatomy: Anatomy, root: Root) -> None:
-    """After the image of ``root`` was changed: checksums of sections and header, and in the root."""
+    """The image of ``root`` was changed: checksums of sections and header, and in the root."""
     start = anatomy.block.segment_offset(root.image_segments[0]) + layout.SEGMENT_HEADER_BYTES
     size = layout.IMAGE_DTYPE.itemsize
     head = np.frombuffer(damage.read(start, size), dtype=layout.IMAGE_DTYPE).copy()

@@ -27,7 +27,7 @@ from tests.support.cli import run_program
 from tests.support.mount import PATIENCE_SECONDS, Workplace, workplace
 
 ROOT = Path(__file__).parents[2]
-SAVE_SECONDS_MAX = 0.06
+SAVE_SECONDS_MAX = 0.03
 """Kills come at a random time up to this after a save began: about as long as the longest takes."""
 
 

@@ -10,6 +10,7 @@ come from seed and version alone, so that whoever reads the files can make them 
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MIB = 1 << 20
+SIZE_MAX = 8 * MIB
 CHECKPOINT = "checkpoint.pt"
 POINTER = "latest"
 TEMPORARY = "checkpoint.pt.tmp"
@@ -24,10 +26,17 @@ WAYS = ("truncate", "truncate", "ftruncate", "rename")
 """How a version is saved: half of them as torch.save does it."""
 
 
+@functools.cache
+def _pool(seed: int) -> bytes:
+    """What all versions are cut from: making each anew would take longer than saving it."""
+    return random.Random(seed).randbytes(2 * SIZE_MAX)
+
+
 def content(seed: int, version: int) -> bytes:
     """All bytes of a version: between 256 KiB and 8 MiB, not a round number of them."""
     source = random.Random(f"{seed} {version}")
-    return b"%020d" % version + source.randbytes(source.randrange(MIB // 4, 8 * MIB))
+    start = source.randrange(SIZE_MAX)
+    return b"%020d" % version + _pool(seed)[start : start + source.randrange(MIB // 4, SIZE_MAX)]
 
 
 def way(seed: int, version: int) -> str:

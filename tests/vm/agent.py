@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.vm.ledger import content, digest
 
 MOUNT_POINT = Path("/run/vm/mnt")
-COMMAND_TIMEOUT_S = 120.0
+COMMAND_TIMEOUT_S = 240.0
 STATE_ATTRIBUTE = "user.cxlfs.state"
 MIB = 1 << 20
 KEPT = 3

@@ -81,6 +81,7 @@ class Campaign:
         self._step = 1
         self._after_cut = False
         self._renames = 0
+        self._mount_seconds = 0.0
         self._in_recovery = False
         self._round = Round([])
         self._cut: Cut | None = None
@@ -129,12 +130,14 @@ class Campaign:
         self._in_recovery = event["command"] == "mount"
         cut = self._cut_of("recovery")
         if cut is not None and self._in_recovery:
-            self._machine.cut_after(cut.seconds)
+            self._machine.cut_after(cut.fraction * self._mount_seconds)
 
     def _on_ran(self, event: Event) -> None:
         self._in_recovery = False
         name = event["arguments"][0]
         self._round.commands[name] = event["seconds"]
+        if name == "mount":
+            self._mount_seconds = event["seconds"]
 
     def _on_status(self, event: Event) -> None:
         report = event["report"]
@@ -218,7 +221,7 @@ class Campaign:
         """The action that saves from the next step on: without end, or two steps."""
         first = self._step + 1 if self._ledger.operations_done else 1
         last = first + 1 if cut is None else first + STEPS_WITHOUT_END
-        numpy = "numpy" if cut is None or cut.kind == "delay" else ""
+        numpy = "numpy" if cut is not None and cut.kind == "delay" else ""
         return f"save:{first}:{last}:{numpy}:{cut.version if cut else ''}"
 
     def _named(self, cut: Cut) -> Cut:

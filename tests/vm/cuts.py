@@ -10,13 +10,15 @@ from dataclasses import dataclass
 class Cut:
     """When to cut. ``hold``: when the guest says that it has written half of the version named,
     and it waits there. ``rename``: as soon as it announces its ``count``-th rename. ``delay``: so
-    many seconds after it has begun to save. ``recovery``: so many after it has begun to mount.
+    many seconds after it has begun to save. ``recovery``: after that ``fraction`` of the time which
+    the mount before took (the program's start is the larger part of it, recovery comes at the end).
     """
 
     kind: str
     version: str = ""
     count: int = 0
     seconds: float = 0.0
+    fraction: float = 0.0
 
     def __str__(self) -> str:
         match self.kind:
@@ -27,7 +29,7 @@ class Cut:
             case "delay":
                 return f"{self.seconds:.2f} s after the first save began"
             case _:
-                return f"{self.seconds:.2f} s after the mount began"
+                return f"after {self.fraction:.0%} of the time that a mount takes"
 
 
 def cuts_of(generator: random.Random, count: int) -> list[Cut]:
@@ -38,7 +40,7 @@ def cuts_of(generator: random.Random, count: int) -> list[Cut]:
     ]
     while len(cuts) < count:
         cuts += [
-            Cut("recovery", seconds=generator.uniform(0.5, 5.0)),
+            Cut("recovery", fraction=generator.uniform(0.6, 1.0)),
             Cut("rename", count=generator.randint(1, 6)),
             Cut("hold", version="checkpoint.tmp +1"),
             Cut("delay", seconds=generator.uniform(0.1, 8.0)),

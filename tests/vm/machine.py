@@ -209,7 +209,7 @@ class Machine:
         *,
         directory: Path,
         environment: Mapping[str, str],
-        timeout_s: float = 240.0,
+        timeout_s: float = 600.0,
     ) -> Boot:
         """Boot, run ``command`` in ``directory`` as root, and return when the guest has ended.
         ``on_event`` sees each event at once, and may call :meth:`cut` and :meth:`cut_after`.

@@ -1,0 +1,285 @@
+"""Opening and closing: read-only, twice, after damage to a root or image, with the journal full."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+
+import pytest
+
+from cxlfs import layout, roots
+from cxlfs.errors import CorruptionError, CxlfsError, MediaError, NotACxlfsError, ReadOnlyError
+from cxlfs.media import Granularity, MemoryMedia
+from cxlfs.native import FaultKind, set_fault
+from cxlfs.store import Store, StoreOptions
+from tests.support.shop import Shop, close, create, open_for_overwrite
+from tests.support.stores import make_media, picture, read_file, write_file
+
+
+def populate(store: Store, rng: random.Random) -> None:
+    """Enough of everything that the journal rolls over a few times."""
+    for number in range(60):
+        write_file(store, 1, b"f%d" % (number % 20), rng.randbytes(rng.randrange(30_000)))
+        store.set_attributes(1, mtime_ns=number)
+        directory = store.make_directory(1, b"d%d" % number, 0o755, 0, 0).ino
+        for name in range(8):
+            store.make_symlink(directory, b"s%d" % name, b"t" * 200, 0, 0)
+        if number % 3:
+            store.rename(1, b"d%d" % number, 1, b"e%d" % number)
+        if number % 5 == 0:
+            store.unlink(directory, b"s0")
+
+
+def whole(media: MemoryMedia) -> bytes:
+    return bytes(media.unguarded_memory())
+
+
+def zero(media: MemoryMedia, offset: int, length: int) -> None:
+    media.store(offset, bytes(length))
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_read_only_writes_nothing(store: Store, rng: random.Random, clean: bool) -> None:
+    populate(store, rng)
+    before = picture(store)
+    store.close() if clean else store.abandon()
+    image = whole(store.media)
+    reader = Store.open(store.media, StoreOptions(read_only=True))
+    assert picture(reader) == before
+    assert reader.read_only
+    ino = reader.lookup(1, b"f0").ino
+    refused: list[Callable[[], object]] = [
+        lambda: reader.create(1, b"x", 0o644, 0, 0, os.O_RDWR),
+        lambda: reader.open_file(ino, os.O_WRONLY),
+        lambda: reader.open_file(ino, os.O_RDWR | os.O_TRUNC),
+        lambda: reader.make_directory(1, b"x", 0o755, 0, 0),
+        lambda: reader.make_symlink(1, b"x", b"y", 0, 0),
+        lambda: reader.make_node(1, b"x", 0o010644, 0, 0, 0),
+        lambda: reader.unlink(1, b"f0"),
+        lambda: reader.remove_directory(1, b"d0"),
+        lambda: reader.rename(1, b"f0", 1, b"g"),
+        lambda: reader.link(ino, 1, b"g"),
+        lambda: reader.set_attributes(ino, mode=0),
+        lambda: reader.set_attributes(ino, size=0),
+        lambda: reader.set_xattr(ino, b"user.k", b"v"),
+        lambda: reader.remove_xattr(ino, b"user.k"),
+    ]
+    for verb in refused:
+        with pytest.raises(ReadOnlyError):
+            verb()
+    reader.fsync_directory(1)
+    assert not reader.maintain(1e9)
+    assert reader.statfs().total_bytes > 0
+    assert reader.statistics().state == "READ-ONLY"
+    reader.close()
+    assert whole(store.media) == image
+
+
+def test_recovery_is_idempotent(shop: Shop, store: Store, rng: random.Random) -> None:
+    populate(store, rng)
+    before = picture(store)
+    for number in range(20):
+        store = shop.reopen(store, clean=number % 4 == 3)
+        assert picture(store) == before
+        assert store.recovery.problems == []
+        assert store.recovery.clean == (number % 4 == 3)
+
+
+def test_inode_numbers_are_not_used_again(shop: Shop, store: Store) -> None:
+    seen: set[int] = set()
+    for number in range(10):
+        ino = write_file(store, 1, b"a", b"x")
+        assert ino not in seen
+        seen.add(ino)
+        store.unlink(1, b"a")
+        store = shop.reopen(store, clean=number % 2 == 0)
+
+
+def test_rollover_between_any_two_verbs(shop: Shop, store: Store) -> None:
+    """At every moment of a file's life."""
+    roll = store.volume.rollover
+    ino, handle = create(store, b"a")
+    roll()
+    store.write(handle, 0, b"one")
+    roll()
+    store.flush(handle, writer_killed=False)
+    roll()
+    store.release(handle)
+    roll()
+    overwrite = open_for_overwrite(store, b"a", b"half")
+    roll()
+    store = shop.reopen(store)
+    assert read_file(store, ino) == b"one"
+    roll = store.volume.rollover
+    overwrite = open_for_overwrite(store, b"a", b"half")
+    store.files.commit_old_versions(older_than=1e18)
+    roll()
+    store.write(overwrite, 4, b"more")
+    roll()
+    store = shop.reopen(store)
+    assert read_file(store, ino) == b"one"
+    assert [e.size_bytes for e in store.list_checkpoints() if e.kept_aside] == [4]
+    roll = store.volume.rollover
+    appending = store.open_file(ino, os.O_RDWR)
+    store.write(appending, 3, b"two")
+    roll()
+    store.fsync(appending)
+    store.write(appending, 6, b"three")
+    store.unlink(1, b"a")
+    roll()
+    assert bytes(store.read(appending, 0, 20)) == b"onetwothree"
+    store.release(appending)
+    roll()
+    assert store.volume.engine.statistics().extents == 0
+
+
+def test_losing_the_newest_root_in_one_ring(shop: Shop, store: Store, rng: random.Random) -> None:
+    shop.damaged = True
+    populate(store, rng)
+    before = picture(store)
+    for ring in (0, 1):
+        slot = store.volume.root.generation % store.superblock.ring_slots
+        zero(store.media, store.superblock.ring_offsets[ring] + slot * layout.SLOT_BYTES, 2048)
+        store = shop.reopen(store)
+        assert picture(store) == before
+        assert not store.read_only
+
+
+@pytest.mark.parametrize("lost", ["root", "image"])
+@pytest.mark.parametrize("clean", [False, True])
+def test_losing_the_newest_root_or_image_loses_nothing(
+    shop: Shop, store: Store, rng: random.Random, lost: str, clean: bool
+) -> None:
+    """The fallback image and its journal lead to the same state, over reused segments too."""
+    shop.damaged = True
+    populate(store, rng)
+    store.volume.rollover()
+    write_file(store, 1, b"last", b"last")
+    before = picture(store)
+    volume = store.volume
+    store.close() if clean else store.abandon()
+    store.abandon()
+    if lost == "root":
+        slot = volume.root.generation % volume.superblock.ring_slots
+        for ring in volume.superblock.ring_offsets:
+            zero(store.media, ring + slot * layout.SLOT_BYTES, 2048)
+    else:
+        for index in volume.root.image_segments:
+            zero(store.media, volume.superblock.segment_offset(index), 8192)
+    again = Store.open(store.media)
+    assert picture(again) == before
+    assert not again.read_only
+    again.abandon()
+
+
+def test_losing_the_journal_is_told(shop: Shop, store: Store, rng: random.Random) -> None:
+    """Records that are known to have been durable are missing: read-only, and it says so."""
+    shop.damaged = True
+    populate(store, rng)
+    store.volume.rollover()
+    before = picture(store)
+    for number in range(10):
+        write_file(store, 1, b"g%d" % number, b"g")
+    journal = store.volume.current.journal_segments
+    store.abandon()
+    for index in journal:
+        zero(store.media, store.superblock.segment_offset(index) + 4096 + 64, 64)
+    again = Store.open(store.media)
+    assert again.read_only
+    assert "journal record" in (again.read_only_reason or "")
+    assert again.statistics().state in ("READ-ONLY", "NEEDS-CHECK")
+    for path, entry in before.items():
+        if path != b"/":
+            assert picture(again)[path].content == entry.content
+    again.abandon()
+
+
+def test_one_journal_copy_is_enough(shop: Shop, store: Store, rng: random.Random) -> None:
+    shop.damaged = True
+    for copy in (0, 1):
+        populate(store, rng) if copy == 0 else write_file(store, 1, b"again", b"a")
+        before = picture(store)
+        index = store.volume.current.journal_segments[copy]
+        store.abandon()
+        zero(store.media, store.superblock.segment_offset(index), 65536)
+        store = shop.reopen(store)
+        assert picture(store) == before
+        assert not store.read_only
+
+
+def test_every_root_lost(store: Store) -> None:
+    media = store.media
+    store.abandon()
+    copy = MemoryMedia(media.size_bytes, media.granularity)
+    copy.unguarded_memory()[:] = whole(media)  # type: ignore[arg-type]
+    for ring in store.superblock.ring_offsets:
+        zero(copy, ring, store.superblock.ring_slots * layout.SLOT_BYTES)
+    with pytest.raises(CorruptionError):
+        Store.open(copy)
+    copy.close()
+
+
+def test_ring_wraps(shop: Shop, store: Store) -> None:
+    before = picture(store)
+    for number in range(3 * layout.RING_SLOTS_MAX):
+        store = shop.reopen(store, clean=number % 3 == 0)
+    states = roots.read_slots(store.media, store.superblock)
+    assert all(state.root is not None and state.problem is None for state in states)
+    assert picture(store) == before
+
+
+def test_not_a_store() -> None:
+    media = make_media()
+    with pytest.raises(NotACxlfsError):
+        Store.open(media)
+    media.close()
+    for size in (4096, 65536):
+        small = make_media(size)
+        with pytest.raises(CxlfsError):
+            Store.open(small)
+        small.close()
+
+
+def test_close_is_idempotent_and_final(store: Store) -> None:
+    write_file(store, 1, b"a", b"x")
+    store.close()
+    store.close()
+    store.abandon()
+    assert Store.open(store.media).recovery.clean
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_failed_write_back_stops_writing(shop: Shop, nth: int) -> None:
+    """It is never retried into a false success: the store turns read-only, reads go on."""
+    shop.damaged = True
+    store = shop.new(granularity=Granularity.PAGE)
+    ino = write_file(store, 1, b"a", b"durable")
+    set_fault(FaultKind.SYNC, nth)
+    failed = 0
+    try:
+        for number in range(4):
+            try:
+                write_file(store, 1, b"b%d" % number, b"b")
+            except MediaError:
+                failed += 1
+                break
+            except ReadOnlyError:
+                break
+    finally:
+        set_fault(FaultKind.SYNC, 0)
+    if failed:
+        assert store.read_only
+        assert read_file(store, ino) == b"durable"
+        with pytest.raises(ReadOnlyError):
+            store.make_directory(1, b"d", 0o755, 0, 0)
+        assert any(event.kind == "read-only" for event in shop.events)
+    store.close()
+    assert read_file(shop.reopen(store), ino) == b"durable"
+    assert failed or nth > 4
+
+
+def test_events_have_paths(shop: Shop, store: Store) -> None:
+    write_file(store, 1, b"a", b"old")
+    close(store, open_for_overwrite(store, b"a", b"x"), killed=True)
+    assert [(e.kind, e.path) for e in shop.events] == [("reverted", "/a")]
