@@ -21,6 +21,7 @@ from cxlfs import layout
 from cxlfs.errors import CorruptionError, InvariantError
 from cxlfs.namespace import FileKind, Inode, Namespace, entries_of
 from cxlfs.native import crc32c
+from cxlfs.packing import packer
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from cxlfs.native.extents import Engine
     from cxlfs.native.maps import FileMap
 
-_INODE = layout.packer(layout.IMAGE_INODE_DTYPE)
-_NAME = layout.packer(layout.IMAGE_NAME_DTYPE)
-_XATTR = layout.packer(layout.IMAGE_XATTR_DTYPE)
+_INODE = packer(layout.IMAGE_INODE_DTYPE)
+_NAME = packer(layout.IMAGE_NAME_DTYPE)
+_XATTR = packer(layout.IMAGE_XATTR_DTYPE)
 _SUMMED_BYTES = layout.IMAGE_DTYPE.itemsize - 4
 
 

@@ -20,12 +20,13 @@ from cxlfs import layout, segments
 from cxlfs.errors import InvariantError
 from cxlfs.media import Granularity
 from cxlfs.native import crc32c
+from cxlfs.packing import packer
 
 if TYPE_CHECKING:
     from cxlfs.media import Media
     from cxlfs.superblock import Superblock
 
-_RECORD = layout.packer(layout.RECORD_DTYPE)
+_RECORD = packer(layout.RECORD_DTYPE)
 _SUMMED_BYTES = layout.RECORD_DTYPE.itemsize - 4
 
 

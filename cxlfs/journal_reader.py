@@ -22,12 +22,13 @@ import numpy as np
 from cxlfs import layout, segments
 from cxlfs.errors import MediaError
 from cxlfs.native import crc32c, crc32c_each
+from cxlfs.packing import packer
 
 if TYPE_CHECKING:
     from cxlfs.media import Media
     from cxlfs.superblock import Superblock
 
-_RECORD = layout.packer(layout.RECORD_DTYPE)
+_RECORD = packer(layout.RECORD_DTYPE)
 _HEADER_BYTES = layout.RECORD_DTYPE.itemsize
 _SUMMED_BYTES = _HEADER_BYTES - 4
 _WALK = struct.Struct("<I4xI4xQQ")

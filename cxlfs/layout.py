@@ -15,7 +15,6 @@ Invariants
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 import numpy as np
@@ -51,7 +50,7 @@ DEVICES_MAX: Final = 8
 IMAGE_SEGMENTS_MAX: Final = 384
 NO_SEGMENT: Final = (1 << 64) - 1
 NUMBER_LIMIT: Final = 1 << 62
-"""Inode and extent numbers, LSNs, epochs and generations stay below: counting on never overflows."""
+"""Inode and extent numbers, LSNs, epochs and generations stay below: counting on is safe."""
 
 NAME_BYTES_MAX: Final = 255
 SYMLINK_BYTES_MAX: Final = 4095
@@ -472,21 +471,6 @@ SECTION_ITEM_BYTES: Final = {
     SECTION_REFS: REF_DTYPE.itemsize,
     SECTION_STRINGS: 1,
 }
-
-_CODES = {"u8": "Q", "i8": "q", "u4": "I", "u2": "H"}
-
-
-def packer(dtype: np.dtype[np.void]) -> struct.Struct:
-    """The same layout as ``dtype`` for ``struct``, which packs one hot record 20 times faster."""
-    codes = ["<"]
-    for name in dtype.names or ():
-        field = dtype[name]
-        code = _CODES.get(field.str.lstrip("<|"))
-        codes.append(code if code is not None else f"{field.itemsize}s")
-    result = struct.Struct("".join(codes))
-    assert result.size == dtype.itemsize
-    return result
-
 
 STRUCTURES: Final = {
     "superblock": SUPERBLOCK_DTYPE,

@@ -18,15 +18,16 @@ from typing import NamedTuple
 
 from cxlfs import layout
 from cxlfs.errors import CorruptionError, invariant
+from cxlfs.packing import packer
 
-_HEADER = layout.packer(layout.OPERATION_DTYPE)
-_INODE = layout.packer(layout.OP_INODE_DTYPE)
-_NAME = layout.packer(layout.OP_NAME_DTYPE)
-_XATTR = layout.packer(layout.OP_XATTR_DTYPE)
-_EXTENT = layout.packer(layout.OP_EXTENT_DTYPE)
-_CONTENT = layout.packer(layout.OP_CONTENT_DTYPE)
-_INO = layout.packer(layout.OP_INO_DTYPE)
-_MOVE = layout.packer(layout.OP_MOVE_DTYPE)
+_HEADER = packer(layout.OPERATION_DTYPE)
+_INODE = packer(layout.OP_INODE_DTYPE)
+_NAME = packer(layout.OP_NAME_DTYPE)
+_XATTR = packer(layout.OP_XATTR_DTYPE)
+_EXTENT = packer(layout.OP_EXTENT_DTYPE)
+_CONTENT = packer(layout.OP_CONTENT_DTYPE)
+_INO = packer(layout.OP_INO_DTYPE)
+_MOVE = packer(layout.OP_MOVE_DTYPE)
 _REF_BYTES = layout.REF_DTYPE.itemsize
 _CHUNKS_MAX = 1 << 24
 _PADDING = [bytes(count) for count in (0, 7, 6, 5, 4, 3, 2, 1)]

@@ -118,24 +118,30 @@ def decode(data: bytes, superblock: Superblock, slot: int) -> Root | str:
     count = int(row["image_segment_count"])
     if count > layout.IMAGE_SEGMENTS_MAX:
         return "too many image segments"
-    segments = tuple(int(index) for index in row["image_segments"][:count])
-    journal: dict[str, int | None] = {}
-    for name in ("journal_segment", "journal_mirror"):
-        value = numbers.pop(name)
-        journal[name] = None if value == layout.NO_SEGMENT else value
-    named = [*segments, *(v for v in journal.values() if v is not None)]
-    if any(index >= superblock.segment_count for index in named) or len(set(named)) != len(named):
-        return "the root names a segment that does not exist, or one twice"
-    if (journal["journal_segment"] is None) != (journal["journal_mirror"] is None):
-        return "the root names half a journal"
-    if not 0 < numbers["image_bytes"] <= count * superblock.segment_payload_bytes:
-        return "the image is larger than its segments"
-    return Root(
-        image_segments=segments,
-        journal_segment=journal["journal_segment"],
-        journal_mirror=journal["journal_mirror"],
+    primary, mirror = (
+        None if value == layout.NO_SEGMENT else value
+        for value in (numbers.pop("journal_segment"), numbers.pop("journal_mirror"))
+    )
+    root = Root(
+        image_segments=tuple(row["image_segments"][:count].tolist()),
+        journal_segment=primary,
+        journal_mirror=mirror,
         **numbers,
     )
+    return _contradiction(root, superblock) or root
+
+
+def _contradiction(root: Root, superblock: Superblock) -> str | None:
+    """Why the segments that a root names cannot be right, if so."""
+    named = root.segments
+    if any(index >= superblock.segment_count for index in named) or len(set(named)) != len(named):
+        return "the root names a segment that does not exist, or one twice"
+    if (root.journal_segment is None) != (root.journal_mirror is None):
+        return "the root names half a journal"
+    room = len(root.image_segments) * superblock.segment_payload_bytes
+    if not 0 < root.image_bytes <= room:
+        return "the image is larger than its segments"
+    return None
 
 
 def read_slots(media: Media, superblock: Superblock) -> list[SlotState]:

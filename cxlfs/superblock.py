@@ -317,9 +317,12 @@ def choose(media: Media) -> tuple[Superblock, list[CopyState]]:
             found[state.superblock] = found.get(state.superblock, 0) + 1
     if not found:
         damaged = any(s.problem and "checksum" in s.problem for s in states)
-        raise NotACxlfsError(
-            "every superblock copy is damaged" if damaged else "this is not a cxlfs store"
-        )
+        if damaged:
+            raise NotACxlfsError(
+                "every superblock copy is damaged",
+                next_step="keep the source as it is and run cxlfs dump SOURCE superblock",
+            )
+        raise NotACxlfsError("this is not a cxlfs store")
     best, votes = max(found.items(), key=lambda item: item[1])
     if len(found) > 1:
         tied = [s for s, count in found.items() if count == votes]

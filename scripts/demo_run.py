@@ -27,8 +27,8 @@ TRAINER = Path(__file__).with_name("demo_train.py")
 ROOT_MOUNTPOINT = Path("/mnt/cxlckpt")
 STEPS = 60
 PATIENCE_SECONDS = 120.0
-MID_SAVE = (0.25, 0.85)
-"""A kill comes when this much of the new checkpoint has been written."""
+TRAINER_DIES_AT, DAEMON_DIES_AT, TOO_LATE = 0.6, 0.3, 0.95
+"""How much of the new checkpoint has been written when a kill comes."""
 ROOM_BYTES = 1 << 28
 MB = 1e6
 
@@ -72,7 +72,7 @@ class Demo:
         self.checkpoint = mountpoint / "model.pt"
         self.ledger = work / "ledger"
         self.size = size
-        self.trainer: subprocess.Popen[str] | None = None
+        self._trainer: subprocess.Popen[str] | None = None
         self.proven: list[str] = []
 
     # --- the steps --------------------------------------------------------------------------
@@ -83,10 +83,10 @@ class Demo:
         command("mkfs", self.source, "--size", self.size, "--label", "demo")
         command("mount", self.source, self.mountpoint)
         headline("2. Train; kill the trainer (SIGKILL) while torch.save overwrites the checkpoint")
-        written, full = self.train_until_mid_save(saves_before=3)
+        written, full = self.train_until_mid_save(3, TRAINER_DIES_AT)
         self.kill_trainer(written, full)
         headline("3. Resume; kill the daemon (SIGKILL) in mid-save")
-        written, full = self.train_until_mid_save(saves_before=3)
+        written, full = self.train_until_mid_save(3, DAEMON_DIES_AT)
         self.kill_daemon(written, full)
         headline("4. Resume, and train to the end")
         final = self.train_to_the_end()
@@ -100,7 +100,6 @@ class Demo:
         self.summary(time.monotonic() - began, full)
 
     def kill_trainer(self, written: int, full: int) -> None:
-        assert self.trainer is not None
         self.trainer.kill()
         self.trainer.wait()
         say(f"killed the trainer with {written / MB:.0f} of {full / MB:.0f} MB written")
@@ -114,11 +113,10 @@ class Demo:
     def kill_daemon(self, written: int, full: int) -> None:
         status = json.loads(command("status", self.mountpoint, "--json", quiet=True))
         os.kill(status["pid"], signal.SIGKILL)
-        assert self.trainer is not None
-        self.trainer.wait(PATIENCE_SECONDS)
         say(f"killed the daemon with {written / MB:.0f} of {full / MB:.0f} MB written")
+        require(self.finish_trainer() != 0, "the trainer did not notice")
         try:
-            os.listdir(self.mountpoint)
+            list(self.mountpoint.iterdir())
         except OSError as error:
             require(error.errno == errno.ENOTCONN, f"ls fails with {error.strerror}")
             say(f"$ ls {self.mountpoint}\nls: cannot access: {error.strerror}")
@@ -132,9 +130,8 @@ class Demo:
         )
 
     def train_to_the_end(self) -> str:
-        last = self.start_trainer()
-        for line in self.lines():
-            last = line
+        self.start_trainer()
+        last = [*self.lines()][-1]
         require(self.finish_trainer() == 0, "the trainer failed")
         self.check_checkpoint()
         return last
@@ -145,7 +142,7 @@ class Demo:
         require(undisturbed == final, f"it ended with {final}: resuming changed the result")
         say("the same result, bit for bit")
         self.proven.append(
-            f"killed twice and resumed twice, {STEPS} steps end with the very weights of a run that "
+            f"killed twice, resumed twice: after {STEPS} steps the very weights of a run that "
             "nothing disturbed"
         )
 
@@ -159,34 +156,38 @@ class Demo:
 
     # --- the trainer ------------------------------------------------------------------------
 
-    def start_trainer(self) -> str:
+    @property
+    def trainer(self) -> subprocess.Popen[str]:
+        """The one that was started last."""
+        if self._trainer is None:
+            raise DemoError("no trainer was started")
+        return self._trainer
+
+    def start_trainer(self) -> None:
         arguments = [self.checkpoint, "--steps", STEPS, "--ledger", self.ledger]
         say(f"$ python demo_train.py {' '.join(map(str, arguments[:3]))}")
-        self.trainer = subprocess.Popen(
-            [sys.executable, TRAINER, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=(self.work / "trainer.log").open("wb"),
-            text=True,
-        )
-        return ""
+        with (self.work / "trainer.log").open("wb") as log:
+            self._trainer = subprocess.Popen(
+                [sys.executable, TRAINER, *map(str, arguments)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def lines(self) -> Iterator[str]:
         """What the trainer prints, until it ends."""
-        assert self.trainer is not None
-        assert self.trainer.stdout is not None
-        for line in self.trainer.stdout:
+        for line in self.trainer.stdout or ():
             say(line.rstrip("\n"))
             yield line.rstrip("\n")
 
     def finish_trainer(self) -> int:
-        assert self.trainer is not None
         status = self.trainer.wait(PATIENCE_SECONDS)
         if status != 0:
-            say((self.work / "trainer.log").read_text().strip().splitlines()[-1])
+            say("the trainer: " + (self.work / "trainer.log").read_text().splitlines()[-1])
         return status
 
-    def train_until_mid_save(self, saves_before: int) -> tuple[int, int]:
-        """Start it; return when a later save has written part: how much, and of how much."""
+    def train_until_mid_save(self, saves_before: int, part: float) -> tuple[int, int]:
+        """Start it; return when a later save has written ``part``: how much, and of how much."""
         self.start_trainer()
         saves = 0
         for line in self.lines():
@@ -196,10 +197,10 @@ class Demo:
         require(saves == saves_before, "the trainer ended too early")
         full = self.checkpoint.stat().st_size
         deadline = time.monotonic() + PATIENCE_SECONDS
-        low, high = (int(full * part) for part in MID_SAVE)
         # To its readers an overwrite is an ordinary one: the file is cut to nothing, then grows.
-        while not low < (written := self.checkpoint.stat().st_size) < high:
+        while not part < (written := self.checkpoint.stat().st_size) / full < TOO_LATE:
             require(time.monotonic() < deadline, "no save was caught half done")
+            time.sleep(0.0005)
         return written, full
 
     def run_trainer(self, *arguments: object) -> str:
@@ -233,9 +234,9 @@ class Demo:
     # --- the end ----------------------------------------------------------------------------
 
     def clean_up(self) -> None:
-        if self.trainer is not None:
-            self.trainer.kill()
-            self.trainer.wait()
+        if self._trainer is not None:
+            self._trainer.kill()
+            self._trainer.wait()
         if is_mounted(self.mountpoint):
             done = subprocess.run(
                 [BIN / "cxlfs", "umount", self.mountpoint], capture_output=True, check=False
@@ -255,7 +256,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description="Show what cxlfs promises.")
     parser.add_argument("--size", default="2G", help="of the store, at least 1G (2G)")
     parser.add_argument("--directory", type=Path, help="where to put the store for the time")
-    parser.add_argument("--mountpoint", type=Path, help="an empty directory (/mnt/cxlckpt for root)")
+    parser.add_argument(
+        "--mountpoint", type=Path, help="an empty directory (/mnt/cxlckpt for root)"
+    )
     return parser.parse_args()
 
 

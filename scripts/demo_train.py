@@ -18,8 +18,8 @@ import argparse
 import hashlib
 import pydoc_data.topics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -59,21 +59,26 @@ def load_text() -> tuple[torch.Tensor, torch.Tensor]:
     return letters, torch.stack(rows, dim=1)
 
 
-def digest(value: Any, total: Any = None) -> str:  # noqa: ANN401  a state_dict holds anything
-    """Of every bit of the state, in order."""
-    total = total if total is not None else hashlib.sha256()
+def pieces(value: object) -> Iterator[bytes | memoryview]:
+    """Every bit of a state, in order."""
     if isinstance(value, torch.Tensor):
-        total.update(value.detach().contiguous().numpy().data)
+        yield value.detach().contiguous().numpy().data
     elif isinstance(value, dict):
-        for key in value:
-            total.update(str(key).encode())
-            digest(value[key], total)
+        for key, item in value.items():
+            yield str(key).encode()
+            yield from pieces(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            digest(item, total)
+            yield from pieces(item)
     else:
-        total.update(repr(value).encode())
-    return str(total.hexdigest()[:16])
+        yield repr(value).encode()
+
+
+def digest(state: dict[str, object]) -> str:
+    total = hashlib.sha256()
+    for piece in pieces(state):
+        total.update(piece)
+    return total.hexdigest()[:16]
 
 
 def note(ledger: Path | None, line: str) -> None:

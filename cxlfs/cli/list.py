@@ -14,9 +14,8 @@ import click
 
 from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
-from cxlfs.cli.mount import MOUNT_EXIT_CODES
 from cxlfs.cli.output import Output, Report, Style, quote, time_or_none
-from cxlfs.cli.target import media_of, served_by
+from cxlfs.cli.target import OPEN_EXIT_CODES, media_of, served_by
 from cxlfs.fuse.control_client import control_request
 from cxlfs.store import CheckpointEntry, Store, StoreOptions
 from cxlfs.units import format_size
@@ -125,7 +124,7 @@ def _line(plain: tuple[str, ...], painted: tuple[str, ...], widths: list[int]) -
     help=HELP,
     short_help="List checkpoints with their commits and states.",
     context_settings=CONTEXT_SETTINGS,
-    epilog=epilog(*MOUNT_EXIT_CODES),
+    epilog=epilog(*OPEN_EXIT_CODES),
 )
 @click.argument("target", metavar="SOURCE|MOUNTPOINT", type=click.Path())
 @click.argument("path", required=False, default="/", metavar="[PATH]")

@@ -16,19 +16,8 @@ import click
 from cxlfs.cli.common import CONTEXT_SETTINGS, common_options, wants_debug
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
-from cxlfs.cli.target import naming_the_mount
-from cxlfs.errors import (
-    BusyError,
-    CorruptionError,
-    CxlfsError,
-    FuseUnavailableError,
-    MediaError,
-    MediaUnavailableError,
-    MountError,
-    NotACxlfsError,
-    NotPersistentError,
-    UnsupportedFormatError,
-)
+from cxlfs.cli.target import OPEN_EXIT_CODES, naming_the_mount
+from cxlfs.errors import CxlfsError, FuseUnavailableError
 from cxlfs.fuse.control_client import control_request, find_and_connect
 from cxlfs.fuse.mount import MountConfig, make_config, mount_background, mount_foreground
 
@@ -53,21 +42,6 @@ Examples:
   cxlfs mount store.cxlfs /mnt/ckpt --allow-other -o commit=5
   cxlfs mount store.cxlfs /mnt/ckpt --read-only --foreground
 """
-
-MOUNT_EXIT_CODES = tuple(
-    error.exit_code
-    for error in (
-        NotACxlfsError,
-        BusyError,
-        UnsupportedFormatError,
-        MediaError,
-        NotPersistentError,
-        MediaUnavailableError,
-        CorruptionError,
-        FuseUnavailableError,
-        MountError,
-    )
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,7 +70,7 @@ class Mounted(Report):
     help=HELP,
     short_help="Mount a store; returns when the mount answers.",
     context_settings=CONTEXT_SETTINGS,
-    epilog=epilog(*MOUNT_EXIT_CODES),
+    epilog=epilog(FuseUnavailableError.exit_code, *OPEN_EXIT_CODES),
 )
 @click.argument("source", type=click.Path())
 @click.argument("mountpoint", type=click.Path())

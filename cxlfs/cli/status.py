@@ -15,9 +15,8 @@ import click
 from cxlfs import inspect
 from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
-from cxlfs.cli.mount import MOUNT_EXIT_CODES
 from cxlfs.cli.output import Output, Report, Style, columns, quote, time_or_none
-from cxlfs.cli.target import media_of, served_by
+from cxlfs.cli.target import OPEN_EXIT_CODES, media_of, served_by
 from cxlfs.errors import CxlfsError
 from cxlfs.fuse.control_client import control_request
 from cxlfs.fuse.runtime import Registration
@@ -398,7 +397,7 @@ def _errors_text(errors: Errors) -> str:
     help=HELP,
     short_help="Show the state of a store and what to do about it.",
     context_settings=CONTEXT_SETTINGS,
-    epilog=epilog(*MOUNT_EXIT_CODES),
+    epilog=epilog(*OPEN_EXIT_CODES),
 )
 @click.argument("target", metavar="SOURCE|MOUNTPOINT", type=click.Path())
 @common_options

@@ -12,11 +12,37 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from cxlfs.errors import BusyError, CxlfsError, MediaUnavailableError, MountError, NoDaemonError
+from cxlfs.errors import (
+    BusyError,
+    CorruptionError,
+    CxlfsError,
+    MediaError,
+    MediaUnavailableError,
+    MountError,
+    NoDaemonError,
+    NotACxlfsError,
+    NotPersistentError,
+    UnsupportedFormatError,
+)
 from cxlfs.fuse import mountinfo
 from cxlfs.fuse.control_client import find_and_connect
 from cxlfs.fuse.runtime import Registration
 from cxlfs.media import Media, open_media
+
+OPEN_EXIT_CODES = tuple(
+    error.exit_code
+    for error in (
+        NotACxlfsError,
+        BusyError,
+        UnsupportedFormatError,
+        MediaError,
+        NotPersistentError,
+        MediaUnavailableError,
+        CorruptionError,
+        MountError,
+    )
+)
+"""What reaching a store, mounted or not, can end with."""
 
 
 def served_by(path: str) -> Registration | None:

@@ -23,10 +23,9 @@ import click
 from cxlfs import signatures, superblock
 from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import FINDINGS, OK, REPAIRED, epilog
-from cxlfs.cli.mount import MOUNT_EXIT_CODES
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.progress import Progress
-from cxlfs.cli.target import media_of, served_by
+from cxlfs.cli.target import OPEN_EXIT_CODES, media_of, served_by
 from cxlfs.errors import BusyError, CorruptionError, NotACxlfsError, SavedCopyError
 from cxlfs.fuse.control_client import control_request
 from cxlfs.fuse.runtime import Registration
@@ -303,7 +302,7 @@ class Tally:
     help=HELP,
     short_help="Check structures and data; repair what can be repaired.",
     context_settings=CONTEXT_SETTINGS,
-    epilog=epilog(FINDINGS, REPAIRED, *MOUNT_EXIT_CODES),
+    epilog=epilog(FINDINGS, REPAIRED, *OPEN_EXIT_CODES),
 )
 @click.argument("target", metavar="SOURCE|MOUNTPOINT", type=click.Path())
 @click.option("--structure-only", is_flag=True, help="Do not read file data.")

@@ -5,15 +5,20 @@ The decision
   copy of its data in DRAM.
 - Any other access: cached, because a direct file refuses MAP_SHARED (ENODEV) as long as the
   connection did not negotiate FUSE_DIRECT_IO_ALLOW_MMAP, which libfuse 3.14 cannot ask for.
+  Measured (Linux 6.18, 2 cores, verified reads of 1 MiB from a file of 256 MiB, file medium in
+  memory): direct 4.3 GB/s each time; cached 3.7 GB/s the first time with 1 MiB of readahead (3.3
+  with 4 MiB), 10.6 GB/s when read again.
 - Attributes and names are cached for a day, also names that do not exist: every change goes
   through this mount, so the kernel knows of it. What the store changes by itself is invalidated.
 
 Who keeps cached pages true
-- The kernel: its own cached writes, truncation and O_TRUNC; since Linux 6.6 it drops the pages
-  under a direct write; and before a cached read it compares the modification time and drops all
+- The kernel: its own cached writes, truncation and O_TRUNC; since Linux 6.6 it writes back and
+  drops the pages under a direct write; and before a cached read it compares the modification time and drops all
   pages when that changed (FUSE_AUTO_INVAL_DATA).
 - This module: pages of an inode that others hold cached while a direct writer writes (mappings are
   not compared by the kernel), and content that the store replaced (the version of a killed writer).
+- Nobody, before Linux 6.6: a page changed through a shared mapping and, before it was written back,
+  through an O_WRONLY descriptor as well. One of the two changes is lost.
 
 Invalidation waits for pages that are being read or written back, that is for replies of this very
 process. It therefore runs in a thread, never in a handler, and the connection is neither left

@@ -41,6 +41,8 @@ GRACE_SECONDS = 10.0
 
 MAINTENANCE_SECONDS = 0.5
 READAHEAD_KIB = 1024
+"""Why: see ``page_cache``. Only root may raise it from the kernel's 128."""
+
 _TELL_SECONDS_MAX = 2.0
 _QUIESCE_SECONDS_MAX = 5.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -332,7 +332,8 @@ class Volume:
     def begin_journal(self) -> None:
         """After a clean close: a journal and an in-use root over the same image. Durable."""
         _, pair = self._take_set(0, closing=False)
-        invariant(pair is not None, "a journal has two copies")
+        if pair is None:
+            raise InvariantError("a journal has two copies")
         with self.writing():
             header = self._store_journal_headers(pair)
             self.media.fence()

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import stat
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -177,17 +178,18 @@ def test_a_label_that_would_steer_a_terminal(run: Run, tmp_path: Path) -> None:
     assert_two_lines(said, 2, "cxlfs mkfs", "control characters")
 
 
-def test_a_source_without_write_permission(tmp_path: Path) -> None:
+def test_a_source_without_write_permission() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
-    path = tmp_path / "theirs"
-    file_of(path, SIZE)
-    path.chmod(0o444)
-    for directory in [tmp_path, *tmp_path.parents]:
-        if directory.stat().st_uid == 0 and not directory.stat().st_mode & stat.S_IXOTH:
-            directory.chmod(directory.stat().st_mode | stat.S_IXOTH)
-    said = run_program("mkfs", path, user=65534)
-    assert_two_lines(said, 16, "cxlfs mkfs", str(path), "Permission denied")
+    with tempfile.TemporaryDirectory() as name:  # pytest's own is closed to others
+        directory = Path(name)
+        directory.chmod(0o755)
+        file_of(directory / "theirs", SIZE)
+        (directory / "theirs").chmod(0o444)
+        said = run_program("mkfs", directory / "theirs", user=65534)
+        assert_two_lines(said, 16, "cxlfs mkfs", f"{directory}/theirs", "Permission denied")
+        said = run_program("mkfs", directory / "new", "--size", "64M", user=65534)
+        assert_two_lines(said, 16, "cxlfs mkfs", f"{directory}/new", "Permission denied")
 
 
 # --- what is there already ----------------------------------------------------------------------

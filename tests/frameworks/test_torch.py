@@ -20,7 +20,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int64", "bool", "complex64")
 
 
 def make_state(seed: int, scale: int = 1) -> dict[str, Any]:
-    """What a trainer saves: a model's tensors, an optimizer's, numbers, an empty and a shared one."""
+    """What a trainer saves: tensors of model and optimizer, an empty, a shared one, numbers."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         f"layer{i}.{name}": torch.rand(257 * scale, 1031, generator=generator).to(

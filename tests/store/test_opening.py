@@ -255,7 +255,7 @@ def test_failed_write_back_stops_writing(shop: Shop, nth: int) -> None:
     shop.damaged = True
     store = shop.new(granularity=Granularity.PAGE)
     ino = write_file(store, 1, b"a", b"durable")
-    set_fault(FaultKind.SYNC, nth)
+    set_fault(FaultKind.FENCE, nth)
     failed = 0
     try:
         for number in range(4):
@@ -267,7 +267,7 @@ def test_failed_write_back_stops_writing(shop: Shop, nth: int) -> None:
             except ReadOnlyError:
                 break
     finally:
-        set_fault(FaultKind.SYNC, 0)
+        set_fault(FaultKind.FENCE, 0)
     if failed:
         assert store.read_only
         assert read_file(store, ino) == b"durable"

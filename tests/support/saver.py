@@ -4,8 +4,8 @@
 
 It is what gets killed; ``kill_campaign`` reads what it said and compares. It never imports cxlfs.
 
-Each line is ``begin N HOW``, ``end N`` (close or rename returned) or ``error N ERRNO``. The contents
-come from seed and version alone, so that whoever reads the files can make them again.
+Each line is ``begin N HOW``, ``end N`` (close or rename returned) or ``error N ERRNO``. The
+contents come from seed and version alone: whoever reads the files can make them again.
 """
 
 from __future__ import annotations

@@ -61,7 +61,12 @@ class Shop:
 
     def _check(self, store: Store) -> None:
         media = store.media
-        comparable = store.files.open_count == 0 and not store.read_only and not self.damaged
+        comparable = not (
+            store.files.open_count
+            or store.read_only
+            or store.volume.engine.closed
+            or self.damaged
+        )
         before = self._picture(store) if comparable else None
         store.abandon()
         if not self.damaged:

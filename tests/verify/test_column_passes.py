@@ -152,7 +152,7 @@ def test_impossible_extents(patient: Patient, values: dict[str, int]) -> None:
 
 
 def _rename(patient: Patient, ino: int, name: bytes) -> None:
-    offset, row = patient.row_of(layout.SECTION_NAMES, ino=ino)
+    _, row = patient.row_of(layout.SECTION_NAMES, ino=ino)
     (strings,) = [
         p
         for p in patient.anatomy.image_pieces(patient.anatomy.newest)

@@ -33,6 +33,16 @@ def found(state: State) -> dict[str, Found]:
     }
 
 
+def test_contents_repeat_nowhere() -> None:
+    data = content("a 1", (1 << 20) + 5)
+    assert len(data) == (1 << 20) + 5
+    assert data == content("a 1", (1 << 20) + 5)
+    assert data[:100] == content("a 1", 100)
+    pages = {data[at : at + 4096] for at in range(0, 1 << 20, 4096)}
+    assert len(pages) == 256
+    assert not pages & {content("a 2", 1 << 20)[at : at + 4096] for at in range(0, 1 << 20, 4096)}
+
+
 @pytest.fixture
 def ledger() -> Ledger:
     """Two files committed, and a third version of one of them in flight."""

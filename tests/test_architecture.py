@@ -1,0 +1,100 @@
+"""What may know what. Layers are declared once, for import-linter in pyproject.toml; here are the
+rules that are about more than imports between modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import ROOT, name_of, python_files
+
+Rule = Callable[[ast.AST], bool]
+
+
+def imports_extension(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    elif isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    else:
+        return False
+    return any(name.split(".")[:2] == ["cxlfs", "_native"] for name in names)
+
+
+def imports_any(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "typing" and any(alias.name == "Any" for alias in node.names)
+    return isinstance(node, ast.Attribute) and node.attr == "Any"
+
+
+def declares_structured_dtype(node: ast.AST) -> bool:
+    """``np.dtype([...])`` and ``np.dtype({...})``, and the same literals given as ``dtype=``."""
+    if not isinstance(node, ast.Call):
+        return False
+    is_dtype = isinstance(node.func, ast.Attribute) and node.func.attr == "dtype"
+    given = [*node.args[:1]] if is_dtype else []
+    given += [keyword.value for keyword in node.keywords if keyword.arg == "dtype"]
+    return any(isinstance(value, ast.List | ast.Dict) for value in given)
+
+
+def prints(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "print"
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) == ("sys", "stdout")
+    )
+
+
+def is_asynchronous(node: ast.AST) -> bool:
+    return isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith)
+
+
+RULES: dict[str, tuple[Rule, tuple[str, ...], str]] = {
+    "the C extension": (imports_extension, ("native",), "from cxlfs._native import lib"),
+    "Any": (imports_any, ("native",), "from typing import Any"),
+    "structured dtypes": (
+        declares_structured_dtype,
+        ("native", "layout.py"),
+        "RECORD = np.dtype([('magic', '<u4')])",
+    ),
+    "printing": (prints, ("cli",), "print('hello')"),
+    "await": (is_asynchronous, ("fuse",), "async def read(): await nothing()"),
+}
+"""Name: what it looks for, where below cxlfs it may be, an example that it must find."""
+
+
+def violations(rule: Rule, allowed: tuple[str, ...]) -> Iterator[str]:
+    permitted = [ROOT / "cxlfs" / name for name in allowed]
+    for path in python_files("cxlfs"):
+        if any(place == path or place in path.parents for place in permitted):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if rule(node):
+                yield f"{name_of(path)}:{getattr(node, 'lineno', 0)}"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_thing_has_its_place(name: str) -> None:
+    rule, allowed, _ = RULES[name]
+    assert list(violations(rule, allowed)) == []
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_rule_finds_what_it_forbids(name: str) -> None:
+    rule, allowed, example = RULES[name]
+    assert any(rule(node) for node in ast.walk(ast.parse(example)))
+    assert all((ROOT / "cxlfs" / place).exists() for place in allowed)
+
+
+def test_imports_point_down() -> None:
+    program = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

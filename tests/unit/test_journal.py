@@ -1,0 +1,232 @@
+"""Journal records: appended, torn, damaged, mirrored; what a reader accepts and what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from cxlfs import journal, journal_reader, layout, segments, superblock
+from cxlfs.errors import InvariantError
+from cxlfs.media import Granularity, MemoryMedia
+from tests.support.stores import format_small
+
+HEADER = segments.SegmentHeader(
+    role=layout.ROLE_JOURNAL, index=10, partner=20, epoch=50, nonce=12345, first_lsn=100
+)
+PAYLOADS = [b"", b"x" * 8, b"y" * 64, b"z" * 200, b"last one" * 10]
+
+
+class Bench:
+    """A media with one journal segment and its mirror."""
+
+    def __init__(self, granularity: Granularity = Granularity.LINE) -> None:
+        self.media = MemoryMedia(4 << 20, granularity)
+        format_small(self.media)
+        self.block = superblock.choose(self.media)[0]
+        for header in (
+            HEADER,
+            dataclasses.replace(HEADER, index=20, partner=10, copy_number=1),
+        ):
+            segments.store(self.media, self.block, header)
+        self.journal = journal.Journal(self.media, self.block, HEADER, last_lsn=99)
+        self.ends: list[int] = []
+
+    def fill(self, payloads: list[bytes], *, fence_each: bool = True) -> None:
+        for payload in payloads:
+            self.journal.append(payload, len(payload) // 8)
+            self.ends.append(layout.SEGMENT_HEADER_BYTES + self.journal.used_bytes)
+            if fence_each:
+                self.journal.fence()
+
+    def read(
+        self, *, compare: bool = False, **changes: int
+    ) -> tuple[list[journal_reader.Record], journal_reader.SegmentScan]:
+        header = dataclasses.replace(HEADER, **changes)  # type: ignore[arg-type]
+        reader = journal_reader.SegmentReader(
+            self.media, self.block, header, expected_lsn=100, compare=compare
+        )
+        return list(reader), reader.scan
+
+    def spoil(self, position: int, copies: tuple[int, ...] = (10, 20), value: int = 0xFF) -> None:
+        for index in copies:
+            offset = self.block.segment_offset(index) + position
+            byte = self.media.read(offset, 1)[0] ^ value
+            self.media.store(offset, bytes([byte]))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    made.fill(PAYLOADS)
+    yield made
+    made.media.close()
+
+
+def test_round_trip(bench: Bench) -> None:
+    records, scan = bench.read()
+    assert [record.payload for record in records] == PAYLOADS
+    assert [record.lsn for record in records] == [100, 101, 102, 103, 104]
+    assert [record.fenced_lsn for record in records] == [99, 100, 101, 102, 103]
+    assert [record.length % 64 for record in records] == [0] * 5
+    assert (scan.last_lsn, scan.end, scan.lost_lsn) == (104, bench.ends[-1], None)
+    times = [record.time_ns for record in records]
+    assert times == sorted(times)
+
+
+def test_both_copies_are_equal(bench: Bench) -> None:
+    primary, mirror = (
+        bench.media.read(bench.block.segment_offset(i) + 4096, 2048) for i in (10, 20)
+    )
+    assert primary == mirror
+
+
+def test_torn_at_every_byte_of_the_last_record(bench: Bench) -> None:
+    start, end = bench.ends[-2:]
+    whole = bench.media.read(bench.block.segment_offset(10) + start, end - start)
+    for cut in range(end - start + 1):
+        torn = whole[:cut] + bytes(end - start - cut)
+        for index in (10, 20):
+            bench.media.store(bench.block.segment_offset(index) + start, torn)
+        records, scan = bench.read()
+        complete = torn == whole
+        assert len(records) == 4 + complete
+        assert scan.lost_lsn is None
+        assert scan.end == (end if complete else start)
+
+
+def test_every_bit_of_a_record(bench: Bench) -> None:
+    start, end = bench.ends[0], bench.ends[1]
+    for position in range(start, end):
+        for bit in range(8):
+            bench.spoil(position, value=1 << bit)
+            records, scan = bench.read()
+            assert len(records) == 1
+            assert scan.lost_lsn == 101
+            bench.spoil(position, value=1 << bit)
+
+
+@pytest.mark.parametrize("damaged", range(5))
+@pytest.mark.parametrize("copy", [10, 20])
+def test_one_copy_is_enough(bench: Bench, damaged: int, copy: int) -> None:
+    start = ([layout.SEGMENT_HEADER_BYTES, *bench.ends])[damaged]
+    bench.spoil(start + 20, (copy,))
+    records, scan = bench.read(compare=True)
+    assert [record.payload for record in records] == PAYLOADS
+    assert scan.mirror_used == (copy == 10)
+    assert [(bad.lsn, bad.copy_number) for bad in scan.bad_copies] == [
+        (100 + damaged, 0 if copy == 10 else 1)
+    ]
+    assert scan.lost_lsn is None
+
+
+def test_copies_that_contradict_each_other(bench: Bench) -> None:
+    """The mirror has another valid record at the same place."""
+    other = Bench()
+    other.fill([b"", b"another!"])
+    offset = bench.ends[0]
+    data = other.media.read(other.block.segment_offset(10) + offset, 128)
+    bench.media.store(bench.block.segment_offset(20) + offset, data)
+    other.media.close()
+    _, scan = bench.read(compare=True)
+    assert [bad.lsn for bad in scan.bad_copies] == [101]
+
+
+def test_alternating_copies(bench: Bench) -> None:
+    for number, start in enumerate([layout.SEGMENT_HEADER_BYTES, *bench.ends[:-1]]):
+        bench.spoil(start + 8, (10 if number % 2 else 20,))
+    records, scan = bench.read()
+    assert len(records) == 5
+    assert scan.mirror_used == 2
+
+
+def test_missing_record_that_was_durable(bench: Bench) -> None:
+    bench.spoil(bench.ends[1] + 3)
+    records, scan = bench.read()
+    assert len(records) == 2
+    assert scan.lost_lsn == 102
+
+
+def test_missing_last_record_is_a_torn_end(bench: Bench) -> None:
+    bench.spoil(bench.ends[3] + 3)
+    records, scan = bench.read()
+    assert len(records) == 4
+    assert scan.lost_lsn is None
+
+
+def test_queued_records_are_no_proof() -> None:
+    """Page media: records wait for one msync; a hole among them is a torn end."""
+    bench = Bench(Granularity.PAGE)
+    assert not bench.journal.must_fence_each
+    bench.fill([b"a" * 8])
+    bench.fill([b"b" * 8, b"c" * 8, b"d" * 8], fence_each=False)
+    bench.spoil(bench.ends[0] + 3)
+    records, scan = bench.read()
+    assert len(records) == 1
+    assert scan.lost_lsn is None
+    bench.media.close()
+    bench = Bench(Granularity.PAGE)
+    bench.fill([b"a" * 8, b"b" * 8, b"c" * 8], fence_each=False)
+    bench.journal.fence()
+    bench.fill([b"d" * 8], fence_each=False)
+    bench.spoil(bench.ends[1] + 3)
+    records, scan = bench.read()
+    assert len(records) == 2
+    assert scan.lost_lsn == 102
+    bench.media.close()
+
+
+@pytest.mark.parametrize("changes", [{"epoch": 51}, {"epoch": 49}, {"nonce": 12346}])
+def test_wrong_epoch_or_nonce(bench: Bench, changes: dict[str, int]) -> None:
+    records, scan = bench.read(**changes)
+    assert records == []
+    assert scan.lost_lsn is None
+
+
+def test_wrong_first_lsn(bench: Bench) -> None:
+    reader = journal_reader.SegmentReader(bench.media, bench.block, HEADER, expected_lsn=101)
+    assert list(reader) == []
+    reader = journal_reader.SegmentReader(bench.media, bench.block, HEADER, expected_lsn=99)
+    assert list(reader) == []
+    assert reader.scan.lost_lsn == 99
+
+
+def test_record_at_the_end_of_the_segment() -> None:
+    bench = Bench()
+    bench.fill([b"x" * 448] * 120)
+    assert bench.journal.free_bytes == 0
+    with pytest.raises(InvariantError):
+        bench.journal.append(b"", 0)
+    records, scan = bench.read()
+    assert len(records) == 120
+    assert scan.end == 65536
+    bench.media.close()
+
+
+def test_header_from_either_copy(bench: Bench) -> None:
+    arguments = (bench.media, bench.block, 10, 20)
+    for spoiled in ((), (10,), (20,)):
+        bench.spoil(30, spoiled)
+        found = journal_reader.read_header(*arguments, 50)
+        assert found is not None
+        assert (found.index, found.partner, found.copy_number) == (10, 20, 0)
+        bench.spoil(30, spoiled)
+    assert journal_reader.read_header(*arguments, 51) is None
+    assert journal_reader.read_header(bench.media, bench.block, 20, 10, 50) is None
+    assert journal_reader.read_header(bench.media, bench.block, 10, 21, 50) is not None
+    bench.spoil(30)
+    assert journal_reader.read_header(*arguments, 50) is None
+
+
+def test_successor(bench: Bench) -> None:
+    headers = [
+        dataclasses.replace(HEADER, index=1, partner=2, epoch=60, first_lsn=105),
+        dataclasses.replace(HEADER, index=4, partner=3, epoch=62, first_lsn=105, copy_number=1),
+        dataclasses.replace(HEADER, index=5, partner=6, epoch=63, first_lsn=106),
+        dataclasses.replace(HEADER, index=7, epoch=64, first_lsn=105, role=layout.ROLE_IMAGE),
+    ]
+    found = journal_reader.find_successor(headers, after_epoch=50, first_lsn=105)
+    assert found is not None
+    assert (found.index, found.partner, found.epoch) == (3, 4, 62)
+    assert journal_reader.find_successor(headers, after_epoch=62, first_lsn=105) is None
