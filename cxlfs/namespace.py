@@ -100,6 +100,7 @@ class Inode:
         "live",  # files: FileMap, else None
         "mode",
         "mtime_ns",
+        "name",  # the last one linked since the store was opened: where to look first
         "parent",  # directories: ino of the directory above (root: itself); else the last one seen
         "pins",
         "rdev",
@@ -126,6 +127,7 @@ class Inode:
         self.commit_lsn = self.commit_ns = 0
         self.links = self.subdirectories = self.pins = self.handles = 0
         self.parent = 0
+        self.name = b""
         self.entries: dict[bytes, int] | None = {} if self.kind is FileKind.DIRECTORY else None
         self.target = b""
         self.xattrs: dict[bytes, bytes] | None = None
@@ -280,15 +282,18 @@ class Namespace:
             inode = self.inodes.get(current)
             if inode is None:
                 return None
-            found = self._name_of(inode)
+            found = self.name_of(inode)
             if found is None:
                 return None
             current, name = found
             parts.append(name)
         return None
 
-    def _name_of(self, inode: Inode) -> tuple[int, bytes] | None:
+    def name_of(self, inode: Inode) -> tuple[int, bytes] | None:
+        """One directory and name that mean the inode; None when it has none."""
         likely = self.inodes.get(inode.parent)
+        if likely is not None and (likely.entries or {}).get(inode.name) == inode.ino:
+            return likely.ino, inode.name
         candidates = [likely] if likely is not None else []
         if inode.entries is None:
             candidates.extend(i for i in self.inodes.values() if i.entries is not None)
@@ -335,7 +340,7 @@ class Namespace:
         self.name_bytes += len(name)
         self.string_items += 1
         inode.links += 1
-        inode.parent = parent
+        inode.parent, inode.name = parent, name
         self._unlinked.discard(ino)
         if inode.entries is not None:
             directory.subdirectories += 1

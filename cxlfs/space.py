@@ -183,7 +183,7 @@ class Space:
         return self._cut(head, needed_bytes)
 
     def _lease_limit(self) -> int:
-        return min(LEASE_BYTES_MAX, max(self.superblock.segment_size_bytes // 8, self._align))
+        return min(LEASE_BYTES_MAX, max(self.superblock.segment_size_bytes // 2, self._align))
 
     def _round(self, size_bytes: int) -> int:
         return -(-size_bytes // self._align) * self._align

@@ -13,8 +13,8 @@ The decision
 
 Who keeps cached pages true
 - The kernel: its own cached writes, truncation and O_TRUNC; since Linux 6.6 it writes back and
-  drops the pages under a direct write; and before a cached read it compares the modification time and drops all
-  pages when that changed (FUSE_AUTO_INVAL_DATA).
+  drops the pages under a direct write; and before a cached read it compares the modification time
+  and drops all pages when that changed (FUSE_AUTO_INVAL_DATA).
 - This module: pages of an inode that others hold cached while a direct writer writes (mappings are
   not compared by the kernel), and content that the store replaced (the version of a killed writer).
 - Nobody, before Linux 6.6: a page changed through a shared mapping and, before it was written back,

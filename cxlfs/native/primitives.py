@@ -240,15 +240,17 @@ class MappedRegion:
 
     def read_into(self, offset: int, target: Target) -> None:
         """As :meth:`read`, filling ``target``, whose content after an error is undefined."""
-        buffer = ffi.from_buffer(target, require_writable=True)
-        self._check_range(offset, len(buffer))
-        self._read_into(offset, buffer)
+        self._read_into(offset, ffi.from_buffer(target, require_writable=True))
 
     def _read_into(self, offset: int, buffer: Any) -> None:
+        length = len(buffer)
+        self._check_range(offset, length)
         fault = ffi.new("uint64_t *", offset)
-        code = lib.cxl_media_read(self.handle, offset, buffer, len(buffer), fault)
+        code = lib.cxl_media_read(self.handle, offset, buffer, length, fault)
+        # CPython 3.11 crashes when its collector finds a buffer that cffi holds in a traceback.
+        del buffer
         if code != 0:
-            self._raise_error(code, "read", offset, len(buffer), fault_offset=fault[0])
+            self._raise_error(code, "read", offset, length, fault_offset=fault[0])
 
     def crc32c(self, offset: int, length: int, seed: int = 0) -> int:
         """Guarded CRC32C of a range in place; raises MediaError where it cannot be read."""
@@ -267,10 +269,12 @@ class MappedRegion:
         Raises MediaError, ReadOnlyError; after a MediaError the range may be partly stored.
         """
         source = data if type(data) is bytes else ffi.from_buffer(data)
-        self._check_range(offset, len(source))
-        code = lib.cxl_media_store(self.handle, offset, source, len(source))
+        length = len(source)
+        self._check_range(offset, length)
+        code = lib.cxl_media_store(self.handle, offset, source, length)
+        del source  # see _read_into
         if code != 0:
-            self._raise_error(code, "written", offset, len(source))
+            self._raise_error(code, "written", offset, length)
 
     def copy(self, offset: int, data: Source) -> None:
         """Stores past the cache, ragged ends written back: durable after :meth:`fence`.
@@ -278,19 +282,23 @@ class MappedRegion:
         Raises as :meth:`store`.
         """
         source = data if type(data) is bytes else ffi.from_buffer(data)
-        self._check_range(offset, len(source))
-        code = lib.cxl_media_copy(self.handle, offset, source, len(source))
+        length = len(source)
+        self._check_range(offset, length)
+        code = lib.cxl_media_copy(self.handle, offset, source, length)
+        del source  # see _read_into
         if code != 0:
-            self._raise_error(code, "written", offset, len(source))
+            self._raise_error(code, "written", offset, length)
 
     def copy_crc32c(self, offset: int, data: Source, seed: int = 0) -> int:
         """As :meth:`copy`, and the CRC32C of ``data`` from the same pass."""
         source = data if type(data) is bytes else ffi.from_buffer(data)
-        self._check_range(offset, len(source))
+        length = len(source)
+        self._check_range(offset, length)
         crc = ffi.new("uint32_t *", seed)
-        code = lib.cxl_media_copy_crc(self.handle, offset, source, len(source), crc)
+        code = lib.cxl_media_copy_crc(self.handle, offset, source, length, crc)
+        del source  # see _read_into
         if code != 0:
-            self._raise_error(code, "written", offset, len(source))
+            self._raise_error(code, "written", offset, length)
         return int(crc[0])
 
     def store_u64(self, offset: int, value: int) -> None:

@@ -69,7 +69,8 @@ class Version:
     failed: list[FailedRange] = dataclasses.field(default_factory=list)
 
     def fail(self, start: int, end: int, error: CxlfsError) -> None:
-        self.failed.append(FailedRange(start, end, error))
+        # Without its traceback, which would keep the caller's buffer alive.
+        self.failed.append(FailedRange(start, end, error.with_traceback(None)))
 
     def repair(self, start: int, end: int) -> None:
         """[start, end) was written with success."""
@@ -290,11 +291,12 @@ class Versions:
         self.open_versions.pop(inode.ino, None)
 
     def _name_operations(self, inode: Inode) -> list[Operation]:
-        namespace = self.volume.namespace
-        directory = namespace.get(inode.parent)
-        names = [n for n, child in (directory.entries or {}).items() if child == inode.ino]
-        invariant(len(names) == 1, "an uncommitted inode has exactly one name")
-        return [LinkOperation(directory.ino, inode.ino, names[0]), directory.operation()]
+        found = self.volume.namespace.name_of(inode)
+        if found is None or inode.links != 1:
+            raise InvariantError("an uncommitted inode has exactly one name")
+        parent, name = found
+        directory = self.volume.namespace.get(parent)
+        return [LinkOperation(parent, inode.ino, name), directory.operation()]
 
     def _commit_name(self, inode: Inode) -> None:
         """Before a new file's content is staged: its name, empty and marked incomplete."""
@@ -409,11 +411,7 @@ class Versions:
 
     def aside_bytes(self) -> int:
         """Bytes that can be had back at once because nobody reads them."""
-        return sum(
-            inode.aside.allocated
-            for inode in self.asides.values()
-            if inode.aside is not None and not _is_staged(inode)
-        )
+        return sum(_own_bytes(inode) for inode in self.asides.values() if not _is_staged(inode))
 
     def drop_oldest_aside(self) -> bool:
         """Give up one version kept aside that nobody goes on with; False when there is none."""
@@ -439,6 +437,18 @@ class Versions:
             cause = version.failed[0].error
             return NoSpaceError(cause.message) if isinstance(cause, NoSpaceError) else cause
         return None
+
+
+def _own_bytes(inode: Inode) -> int:
+    """Bytes kept aside in extents that no other content of the file refers to."""
+    if inode.aside is None:
+        return 0
+    refs = inode.aside.export(0, inode.aside.size)
+    for content in (inode.live, inode.committed):
+        if content is not None and len(refs):
+            others = content.export(0, content.size)["extent_id"]
+            refs = refs[~np.isin(refs["extent_id"], others)]
+    return int(refs["length"].sum())
 
 
 def _is_staged(inode: Inode) -> bool:

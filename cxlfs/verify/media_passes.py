@@ -65,9 +65,17 @@ def good_superblock_bytes(media: Media, block: Superblock) -> bytes:
 def _copy_problem(media: Media, offset: int, number: int, good: bytes) -> str | None:
     try:
         data = media.read(offset, _SUPERBLOCK_BYTES)
-        if data == good + number.to_bytes(_NUMBER_BYTES, "little"):
-            return None
-        superblock.decode(data, media_size_bytes=media.size_bytes)
+    except MediaError as error:
+        return error.message
+    return superblock_problem(data, number, good, media.size_bytes)
+
+
+def superblock_problem(data: bytes, number: int, good: bytes, media_bytes: int) -> str | None:
+    """Why these bytes are not copy ``number`` of the superblock ``good``; None when they are."""
+    if data == good + number.to_bytes(_NUMBER_BYTES, "little"):
+        return None
+    try:
+        superblock.decode(data, media_size_bytes=media_bytes)
     except CxlfsError as error:
         return error.message
     if data[:-_NUMBER_BYTES] == good:

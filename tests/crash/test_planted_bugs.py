@@ -1,4 +1,4 @@
-"""The power-cut tests must fail when durability is broken on purpose: each planted bug is caught."""
+"""The power-cut tests must fail when durability is broken on purpose: each bug is caught."""
 
 from __future__ import annotations
 
@@ -115,6 +115,7 @@ def transaction_in_two_records(patch: pytest.MonkeyPatch) -> None:
 
 def checksums_not_compared(patch: pytest.MonkeyPatch) -> None:
     """Recovery takes any bytes with a record's magic for a record."""
+
     class Anything:
         def __eq__(self, _other: object) -> bool:
             return True

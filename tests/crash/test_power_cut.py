@@ -1,4 +1,4 @@
-"""One-operation workloads, the power cut at every fence: the old state or the new one, never else."""
+"""One-operation workloads, the power cut at every fence: the old state or the new one."""
 
 from __future__ import annotations
 
@@ -90,12 +90,13 @@ def _cut_recovery(image: bytes, granularity: Granularity, rng: random.Random, la
 @pytest.mark.parametrize("granularity", MEDIA, ids=lambda g: g.name)
 def test_killed_daemon_then_power_cut(granularity: Granularity, rng: random.Random) -> None:
     """Stores that were never fenced survive the kill of the daemon: what its successor showed must
-    survive a power cut after that, though nothing the first one left behind was durable."""
+    survive a power cut after that, though nothing the first one left behind was durable.
+    """
     total = Counts()
     for workload in (create_close, overwrite, attributes, rollover):
         tape = record(workload, granularity)
         cursor = tape.media.cursor()
-        for event in sorted(rng.sample(range(len(cursor.log)), min(len(cursor.log), 8))):
+        for event in sorted(rng.sample(range(len(cursor.log)), min(len(cursor.log), 5))):
             total.images += _kill_then_cut(tape, event, rng, workload.__name__)
         tape.media.close()
     print(f"{total.images} images")

@@ -114,7 +114,7 @@ def test_truncate_without_a_handle_commits(shop: Shop, store: Store, size: int) 
     assert not store.versions.open_versions
 
 
-def test_truncate_without_a_handle_during_an_overwrite(shop: Shop, store: Store) -> None:
+def test_truncate_without_a_handle_during_an_overwrite(store: Store) -> None:
     ino = write_file(store, 1, b"a", b"old content")
     handle = open_for_overwrite(store, b"a", b"0123456789")
     store.set_attributes(ino, size=4)
@@ -267,9 +267,13 @@ def test_extended_attributes(shop: Shop, store: Store) -> None:
 def test_attributes_of_one_inode_fit_a_listing(store: Store) -> None:
     """listxattr(2) and getxattr(2) can return at most 64 KiB."""
     ino = write_file(store, 1, b"a", b"")
-    with pytest.raises(AttributeTooLargeError):
-        for number in range(10_000):
+    for number in range(1000):
+        try:
             store.set_xattr(ino, b"user.%d" % number + b"n" * 200, b"v" * 100)
+        except AttributeTooLargeError:
+            break
+    else:
+        pytest.fail("there is no limit")
     assert sum(len(name) + 1 for name in store.list_xattrs(ino)) <= 65_536
 
 

@@ -40,7 +40,7 @@ def listing(store: Store, handle: int, cookie: int = 0) -> list[bytes]:
 # --- rename ---------------------------------------------------------------------------------
 
 
-def test_rename_over_a_file(shop: Shop, store: Store) -> None:
+def test_rename_over_a_file(store: Store) -> None:
     ino = write_file(store, 1, b"new", b"new")
     old = write_file(store, 1, b"final", b"old")
     store.rename(1, b"new", 1, b"final")
@@ -50,7 +50,7 @@ def test_rename_over_a_file(shop: Shop, store: Store) -> None:
         store.get_attributes(old)
 
 
-def test_rename_over_an_open_file(shop: Shop, store: Store) -> None:
+def test_rename_over_an_open_file(store: Store) -> None:
     write_file(store, 1, b"new", b"new")
     old = write_file(store, 1, b"final", b"old" * 9000)
     reader = store.open_file(old, os.O_RDONLY)
@@ -65,8 +65,8 @@ def test_rename_over_an_open_file(shop: Shop, store: Store) -> None:
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_rename_over_a_file_being_written(shop: Shop, store: Store, committed: bool) -> None:
-    """The replaced one is being created, or overwritten: its writer goes on with a nameless file."""
+def test_rename_over_a_file_being_written(store: Store, committed: bool) -> None:
+    """The replaced one is being created, or overwritten: its writer goes on without a name."""
     if committed:
         write_file(store, 1, b"final", b"old")
         handle = open_for_overwrite(store, b"final", b"half")
@@ -108,7 +108,7 @@ def test_rename_into_another_directory(shop: Shop, store: Store) -> None:
     assert store.lookup(moved, b"..").ino == two
 
 
-def test_rename_directory_over_an_empty_one(shop: Shop, store: Store) -> None:
+def test_rename_directory_over_an_empty_one(store: Store) -> None:
     full, empty = make(store, b"full"), make(store, b"empty")
     write_file(store, full, b"f", b"f")
     store.rename(1, b"full", 1, b"empty")
@@ -160,7 +160,7 @@ def test_rename_refuses(store: Store) -> None:
     assert picture(store) == before
 
 
-def test_no_replace(shop: Shop, store: Store) -> None:
+def test_no_replace(store: Store) -> None:
     write_file(store, 1, b"a", b"a")
     store.rename(1, b"a", 1, b"b", no_replace=True)
     assert names(store) == {b"b"}
@@ -201,7 +201,7 @@ def test_exchange_of_directories_between_parents(shop: Shop, store: Store) -> No
     assert store.path_of(b) == b"/two/b/one/a"
 
 
-def test_long_names(shop: Shop, store: Store) -> None:
+def test_long_names(store: Store) -> None:
     long = b"n" * 255
     parent = make(store, long)
     ino, handle = create(store, long, b"x", parent=parent)
@@ -275,7 +275,7 @@ def test_symlinks_can_be_linked(shop: Shop, store: Store) -> None:
     assert store.make_symlink(1, b"longest", b"x" * 4095, 0, 0).size == 4095
 
 
-def test_remove_directory(shop: Shop, store: Store) -> None:
+def test_remove_directory(store: Store) -> None:
     outer = make(store, b"outer")
     make(store, b"inner", outer)
     write_file(store, 1, b"file", b"")
@@ -303,7 +303,7 @@ def test_remove_directory(shop: Shop, store: Store) -> None:
     assert store.get_attributes(1).nlink == 2
 
 
-def test_unlinked_open_file_lives(shop: Shop, store: Store) -> None:
+def test_unlinked_open_file_lives(store: Store) -> None:
     free = store.statfs().free_bytes
     ino, handle = create(store, b"a", b"one")
     store.flush(handle, writer_killed=False)

@@ -29,6 +29,8 @@ from tests.support.cli import run_program
 from tests.support.mount import PATIENCE_SECONDS, Workplace, workplace
 
 ROOT = Path(__file__).parents[2]
+ERRORS_OF_A_DEAD_MOUNT = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
+"""Afterwards, waiting for an answer, and while the request was being handed to the dying daemon."""
 SAVE_SECONDS_MAX = 0.03
 """Kills come at a random time up to this after a save began: about as long as the longest takes."""
 
@@ -165,7 +167,7 @@ class Campaign:
 
     def _judge(self, outcome: Outcome, ledger: Ledger, where: str) -> None:
         if ledger.error is not None and (
-            outcome.kind == "writer" or ledger.error not in (errno.ENOTCONN, errno.ECONNABORTED)
+            outcome.kind == "writer" or ledger.error not in ERRORS_OF_A_DEAD_MOUNT
         ):
             outcome.problems.append(f"{where}: a save failed: {os.strerror(ledger.error)}")
             return

@@ -70,8 +70,11 @@ class Tape:
         self._page = media.granularity is Granularity.PAGE
 
     def start(self) -> None:
+        """From here on; what was recorded before counts as durable."""
         self.media.restart()
         self.images = [self.media.image()]
+        self.durable.clear()
+        self.names.clear()
 
     def verb(
         self, name: str, action: Callable[[], object], *, commits: bool = False, late: bool = False

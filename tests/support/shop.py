@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-
-import pytest
+from collections.abc import Callable
 
 from cxlfs.errors import NoSpaceError
 from cxlfs.media import Granularity
@@ -62,10 +61,7 @@ class Shop:
     def _check(self, store: Store) -> None:
         media = store.media
         comparable = not (
-            store.files.open_count
-            or store.read_only
-            or store.volume.engine.closed
-            or self.damaged
+            store.files.open_count or store.read_only or store.volume.engine.closed or self.damaged
         )
         before = self._picture(store) if comparable else None
         store.abandon()
@@ -118,13 +114,23 @@ def create(store: Store, name: bytes, data: bytes = b"", *, parent: int = 1) -> 
     return attributes.ino, handle
 
 
+def until_no_space(step: Callable[[int], object]) -> int:
+    """Call step(0), step(1), and so on until one finds no room; how many succeeded."""
+    number = 0
+    while True:
+        try:
+            step(number)
+        except NoSpaceError:
+            return number
+        number += 1
+
+
 def fill(store: Store, name: bytes = b"filler", *, piece: int = 4096) -> int:
     """Write until there is no room; what was written is closed well. Returns its bytes."""
     ino, handle = create(store, name)
-    size = 0
-    with pytest.raises(NoSpaceError):
-        while True:
-            size += store.write(handle, size, bytes([size // piece & 0xFF]) * piece)
+    size = piece * until_no_space(
+        lambda step: store.write(handle, piece * step, bytes([step & 0xFF]) * piece)
+    )
     store.set_attributes(ino, size=size, handle=handle)
     close(store, handle)
     return size

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from cxlfs.media import Granularity, SimulatedMedia
+from cxlfs.space import State
 from cxlfs.store import Store
 from tests.support.power_cut import MEDIA_BYTES, Tape, format_tiny
 from tests.support.stores import write_file
@@ -150,6 +151,27 @@ def rollover(store: Store, tape: Tape) -> None:
     tape.verb("rollover", store.volume.rollover, late=True)
 
 
+def rollover_without_room(store: Store, tape: Tape) -> None:
+    """The fallback's segments are given up for the new image."""
+    store.volume.rollover()
+    space = store.volume.space
+    while space.free_count > 2:
+        space.take(State.DATA)
+    tape.start()
+    tape.verb("rollover", store.volume.rollover, late=True)
+    tape.verb("mkdir", lambda: store.make_directory(1, b"made", 0o700, 5, 5))
+    tape.verb("rollover", store.volume.rollover, late=True)
+
+
+def aside_dropped(store: Store, tape: Tape) -> None:
+    """What is kept aside is given up, and its room written again."""
+    overwrite_killed(store, tape)
+    tape.start()
+    tape.verb("drop", store.versions.drop_oldest_aside, late=True)
+    tape.verb("rollover", store.volume.rollover, late=True)
+    tape.verb("write", lambda: write_file(store, 1, b"new", BIG), commits=True)
+
+
 def cleaning(store: Store, tape: Tape) -> None:
     for number in range(24):
         write_file(store, 1, b"f%d" % number, bytes([number]) * 9000)
@@ -196,6 +218,8 @@ WORKLOADS: list[Workload] = [
     attributes,
     truncate,
     rollover,
+    rollover_without_room,
+    aside_dropped,
     cleaning,
     periodic_commit,
     clean_close,

@@ -13,6 +13,7 @@ from cxlfs.errors import CorruptionError
 from cxlfs.operations import Operation
 
 u64 = st.integers(0, (1 << 64) - 1)
+number = st.integers(0, layout.NUMBER_LIMIT - 1)
 u32 = st.integers(0, (1 << 32) - 1)
 i64 = st.integers(-(1 << 63), (1 << 63) - 1)
 names = st.binary(min_size=1, max_size=255).filter(
@@ -24,7 +25,7 @@ refs = st.binary(max_size=320).map(lambda v: v[: len(v) // 32 * 32])
 OPERATIONS: st.SearchStrategy[Operation] = st.one_of(
     st.builds(
         operations.InodeOperation,
-        st.integers(1, (1 << 64) - 1),
+        st.integers(1, layout.NUMBER_LIMIT - 1),
         u32,
         u32,
         u32,
@@ -45,10 +46,8 @@ OPERATIONS: st.SearchStrategy[Operation] = st.one_of(
         st.binary(max_size=3000),
     ),
     st.builds(operations.XattrRemoveOperation, u64, st.binary(min_size=1, max_size=255)),
-    st.builds(operations.ExtentOperation, u64, u64, u64, u32, crcs),
-    st.builds(
-        operations.ContentOperation, u64, st.booleans(), u64, st.integers(0, 1 << 56), refs
-    ),
+    st.builds(operations.ExtentOperation, number, u64, u64, u32, crcs),
+    st.builds(operations.ContentOperation, u64, st.booleans(), u64, st.integers(0, 1 << 56), refs),
     st.builds(operations.PromoteOperation, u64),
     st.builds(operations.AsideDropOperation, u64),
     st.builds(
@@ -90,9 +89,7 @@ def test_noise(payload: bytes, count: int) -> None:
 
 
 @given(st.lists(OPERATIONS, min_size=1, max_size=3), st.data())
-def test_flipped_bits_never_do_more_than_refuse(
-    ops: list[Operation], data: st.DataObject
-) -> None:
+def test_flipped_bits_never_do_more_than_refuse(ops: list[Operation], data: st.DataObject) -> None:
     payload = bytearray(operations.encode(ops))
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -131,6 +128,8 @@ def test_noise_with_true_headers(rng: random.Random) -> None:
         operations.XattrSetOperation(1, b"", b"v"),
         operations.XattrSetOperation(1, b"n" * 256, b"v"),
         operations.InodeOperation(0, 0o100644, 0, 0, 0, 0, 0, 0, 0, 0),
+        operations.InodeOperation(layout.NUMBER_LIMIT, 0o100644, 0, 0, 0, 0, 0, 0, 0, 0),
+        operations.ExtentOperation(layout.NUMBER_LIMIT, 0, 0, 0, b""),
         operations.InodeOperation(5, 0o100644, 0, 0, 0, 0x80, 0, 0, 0, 0),
         operations.ContentOperation(1, aside=False, cut=0, size=(1 << 56) + 1, refs=b""),
     ],

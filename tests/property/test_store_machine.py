@@ -1,0 +1,275 @@
+"""A store against a plain model: any verbs in any order, with crashes and clean remounts between.
+
+``CXLFS_PROPERTY=long`` runs far more and longer programs.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from cxlfs.errors import NoSpaceError
+from cxlfs.media import Granularity
+from cxlfs.store import Store
+from cxlfs.verify import run_passes
+from tests.support.model import ModelFile, ModelHandle, truncate, write
+from tests.support.stores import new_store, read_file, reopen
+
+LONG = os.environ.get("CXLFS_PROPERTY") == "long"
+pytestmark = [pytest.mark.timeout(0)] if LONG else []
+NAMES = [b"a", b"b", b"c", b"d"]
+names = st.sampled_from(NAMES)
+pieces = st.builds(
+    lambda seed, size: (bytes([seed]) + bytes(range(256))) * (size // 257 + 1),
+    st.integers(0, 255),
+    st.sampled_from([1, 300, 5000, 70_000]),
+)
+offsets = st.sampled_from([0, 1, 63, 4096, 5000, 100_000])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Directories are names of directories at the root; each holds the same four names."""
+
+    writers = Bundle("writers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: Store = new_store(size_bytes=8 << 20, granularity=self.granularity)
+        self.directories: dict[bytes, int] = {b"": 1}
+        self.files: dict[tuple[bytes, bytes], ModelFile] = {}
+        self.handles: dict[int, ModelHandle] = {}
+
+    granularity = Granularity.LINE
+
+    # --- helpers ----------------------------------------------------------------------------
+
+    def parent(self, directory: bytes) -> int:
+        return self.directories[directory]
+
+    def opened(self, file: ModelFile) -> list[ModelHandle]:
+        return [handle for handle in self.handles.values() if handle.file is file]
+
+    def drop_name(self, place: tuple[bytes, bytes]) -> None:
+        file = self.files.pop(place, None)
+        if file is not None:
+            file.names -= 1
+
+    def some(self, data: st.DataObject) -> tuple[bytes, bytes]:
+        return data.draw(st.sampled_from(sorted(self.files)))
+
+    # --- files ------------------------------------------------------------------------------
+
+    @rule(target=writers, data=st.data(), name=names)
+    def create(self, data: st.DataObject, name: bytes) -> object:
+        directory = data.draw(st.sampled_from(sorted(self.directories)))
+        if (directory, name) in self.files or (not directory and name in self.directories):
+            return multiple()
+        _, handle = self.store.create(self.parent(directory), name, 0o644, 0, 0, os.O_RDWR)
+        file = self.files[directory, name] = ModelFile()
+        self.handles[handle] = ModelHandle(file, truncated=False)
+        return handle
+
+    @precondition(lambda self: self.files)
+    @rule(target=writers, data=st.data(), cut=st.booleans())
+    def open_writer(self, data: st.DataObject, cut: bool) -> object:
+        directory, name = self.some(data)
+        file = self.files[directory, name]
+        if self.opened(file):
+            return multiple()
+        ino = self.store.lookup(self.parent(directory), name).ino
+        handle = self.store.open_file(ino, os.O_RDWR | (os.O_TRUNC if cut else 0))
+        if cut:
+            file.live.clear()
+        self.handles[handle] = ModelHandle(file, truncated=cut)
+        return handle
+
+    @rule(handle=writers, offset=offsets, piece=pieces)
+    def write(self, handle: int, offset: int, piece: bytes) -> None:
+        if handle in self.handles:
+            self.store.write(handle, offset, piece)
+            write(self.handles[handle].file, offset, piece)
+
+    @rule(handle=writers, size=st.sampled_from([1, 64, 4097, 200_000]))
+    def cut(self, handle: int, size: int) -> None:
+        if handle in self.handles:
+            inode = self.store.files.get(handle).inode
+            self.store.set_attributes(inode.ino, size=size, handle=handle)
+            truncate(self.handles[handle].file, size)
+
+    @rule(handle=writers)
+    def fsync(self, handle: int) -> None:
+        if handle in self.handles:
+            self.store.fsync(handle)
+            self.handles[handle].file.publish()
+
+    @rule(handle=consumes(writers), killed=st.booleans())
+    def close(self, handle: int, killed: bool) -> None:
+        if handle not in self.handles:
+            return
+        wrote = self.store.files.get(handle).wrote
+        unpublished = self.store.files.get(handle).inode.version is not None
+        self.store.flush(handle, writer_killed=killed)
+        self.store.release(handle)
+        opened = self.handles.pop(handle)
+        file = opened.file
+        if not killed:
+            file.publish()
+        elif opened.truncated and file.committed is not None and (wrote or unpublished):
+            file.live = bytearray(file.committed)
+        elif unpublished:
+            file.incomplete = file.committed is None or file.incomplete
+            file.committed = bytes(file.live)
+
+    @rule()
+    def periodic_commit(self) -> None:
+        self.store.files.commit_old_versions(older_than=1e18)
+        for opened in self.handles.values():
+            file = opened.file
+            if not opened.truncated or file.committed is None:
+                file.incomplete = file.committed is None or file.incomplete
+                file.committed = bytes(file.live)
+                opened.truncated = False
+
+    # --- names ------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.files)
+    @rule(data=st.data())
+    def unlink(self, data: st.DataObject) -> None:
+        directory, name = self.some(data)
+        self.store.unlink(self.parent(directory), name)
+        self.drop_name((directory, name))
+
+    @precondition(lambda self: self.files)
+    @rule(data=st.data(), name=names)
+    def link(self, data: st.DataObject, name: bytes) -> None:
+        directory, old = self.some(data)
+        target = data.draw(st.sampled_from(sorted(self.directories)))
+        if (target, name) in self.files or (not target and name in self.directories):
+            return
+        file = self.files[directory, old]
+        ino = self.store.lookup(self.parent(directory), old).ino
+        self.store.link(ino, self.parent(target), name)
+        file.publish()
+        file.names += 1
+        self.files[target, name] = file
+
+    @precondition(lambda self: self.files)
+    @rule(data=st.data(), name=names)
+    def rename(self, data: st.DataObject, name: bytes) -> None:
+        source = self.some(data)
+        directory = data.draw(st.sampled_from(sorted(self.directories)))
+        if not directory and name in self.directories:
+            return
+        file = self.files[source]
+        self.store.rename(self.parent(source[0]), source[1], self.parent(directory), name)
+        if self.files.get((directory, name)) is file:
+            return
+        file.publish()
+        self.drop_name((directory, name))
+        self.files[directory, name] = self.files.pop(source)
+
+    @precondition(lambda self: len(self.directories) < 3)
+    @rule(name=names)
+    def make_directory(self, name: bytes) -> None:
+        if name not in self.directories and (b"", name) not in self.files:
+            self.directories[name] = self.store.make_directory(1, name, 0o755, 0, 0).ino
+
+    @precondition(lambda self: len(self.directories) > 1)
+    @rule(data=st.data(), name=names)
+    def rename_directory(self, data: st.DataObject, name: bytes) -> None:
+        old = data.draw(st.sampled_from(sorted(set(self.directories) - {b""})))
+        if name in self.directories or (b"", name) in self.files:
+            return
+        self.store.rename(1, old, 1, name)
+        self.directories[name] = self.directories.pop(old)
+        for place in [p for p in self.files if p[0] == old]:
+            self.files[name, place[1]] = self.files.pop(place)
+
+    # --- the store --------------------------------------------------------------------------
+
+    @rule()
+    def rollover(self) -> None:
+        self.store.volume.rollover()
+
+    @rule()
+    def clean(self) -> None:
+        try:
+            self.store.cleaner._clean_round(0.97)
+        except NoSpaceError:
+            return
+
+    @rule()
+    def crash(self) -> None:
+        self._restart(clean=False)
+
+    @rule()
+    def remount(self) -> None:
+        for opened in self.handles.values():
+            file = opened.file
+            if not opened.truncated or file.committed is None:
+                unpublished = file.committed is None or bytes(file.live) != file.committed
+                file.incomplete |= file.committed is None and unpublished
+                file.committed = bytes(file.live)
+        self._restart(clean=True)
+
+    def _restart(self, *, clean: bool) -> None:
+        self.store = reopen(self.store, clean=clean)
+        assert self.store.read_only_reason is None
+        assert self.store.recovery.problems == []
+        self.handles.clear()
+        self.files = {p: f for p, f in self.files.items() if f.committed is not None}
+        for file in self.files.values():
+            file.live = bytearray(file.committed or b"")
+
+    # --- what must hold ---------------------------------------------------------------------
+
+    @invariant()
+    def same_state(self) -> None:
+        found: dict[tuple[bytes, bytes], tuple[bytes, int]] = {}
+        for directory, ino in self.directories.items():
+            for name, child in (self.store.namespace.get(ino).entries or {}).items():
+                inode = self.store.namespace.get(child)
+                if not inode.is_directory:
+                    found[directory, name] = read_file(self.store, child), inode.links
+        expected = {place: (bytes(f.live), f.names) for place, f in self.files.items()}
+        assert found == expected
+        for (directory, name), file in self.files.items():
+            ino = self.store.lookup(self.parent(directory), name).ino
+            state = self.store.get_xattr(ino, b"user.cxlfs.state")
+            incomplete = file.committed is None or file.incomplete
+            assert state == (b"incomplete" if incomplete else b"complete"), (directory, name)
+
+    def teardown(self) -> None:
+        media = self.store.media
+        self.store.abandon()
+        assert list(run_passes(media, structure_only=False)) == []
+        media.close()
+
+
+class PageStoreMachine(StoreMachine):
+    """The same on an ordinary file's granularity."""
+
+    granularity = Granularity.PAGE
+
+
+BUDGET = settings(
+    max_examples=500 if LONG else 25,
+    stateful_step_count=150 if LONG else 40,
+    suppress_health_check=list(HealthCheck),
+)
+TestLine = StoreMachine.TestCase
+TestLine.settings = BUDGET
+TestPage = PageStoreMachine.TestCase
+TestPage.settings = BUDGET

@@ -1,0 +1,256 @@
+"""Metadata images: built, loaded, built again; and every field that a hostile one could set."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from cxlfs import image, layout
+from cxlfs.errors import CorruptionError
+from cxlfs.native import crc32c
+from cxlfs.native.extents import Engine
+from cxlfs.store import Store
+from tests.support.stores import new_store, write_file
+
+Sections = dict[int, bytearray]
+DTYPES = {
+    layout.SECTION_INODES: layout.IMAGE_INODE_DTYPE,
+    layout.SECTION_NAMES: layout.IMAGE_NAME_DTYPE,
+    layout.SECTION_XATTRS: layout.IMAGE_XATTR_DTYPE,
+    layout.SECTION_SYMLINKS: layout.IMAGE_XATTR_DTYPE,
+    layout.SECTION_EXTENTS: layout.IMAGE_EXTENT_DTYPE,
+    layout.SECTION_REFS: layout.REF_DTYPE,
+}
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    made = new_store()
+    directory = made.make_directory(1, b"dir", 0o755, 1, 2).ino
+    for number in range(5):
+        write_file(made, directory, b"f%d" % number, os.urandom(number * 5000 + 1))
+    ino = made.lookup(directory, b"f3").ino
+    made.link(ino, 1, b"link")
+    made.make_symlink(1, b"s", b"target", 0, 0)
+    made.set_xattr(ino, b"user.k", b"value")
+    made.make_node(1, b"fifo", 0o010644, 0, 0, 0)
+    handle = made.open_file(ino, os.O_RDWR | os.O_TRUNC)
+    made.write(handle, 0, b"aside" * 100)
+    made.flush(handle, writer_killed=True)
+    made.release(handle)
+    yield made
+    made.abandon()
+
+
+def build(store: Store) -> bytes:
+    return image.build(
+        store.namespace,
+        store.volume.engine,
+        uuid=store.superblock.uuid,
+        lsn=store.volume.last_lsn,
+        next_extent_id=store.volume.next_extent_id,
+    )[0]
+
+
+def engine_like(store: Store) -> Engine:
+    block = store.superblock
+    return Engine(
+        store.media.handle,
+        first=block.first_segment_offset,
+        segment_size=block.segment_size_bytes,
+        segment_count=block.segment_count,
+        chunk=block.chunk_bytes,
+    )
+
+
+def load(store: Store, data: bytes) -> tuple[Engine, image.Namespace]:
+    engine = engine_like(store)
+    head_crc = int(np.frombuffer(data[:512], dtype=layout.IMAGE_DTYPE)[0]["crc"])
+    try:
+        namespace, _ = image.load(data, engine, uuid=store.superblock.uuid, header_crc=head_crc)
+    except BaseException:
+        engine.close()
+        raise
+    return engine, namespace
+
+
+def take_apart(data: bytes) -> tuple[np.ndarray[tuple[int], np.dtype[np.void]], Sections]:
+    head = np.frombuffer(bytearray(data[:512]), dtype=layout.IMAGE_DTYPE).copy()
+    sections = {
+        int(row["kind"]): bytearray(data[int(row["offset"]) :][: int(row["length"])])
+        for row in head[0]["sections"]
+    }
+    return head, sections
+
+
+def put_together(head: np.ndarray[tuple[int], np.dtype[np.void]], sections: Sections) -> bytes:
+    """With right checksums, lengths and counts."""
+    body = bytearray()
+    for index, (kind, data) in enumerate(sorted(sections.items())):
+        count = len(data) // layout.SECTION_ITEM_BYTES[kind]
+        offset = 512 + len(body)
+        head["sections"][0, index] = (kind, crc32c(bytes(data)), offset, len(data), count)
+        body += data + bytes(-len(data) % 64)
+    head["crc"] = crc32c(head.tobytes()[:508])
+    return head.tobytes() + bytes(body)
+
+
+def test_round_trip(store: Store) -> None:
+    data = build(store)
+    engine, namespace = load(store, data)
+    again, _ = image.build(
+        namespace,
+        engine,
+        uuid=store.superblock.uuid,
+        lsn=store.volume.last_lsn,
+        next_extent_id=store.volume.next_extent_id,
+    )
+    engine.close()
+    assert contents(again) == contents(data)
+
+
+def contents(data: bytes) -> list[object]:
+    """Sections as they count: checksums with their extent, wherever they stand."""
+    sections = take_apart(data)[1]
+    crcs = sections.pop(layout.SECTION_CRCS)
+    extents = np.frombuffer(sections.pop(layout.SECTION_EXTENTS), dtype=layout.IMAGE_EXTENT_DTYPE)
+    named = [
+        (number, offset, length, bytes(crcs[4 * index : 4 * (index + count)]))
+        for number, offset, length, index, _, count in extents.tolist()
+    ]
+    return [sections, named, len(crcs)]
+
+
+def test_take_apart_and_put_together(store: Store) -> None:
+    data = build(store)
+    assert put_together(*take_apart(data)) == data
+
+
+def test_estimate_is_an_upper_bound(store: Store) -> None:
+    assert len(build(store)) <= store.volume.image_bytes_estimate() <= 2 * len(build(store)) + 8192
+
+
+def test_every_byte_is_covered(store: Store, rng: random.Random) -> None:
+    data = build(store)
+    head, _ = take_apart(data)
+    crc = int(head[0]["crc"])
+    used = set(range(512))
+    for row in head[0]["sections"]:
+        used |= set(range(int(row["offset"]), int(row["offset"]) + int(row["length"])))
+    for position in sorted(used):
+        changed = bytearray(data)
+        changed[position] ^= 1 << rng.randrange(8)
+        with pytest.raises(CorruptionError):
+            image.check(bytes(changed), uuid=store.superblock.uuid, header_crc=crc)
+
+
+@pytest.mark.parametrize("length", [0, 1, 511, 512, 1000])
+def test_cut_short(store: Store, length: int) -> None:
+    data = build(store)
+    crc = int(take_apart(data)[0][0]["crc"])
+    with pytest.raises(CorruptionError):
+        image.check(data[:length], uuid=store.superblock.uuid, header_crc=crc)
+
+
+def test_of_another_store_or_root(store: Store) -> None:
+    data = build(store)
+    crc = int(take_apart(data)[0][0]["crc"])
+    with pytest.raises(CorruptionError, match="another store"):
+        image.check(data, uuid=bytes(16), header_crc=crc)
+    with pytest.raises(CorruptionError, match="checksum"):
+        image.check(data, uuid=store.superblock.uuid, header_crc=crc ^ 1)
+
+
+HOSTILE = [0, 1, 2, 3, 255, 4096, 65535, 1 << 20, 1 << 31, (1 << 32) - 1]
+HOSTILE_64 = [*HOSTILE, 1 << 40, 1 << 56, (1 << 56) + 1, 1 << 63, (1 << 64) - 1, (1 << 64) - 4096]
+
+
+def every_field() -> Iterator[tuple[int, str]]:
+    for kind, dtype in DTYPES.items():
+        for name in dtype.names or ():
+            yield kind, name
+
+
+@pytest.mark.parametrize(("kind", "field"), list(every_field()))
+def test_hostile_fields(store: Store, kind: int, field: str) -> None:
+    """Any value in any field of any item: refused, or a state that can be read and built again."""
+    data = build(store)
+    dtype = DTYPES[kind]
+    wide = dtype[field].itemsize == 8
+    count = len(take_apart(data)[1][kind]) // dtype.itemsize
+    assert count > 0
+    for item in range(count):
+        for value in HOSTILE_64 if wide else HOSTILE:
+            head, sections = take_apart(data)
+            rows = np.frombuffer(sections[kind], dtype=dtype)
+            signed = dtype[field].kind == "i"
+            rows[field][item] = value - (1 << 64) if signed and value >> 63 else value
+            _survives(store, put_together(head, sections))
+
+
+def _survives(store: Store, data: bytes) -> None:
+    try:
+        engine, namespace = load(store, data)
+    except CorruptionError:
+        return
+    for inode in list(namespace.inodes.values()):
+        inode.attributes()
+        if inode.live is not None:
+            inode.live.export(0, 1 << 56)
+    image.build(namespace, engine, uuid=bytes(16), lsn=1, next_extent_id=1 << 40)
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", [*DTYPES, layout.SECTION_CRCS, layout.SECTION_STRINGS])
+@pytest.mark.parametrize("change", ["drop", "double", "reverse", "empty"])
+def test_hostile_sections(store: Store, kind: int, change: str) -> None:
+    head, sections = take_apart(build(store))
+    size = layout.SECTION_ITEM_BYTES[kind]
+    items = [sections[kind][i : i + size] for i in range(0, len(sections[kind]), size)]
+    changes: dict[str, Callable[[], list[bytearray]]] = {
+        "drop": lambda: items[:-1],
+        "double": lambda: [*items, items[-1]],
+        "reverse": lambda: items[::-1],
+        "empty": list,
+    }
+    sections[kind] = bytearray(b"".join(changes[change]()))
+    _survives(store, put_together(head, sections))
+
+
+def test_hostile_header(store: Store) -> None:
+    data = build(store)
+    for field in ("next_ino", "next_extent_id", "lsn"):
+        for value in HOSTILE_64:
+            head, sections = take_apart(data)
+            head[field] = value
+            _survives(store, put_together(head, sections))
+    for row in range(8):
+        for field in ("kind", "offset", "length", "item_count"):
+            for value in HOSTILE if field == "kind" else HOSTILE_64:
+                head, _ = take_apart(data)
+                if int(head["sections"][field][0, row]) == value:
+                    continue
+                head["sections"][field][0, row] = value
+                head["crc"] = crc32c(head.tobytes()[:508])
+                with pytest.raises(CorruptionError):
+                    load(store, head.tobytes() + data[512:])
+
+
+def test_directories_in_a_loop(store: Store) -> None:
+    """Refused, or an island that no walk hangs on."""
+    head, sections = take_apart(build(store))
+    names = np.frombuffer(sections[layout.SECTION_NAMES], dtype=layout.IMAGE_NAME_DTYPE)
+    directory = next(i for i in store.namespace.inodes.values() if i.is_directory and i.ino != 1)
+    names["parent"][names["ino"] == directory.ino] = directory.ino
+    try:
+        engine, namespace = load(store, put_together(head, sections))
+    except CorruptionError:
+        return
+    assert namespace.path_of(directory.ino) is None
+    assert not namespace.is_below(directory.ino, 1)
+    assert directory.ino in {inode.ino for inode in namespace.walk(directory.ino)}
+    engine.close()
