@@ -248,8 +248,13 @@ class Files:
         if isinstance(error, NoSpaceError):
             self.volume.counters.no_space_errors += 1
             self.volume.event("no-space", error.message, ino=inode.ino)
-        elif isinstance(error, CorruptionError | MediaError):
-            self._damaged(inode, error)
+        elif isinstance(error, CorruptionError):
+            self._damaged(inode, error)  # the old bytes around what was written
+        elif isinstance(error, MediaError):
+            self.volume.counters.media_errors += 1
+            self.volume.event(
+                "media-error", error.message, ino=inode.ino, media_offset=error.offset
+            )
 
     def truncate(self, inode: Inode, size: int, handle: Handle | None) -> None:
         """Ftruncate (with a handle: committed at its close) or truncate (committed on return)."""

@@ -145,7 +145,7 @@ class Names:
         self.namespace.add(inode)
         self.namespace.link(parent, name, inode.ino)
         directory.mtime_ns = directory.ctime_ns = inode.birth_ns
-        self.versions.begin_new(inode)
+        self.versions.begin_new(inode, name)
         return inode
 
     def make(

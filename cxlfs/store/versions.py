@@ -141,9 +141,12 @@ class Versions:
             if inode.aside is not None
         }
         self.open_versions: dict[int, Inode] = {}
+        self._new_names: dict[int, bytes] = {}
+        """Of uncommitted inodes: each has the one name that it was created with."""
         volume.namespace.on_drop = self._forget
 
     def _forget(self, inode: Inode) -> None:
+        self._new_names.pop(inode.ino, None)
         self.asides.pop(inode.ino, None)
         self.open_versions.pop(inode.ino, None)
 
@@ -182,8 +185,9 @@ class Versions:
             return version
         return self._new(inode, atomic=atomic, now=now)
 
-    def begin_new(self, inode: Inode) -> None:
-        """A file was created: it is not committed before its content is."""
+    def begin_new(self, inode: Inode, name: bytes) -> None:
+        """A file was created: name and inode are not committed before its content is."""
+        self._new_names[inode.ino] = name
         self._new(inode, atomic=False, now=time.monotonic())
 
     def _new(self, inode: Inode, *, atomic: bool, now: float) -> Version:
@@ -289,14 +293,14 @@ class Versions:
         """Live and committed content are the same."""
         inode.version = None
         self.open_versions.pop(inode.ino, None)
+        self._new_names.pop(inode.ino, None)
 
     def _name_operations(self, inode: Inode) -> list[Operation]:
-        found = self.volume.namespace.name_of(inode)
-        if found is None or inode.links != 1:
-            raise InvariantError("an uncommitted inode has exactly one name")
-        parent, name = found
-        directory = self.volume.namespace.get(parent)
-        return [LinkOperation(parent, inode.ino, name), directory.operation()]
+        directory = self.volume.namespace.get(inode.parent)
+        name = self._new_names[inode.ino]
+        named = self.volume.namespace.find(directory.ino, name)
+        invariant(named is inode, "an uncommitted inode has the name that it was created with")
+        return [LinkOperation(directory.ino, inode.ino, name), directory.operation()]
 
     def _commit_name(self, inode: Inode) -> None:
         """Before a new file's content is staged: its name, empty and marked incomplete."""

@@ -45,16 +45,20 @@ class Columns:
         start = int(row["name_offset"])
         return self.strings[start : start + int(row["name_bytes"])]
 
-    def reference_owners(self) -> npt.NDArray[np.uint64]:
-        """The inode of each reference, 0 where the counts do not say; as long as ``references``."""
+    def reference_counts(self) -> npt.NDArray[np.int64]:
+        """Of the committed content and the one kept aside of each inode, in the order of
+        ``references``; cut where those end: the counts are as hostile as everything else.
+        """
         counts = np.stack([self.inodes["ref_count"], self.inodes["aside_ref_count"]], axis=1)
         total = len(self.references)
-        # Hostile counts: nothing larger than the section is repeated.
-        repeats = np.minimum(counts.reshape(-1), np.uint64(total)).astype(np.int64)
-        sums = np.minimum(np.cumsum(repeats), total)
-        repeats = np.diff(sums, prepend=0)
-        owners = np.zeros(total, dtype=np.uint64)
-        found = np.repeat(np.repeat(self.inodes["ino"], 2), repeats)
+        bounded = np.minimum(counts.reshape(-1), np.uint64(total)).astype(np.int64)
+        sums: npt.NDArray[np.int64] = np.minimum(np.cumsum(bounded), total)
+        return np.diff(sums, prepend=0)
+
+    def reference_owners(self) -> npt.NDArray[np.uint64]:
+        """The inode of each reference, 0 where the counts do not say; as long as ``references``."""
+        owners = np.zeros(len(self.references), dtype=np.uint64)
+        found = np.repeat(np.repeat(self.inodes["ino"], 2), self.reference_counts())
         owners[: len(found)] = found
         return owners
 

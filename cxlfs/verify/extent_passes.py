@@ -9,6 +9,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from cxlfs.verify.columns import Columns, Rows
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import Finding, make
 
-REFERENCES_AT_ONCE = 4096
+REFERENCES_AT_ONCE = 16384
 _HALF = np.uint64(1 << 62)
 """Numbers below this can be added up without wrapping."""
 Mask = npt.NDArray[np.bool_]
@@ -139,18 +140,17 @@ def check_references(context: Context) -> Steps:
         return
     yield from _check_counts(columns)
     known = np.sort(columns.extents, order="id")
+    contents = _contents(columns)
     total = len(columns.references)
-    done = told = 0
-    for ino, version, size, first, count in _contents(columns):
-        rows = columns.references[first : first + count]
-        for row, problem in _bad_references(rows, size, known):
-            place = int(row["file_offset"])
+    for start in range(0, total, REFERENCES_AT_ONCE):
+        for index, problem in _bad_references(columns.references, contents, known, start):
+            content = int(contents.of_reference[index])
+            ino = int(columns.inodes["ino"][content // 2]) if content >= 0 else None
+            version = "kept aside" if content % 2 else "committed"
+            place = int(columns.references["file_offset"][index])
             message = f"{version} content at file offset {place}: {problem}"
             yield make("reference-impossible", message, ino=ino, path=context.path_of(ino))
-        done += count
-        if done - told >= REFERENCES_AT_ONCE:
-            told = done
-            yield Amount(done, total)
+        yield Amount(min(start + REFERENCES_AT_ONCE, total), total)
     yield Amount(total, total)
 
 
@@ -161,46 +161,52 @@ def _check_counts(columns: Columns) -> Iterator[Finding]:
         yield make("reference-impossible", message)
 
 
-def _contents(columns: Columns) -> Iterator[tuple[int, str, int, int, int]]:
-    """(inode, version, size, first reference, count) of every content, in the image's order."""
-    total = len(columns.references)
-    first = 0
-    fields = ("ino", "size", "ref_count", "aside_size", "aside_ref_count")
-    for row in columns.inodes[list(fields)].tolist():
-        ino, size, count, aside_size, aside_count = row
-        for version, length, wanted in (
-            ("committed", size, count),
-            ("kept aside", aside_size, aside_count),
-        ):
-            taken = min(wanted, total - first)
-            if taken:
-                yield ino, version, length, first, taken
-            first += taken
+class _Contents(NamedTuple):
+    """Content 2i is the committed one of the inode in row i, 2i + 1 the one kept aside."""
+
+    of_reference: npt.NDArray[np.int64]
+    """-1 for references that no inode claims."""
+    sizes: npt.NDArray[np.uint64]
 
 
-def _bad_references(rows: Rows, size: int, known: Rows) -> Iterator[tuple[np.void, str]]:
+def _contents(columns: Columns) -> _Contents:
+    sizes = np.stack([columns.inodes["size"], columns.inodes["aside_size"]], axis=1)
+    found = np.full(len(columns.references), -1, dtype=np.int64)
+    owners = np.repeat(np.arange(2 * len(columns.inodes)), columns.reference_counts())
+    found[: len(owners)] = owners
+    return _Contents(found, sizes.reshape(-1))
+
+
+def _bad_references(
+    references: Rows, contents: _Contents, known: Rows, start: int
+) -> Iterator[tuple[int, str]]:
+    """Index and problem of each in [start, start + REFERENCES_AT_ONCE)."""
+    first = max(start - 1, 0)  # the one before, to compare with
+    rows = references[first : start + REFERENCES_AT_ONCE]
+    owners = contents.of_reference[first : start + REFERENCES_AT_ONCE]
     offsets, lengths = rows["file_offset"], rows["length"]
     sane = (offsets < _HALF) & (lengths < _HALF) & (rows["extent_offset"] < _HALF)
     ends = np.where(sane, offsets + lengths, np.uint64(0))
     extent_ends = np.where(sane, rows["extent_offset"] + lengths, np.uint64(0))
-    places = np.searchsorted(known["id"], rows["extent_id"])
-    found = places < len(known)
     if len(known):
-        found &= known["id"][np.minimum(places, len(known) - 1)] == rows["extent_id"]
-        room = known["length"][np.minimum(places, len(known) - 1)]
+        places = np.minimum(np.searchsorted(known["id"], rows["extent_id"]), len(known) - 1)
+        found = known["id"][places] == rows["extent_id"]
+        room = known["length"][places]
     else:
-        room = np.zeros(len(rows), dtype=np.uint64)
+        found, room = np.zeros(len(rows), dtype=np.bool_), np.zeros(len(rows), dtype=np.uint64)
     over = np.zeros(len(rows), dtype=np.bool_)
-    over[1:] = offsets[1:] < ends[:-1]
+    over[1:] = (offsets[1:] < ends[:-1]) & (owners[1:] == owners[:-1])
+    beyond = (owners < 0) | (ends > contents.sizes[owners]) if len(contents.sizes) else ~found
     problems = (
         (~sane | (lengths == 0), "its numbers are impossible"),
         (~found, "its extent does not exist"),
         (found & (extent_ends > room), "it reaches beyond its extent"),
-        (sane & (ends > np.uint64(size)), "it reaches beyond the end of the file"),
+        (sane & beyond, "it reaches beyond the end of the file"),
         (sane & over, "it overlaps the piece before"),
     )
     told = np.zeros(len(rows), dtype=np.bool_)
+    told[: start - first] = True
     for mask, problem in problems:
         for index in np.flatnonzero(mask & ~told).tolist():
-            yield rows[index], problem
+            yield first + index, problem
         told |= mask

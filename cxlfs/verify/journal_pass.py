@@ -21,7 +21,7 @@ from cxlfs.superblock import Superblock
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import Finding, make
 
-RECORDS_AT_ONCE = 512
+RECORDS_AT_ONCE = 128
 _RESTARTS_MAX = 3
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from cxlfs.verify.columns import Columns, Rows
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import Finding, make
 
-ROWS_AT_ONCE = 2048
+ROWS_AT_ONCE = 512
 _TYPES = {
     stat.S_IFREG,
     stat.S_IFDIR,
@@ -47,8 +48,11 @@ def check_namespace(context: Context) -> Steps:
         yield from checker.check_names(rows)
         done += len(rows)
         yield Amount(done, total)
-    yield from checker.check_strings()
-    yield from checker.check_reachable()
+    for number, finding in enumerate(chain(checker.check_strings(), checker.check_reachable())):
+        if finding is not None:
+            yield finding
+        elif number % ROWS_AT_ONCE == 0:
+            yield Amount(total, total)
     yield Amount(total, total)
 
 
@@ -134,7 +138,8 @@ class _Checker:
 
     # --- attributes and symbolic links ------------------------------------------------------
 
-    def check_strings(self) -> Iterator[Finding]:
+    def check_strings(self) -> Iterator[Finding | None]:
+        """None: one more was looked at."""
         targets: set[int] = set()
         for section in (self.columns.xattrs, self.columns.symlinks):
             is_target = section is self.columns.symlinks
@@ -148,6 +153,7 @@ class _Checker:
                     yield self._finding("attribute-impossible", f"inode {ino}: {problem}", ino)
                 if is_target:
                     targets.add(ino)
+                yield None
         for ino, mode in self.modes.items():
             if stat.S_ISLNK(mode) and ino not in targets:
                 message = f"symbolic link {ino} has no target"
@@ -172,16 +178,18 @@ class _Checker:
 
     # --- reachability -----------------------------------------------------------------------
 
-    def check_reachable(self) -> Iterator[Finding]:
-        """Every inode has a name, every directory leads up to the root."""
+    def check_reachable(self) -> Iterator[Finding | None]:
+        """Every inode has a name, every directory leads up to the root. None as above."""
         if not stat.S_ISDIR(self.modes.get(ROOT_INO, 0)):
             yield make("inode-impossible", "there is no root directory", ino=ROOT_INO)
         for ino in self.modes:
+            yield None
             if ino != ROOT_INO and ino not in self.named:
                 yield make("inode-nameless", f"inode {ino} has no name", ino=ino)
         reached: set[int] = {ROOT_INO}
         told: set[int] = set()
         for ino in self.parents:
+            yield None
             trail: list[int] = []
             current = ino
             while current not in reached and current not in told and current in self.parents:

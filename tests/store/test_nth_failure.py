@@ -1,0 +1,129 @@
+"""The n-th allocation, copy, write-back, fence or msync fails, for every n until none does: each
+verb succeeds or raises, and what is left is a store whose state is the one that readers saw.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cxlfs.errors import MediaError, OutOfMemoryError, ReadOnlyError
+from cxlfs.media import Granularity, MemoryMedia
+from cxlfs.native import FaultKind, set_fault
+from cxlfs.store import Store
+from cxlfs.verify import run_passes
+from tests.support.shop import open_for_overwrite
+from tests.support.stores import Entry, new_store, picture, read_file, write_file
+
+FAILURES = (OutOfMemoryError, MediaError, ReadOnlyError)
+RUNS_MAX = 300
+
+
+@pytest.fixture(autouse=True)
+def _switches_off() -> Iterator[None]:
+    yield
+    for kind in FaultKind:
+        set_fault(kind, 0)
+
+
+def prepare(granularity: Granularity) -> Store:
+    store = new_store(size_bytes=2 << 20, granularity=granularity)
+    for name in (b"old", b"killed", b"cut", b"junk"):
+        write_file(store, 1, name, name * 3000)
+    for number in range(12):
+        write_file(store, 1, b"j%d" % number, b"j" * 9000)
+    for number in range(0, 12, 2):
+        store.unlink(1, b"j%d" % number)
+    return store
+
+
+def attempt(failures: list[str], verb: Callable[[], object]) -> object:
+    try:
+        return verb()
+    except FAILURES as error:
+        failures.append(type(error).__name__)
+        return None
+
+
+def work(store: Store) -> list[str]:
+    """Some of every verb that writes; what failed."""
+    failures: list[str] = []
+
+    def close(handle: int, *, killed: bool = False) -> None:
+        attempt(failures, lambda: store.flush(handle, writer_killed=killed))
+        attempt(failures, lambda: store.release(handle))
+
+    made = attempt(failures, lambda: store.create(1, b"new", 0o644, 0, 0, os.O_RDWR)[1])
+    if isinstance(made, int):
+        attempt(failures, lambda: store.write(made, 0, b"n" * 30_000))
+        attempt(failures, lambda: store.fsync(made))
+        attempt(failures, lambda: store.write(made, 100, b"m" * 9000))
+        attempt(failures, lambda: store.write(made, 40_000, b"m" * 9000))
+        close(made)
+    over = attempt(failures, lambda: open_for_overwrite(store, b"old", b"over" * 5000))
+    if isinstance(over, int):
+        attempt(failures, lambda: store.files.commit_old_versions(older_than=1e18))
+        attempt(failures, lambda: store.write(over, 50, b"x" * 5000))
+        close(over)
+    killed = attempt(failures, lambda: open_for_overwrite(store, b"killed", b"half" * 5000))
+    if isinstance(killed, int):
+        close(killed, killed=True)
+    ino = store.lookup(1, b"cut").ino
+    attempt(failures, lambda: store.set_attributes(ino, size=77))
+    attempt(failures, lambda: store.set_xattr(ino, b"user.k", b"v"))
+    attempt(failures, lambda: store.rename(1, b"cut", 1, b"renamed"))
+    attempt(failures, lambda: store.make_directory(1, b"d", 0o755, 0, 0))
+    attempt(failures, lambda: store.unlink(1, b"junk"))
+    attempt(failures, lambda: store.cleaner._clean_round(0.97))
+    attempt(failures, store.volume.rollover)
+    return failures
+
+
+def check(store: Store) -> None:
+    """What readers saw is what the next opening shows, unless writing had stopped."""
+    settled = not store.read_only and store.files.open_count == 0
+    seen = _without_root(store)
+    assert read_file(store, store.lookup(1, b"killed").ino) == b"killed" * 3000 or not settled
+    store.abandon()
+    copy = MemoryMedia(store.media.size_bytes, store.media.granularity)
+    copy.unguarded_memory()[:] = store.media.unguarded_memory()
+    if settled:
+        assert list(run_passes(copy, structure_only=False)) == []
+    again = Store.open(copy)
+    assert again.read_only_reason is None
+    if settled:
+        assert _without_root(again) == seen
+    assert read_file(again, again.lookup(1, b"killed").ino) == b"killed" * 3000
+    assert read_file(again, again.lookup(1, b"old").ino)[:3] in (b"old", b"ove")
+    write_file(again, 1, b"fine", b"fine")
+    again.close()
+    assert list(run_passes(copy, structure_only=False)) == []
+    copy.close()
+
+
+def _without_root(store: Store) -> dict[bytes, Entry]:
+    found = picture(store)
+    del found[b"/"]
+    return found
+
+
+@pytest.mark.parametrize("granularity", [Granularity.LINE, Granularity.PAGE], ids=lambda g: g.name)
+@pytest.mark.parametrize("kind", [k for k in FaultKind if k is not FaultKind.MAP])
+def test_nth_failure(kind: FaultKind, granularity: Granularity) -> None:
+    failed = 0
+    for nth in range(1, RUNS_MAX):
+        store = prepare(granularity)
+        set_fault(kind, nth)
+        failures = work(store)
+        set_fault(kind, 0)
+        check(store)
+        store.media.close()
+        failed += bool(failures)
+        if not failures and nth > 3:
+            break
+    else:
+        pytest.fail("a fault that never ends")
+    print(f"{failed} runs failed")
+    assert failed > 3 or (kind is FaultKind.MSYNC and granularity is Granularity.LINE)
