@@ -133,24 +133,30 @@ def _judge_slot(
         message = f"the rings hold two different roots of generation {a.generation}"
         return make("root-rings-contradict", message, media_offset=second.media_offset)
     bad = first if a is None or a.generation < newest_found else second
-    interrupted = bad is second and bad.problem is None and newest_found == newest.generation
-    if interrupted and not context.live and _is_one_round_older(bad, generation, count):
-        return None  # the crash came between the two rings
-    if bad is first and bad.problem is not None and _may_be_torn(context, newest, bad.slot, count):
+    if _may_be_torn(context, newest, bad, count) or (
+        newest_found == newest.generation and _may_be_missing(context, bad, count)
+    ):
         return None
     reason = bad.problem or ("it is outdated" if bad.root is not None else "it was never written")
     message = f"root {newest_found} in ring {'AB'[bad.ring]}: {reason}"
     return make("root-copy-damaged", message, media_offset=bad.media_offset)
 
 
-def _is_one_round_older(state: SlotState, generation: int, count: int) -> bool:
-    found = None if state.root is None else state.root.generation
-    return found == generation - count or (found is None and generation - count < 1)
+def _may_be_torn(context: Context, newest: Root, bad: SlotState, count: int) -> bool:
+    """The store was not closed, and its last root, or the next one, was being written there."""
+    following = bad.ring == 0 and bad.slot == (newest.generation + 1) % count
+    last = bad.ring == 1 and bad.slot == newest.generation % count
+    crashed = newest.in_use and not context.live
+    return crashed and bad.problem is not None and (following or last)
 
 
-def _may_be_torn(context: Context, newest: Root, slot: int, count: int) -> bool:
-    """The next root goes here, and the store was not closed."""
-    return newest.in_use and not context.live and slot == (newest.generation + 1) % count
+def _may_be_missing(context: Context, bad: SlotState, count: int) -> bool:
+    """The newest root was not written to the second ring any more: what was there before is."""
+    newest, before = context.newest, bad.root
+    if context.live or newest is None or bad.ring == 0 or bad.problem is not None:
+        return False
+    generation = newest.generation - count
+    return generation < 1 if before is None else before.generation == generation
 
 
 def _judge_unused_slot(
@@ -159,8 +165,7 @@ def _judge_unused_slot(
     bad = next((state for state in pair if state.problem is not None), None)
     if bad is None:
         return None
-    count = len(context.slots) // 2
-    if bad is pair[0] and _may_be_torn(context, newest, bad.slot, count):
+    if _may_be_torn(context, newest, bad, len(context.slots) // 2):
         return None
     message = f"slot {bad.slot} of ring {'AB'[bad.ring]} was never used: {bad.problem}"
     return make("root-copy-damaged", message, media_offset=bad.media_offset)

@@ -70,7 +70,7 @@ def root_not_written_back(patch: pytest.MonkeyPatch) -> None:
             inner.setattr(SimulatedMedia, "write_back", lambda *_: None)
             original(media, *rest)  # type: ignore[arg-type]
 
-    patch.setattr(volume.roots, "write", write)
+    patch.setattr(roots, "write", write)
 
 
 def space_reused_early(patch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def header_not_stored(patch: pytest.MonkeyPatch) -> None:
             inner.setattr(SimulatedMedia, "write_back", lambda *_: None)
             original(media, *rest)  # type: ignore[arg-type]
 
-    patch.setattr(volume.segments, "store", store)
+    patch.setattr(segments, "store", store)
 
 
 def transaction_in_two_records(patch: pytest.MonkeyPatch) -> None:

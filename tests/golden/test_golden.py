@@ -23,7 +23,7 @@ SMALL_BYTES = 32 << 10
 def media(request: pytest.FixtureRequest) -> Iterator[MemoryMedia]:
     image = lzma.decompress(IMAGE.read_bytes())
     made = MemoryMedia(len(image), request.param)
-    made.unguarded_memory()[:] = image  # type: ignore[arg-type]
+    made.unguarded_memory()[:] = image
     yield made
     made.close()
 

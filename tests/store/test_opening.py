@@ -10,7 +10,7 @@ import pytest
 
 from cxlfs import layout, roots
 from cxlfs.errors import CorruptionError, CxlfsError, MediaError, NotACxlfsError, ReadOnlyError
-from cxlfs.media import Granularity, MemoryMedia
+from cxlfs.media import Granularity, Media, MemoryMedia
 from cxlfs.native import FaultKind, set_fault
 from cxlfs.store import Store, StoreOptions
 from tests.support.shop import Shop, close, create, open_for_overwrite
@@ -31,11 +31,11 @@ def populate(store: Store, rng: random.Random) -> None:
             store.unlink(directory, b"s0")
 
 
-def whole(media: MemoryMedia) -> bytes:
+def whole(media: Media) -> bytes:
     return bytes(media.unguarded_memory())
 
 
-def zero(media: MemoryMedia, offset: int, length: int) -> None:
+def zero(media: Media, offset: int, length: int) -> None:
     media.store(offset, bytes(length))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -75,7 +76,8 @@ def append_fsync(store: Store, tape: Tape) -> None:
     handle = store.open_file(ino_of(store, b"old"), os.O_WRONLY)
     for step in range(3):
         offset = 6000 + 777 * step
-        tape.verb("write", lambda at=offset: store.write(handle, at, b"a" * 777), late=True)
+        append = functools.partial(store.write, handle, offset, b"a" * 777)
+        tape.verb("write", append, late=True)
         tape.verb("fsync", lambda: store.fsync(handle), commits=True)
     tape.verb("release", lambda: store.release(handle), late=True)
 

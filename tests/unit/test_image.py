@@ -11,6 +11,7 @@ import pytest
 
 from cxlfs import image, layout
 from cxlfs.errors import CorruptionError
+from cxlfs.namespace import Namespace
 from cxlfs.native import crc32c
 from cxlfs.native.extents import Engine
 from cxlfs.store import Store
@@ -67,7 +68,7 @@ def engine_like(store: Store) -> Engine:
     )
 
 
-def load(store: Store, data: bytes) -> tuple[Engine, image.Namespace]:
+def load(store: Store, data: bytes) -> tuple[Engine, Namespace]:
     engine = engine_like(store)
     head_crc = int(np.frombuffer(data[:512], dtype=layout.IMAGE_DTYPE)[0]["crc"])
     try:

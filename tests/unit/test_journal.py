@@ -41,9 +41,9 @@ class Bench:
                 self.journal.fence()
 
     def read(
-        self, *, compare: bool = False, **changes: int
+        self, changes: dict[str, int] | None = None, *, compare: bool = False
     ) -> tuple[list[journal_reader.Record], journal_reader.SegmentScan]:
-        header = dataclasses.replace(HEADER, **changes)  # type: ignore[arg-type]
+        header = dataclasses.replace(HEADER, **(changes or {}))
         reader = journal_reader.SegmentReader(
             self.media, self.block, header, expected_lsn=100, compare=compare
         )
@@ -179,7 +179,7 @@ def test_queued_records_are_no_proof() -> None:
 
 @pytest.mark.parametrize("changes", [{"epoch": 51}, {"epoch": 49}, {"nonce": 12346}])
 def test_wrong_epoch_or_nonce(bench: Bench, changes: dict[str, int]) -> None:
-    records, scan = bench.read(**changes)
+    records, scan = bench.read(changes)
     assert records == []
     assert scan.lost_lsn is None
 

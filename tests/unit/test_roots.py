@@ -160,7 +160,7 @@ def test_every_bit_of_a_segment_header(block: superblock.Superblock) -> None:
 def test_impossible_segment_headers(
     block: superblock.Superblock, changes: dict[str, int], problem: str
 ) -> None:
-    header = dataclasses.replace(HEADER, **changes)  # type: ignore[arg-type]
+    header = dataclasses.replace(HEADER, **changes)
     found = segments.decode(segments.encode(header, block.uuid), block, 5)
     assert isinstance(found, str)
     assert problem in found

@@ -137,12 +137,23 @@ def test_second_ring_one_root_behind_is_a_crash_not_damage() -> None:
     assert findings_of(media) == []
 
 
-def test_torn_slot_where_the_next_root_goes_is_a_crash_not_damage(
-    crashed: Anatomy, crashed_damage: Damage
+def test_torn_roots_are_a_crash_not_damage(crashed: Anatomy, crashed_damage: Damage) -> None:
+    """The next one in the first ring, the last one in the second."""
+    for slot in (
+        _slot(crashed, crashed.newest.generation - crashed.block.ring_slots + 1, 0),
+        _slot(crashed, crashed.newest.generation, 1),
+    ):
+        crashed_damage.zero(slot.media_offset, 64)
+        assert findings_of(crashed.media) == []
+
+
+@pytest.mark.parametrize("ring", [0, 1])
+def test_torn_roots_anywhere_else_are_damage(
+    crashed: Anatomy, crashed_damage: Damage, ring: int
 ) -> None:
-    slot = _slot(crashed, crashed.newest.generation - crashed.block.ring_slots + 1, 0)
+    slot = _slot(crashed, crashed.newest.generation - 1, ring)
     crashed_damage.zero(slot.media_offset, 64)
-    assert findings_of(crashed.media) == []
+    assert short(findings_of(crashed.media)) == [("root-copy-damaged", "root", slot.media_offset)]
 
 
 def test_older_root_lost_in_both_rings(closed: Anatomy, closed_damage: Damage) -> None:
