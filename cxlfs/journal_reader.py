@@ -253,16 +253,17 @@ class SegmentReader:
         for number, copy in enumerate(self._copies):
             rows = np.frombuffer(copy.data, dtype=layout.RECORD_DTYPE)
             start = position // _HEADER_BYTES
-            tail = rows[start:]
-            hits = np.flatnonzero(
-                (tail["magic"] == layout.RECORD_MAGIC)
-                & (tail["epoch"] == self.scan.header.epoch)
-                & (tail["fenced_lsn"] >= missing_lsn)
-                & (tail["lsn"] > missing_lsn)
+            places = start + np.flatnonzero(rows["magic"][start:] == layout.RECORD_MAGIC)
+            found = rows[places]
+            proofs = (
+                (found["epoch"] == self.scan.header.epoch)
+                & (found["fenced_lsn"] >= missing_lsn)
+                & (found["lsn"] > missing_lsn)
             )
-            for hit in hits.tolist():
-                place = (start + hit) * _HEADER_BYTES
-                lsn = int(tail["lsn"][hit])
+            for index, lsn in zip(
+                places[proofs].tolist(), found["lsn"][proofs].tolist(), strict=True
+            ):
+                place = index * _HEADER_BYTES
                 if self._record_at(copy, number, place, lsn) is not None:
                     self.scan.lost_lsn = missing_lsn
                     return

@@ -341,10 +341,11 @@ def decode(payload: bytes, count: int, media_offset: int) -> list[Operation]:
     result: list[Operation] = []
     position = 0
     size = len(payload)
+    header, decoders = _HEADER.unpack_from, _DECODERS
     try:
         for _ in range(count):
-            kind, flags, length = _HEADER.unpack_from(payload, position)
-            least, decoder = _DECODERS[kind]
+            kind, flags, length = header(payload, position)
+            least, decoder = decoders[kind]
             end = position + length
             if length & 7 or length < least or end > size:
                 break

@@ -102,6 +102,9 @@ def _require_dispatch() -> None:
         )
 
 
+_new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
+
+
 def routines() -> Routines:
     """What was chosen; raises UsageError when an override names what this CPU lacks."""
     _require_dispatch()
@@ -234,9 +237,9 @@ class MappedRegion:
     def read(self, offset: int, length: int) -> bytes:
         """Guarded copy of a range; raises MediaError where it cannot be read."""
         self._check_range(offset, length)
-        buffer = bytearray(length)
-        self._read_into(offset, ffi.from_buffer(buffer))
-        return bytes(buffer)
+        buffer = _new_uncleared("char[]", length)
+        self._read_into(offset, buffer)
+        return bytes(ffi.buffer(buffer, length))
 
     def read_into(self, offset: int, target: Target) -> None:
         """As :meth:`read`, filling ``target``, whose content after an error is undefined."""

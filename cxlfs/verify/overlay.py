@@ -4,7 +4,7 @@ what was announced.
 Never here: deciding what is written.
 
 Invariants
-- A view shares the mapping of its media and never closes it.
+- A view asks its media for everything, shares its mapping, and never closes it.
 - Through an overlay nothing reaches the media. Its memory is what was stored into it.
 - Through a guard a store outside the announced ranges raises before it touches the media.
 """
@@ -35,6 +35,30 @@ class _View(Media):
 
     def close(self) -> None:
         """The mapping belongs to the media below."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._viewed.read(offset, length)
+
+    def crc32c(self, offset: int, length: int, seed: int = 0) -> int:
+        return self._viewed.crc32c(offset, length, seed)
+
+    def store(self, offset: int, data: Source) -> None:
+        self._viewed.store(offset, data)
+
+    def copy(self, offset: int, data: Source) -> None:
+        self._viewed.copy(offset, data)
+
+    def copy_crc32c(self, offset: int, data: Source, seed: int = 0) -> int:
+        return self._viewed.copy_crc32c(offset, data, seed)
+
+    def store_u64(self, offset: int, value: int) -> None:
+        self._viewed.store_u64(offset, value)
+
+    def write_back(self, offset: int, length: int) -> None:
+        self._viewed.write_back(offset, length)
+
+    def fence(self) -> None:
+        self._viewed.fence()
 
     def dirty_shutdown(self) -> DirtyShutdown:
         return self._viewed.dirty_shutdown()

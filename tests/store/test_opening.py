@@ -212,7 +212,7 @@ def test_every_root_lost(store: Store) -> None:
     media = store.media
     store.abandon()
     copy = MemoryMedia(media.size_bytes, media.granularity)
-    copy.unguarded_memory()[:] = whole(media)  # type: ignore[arg-type]
+    copy.unguarded_memory()[:] = whole(media)
     for ring in store.superblock.ring_offsets:
         zero(copy, ring, store.superblock.ring_slots * layout.SLOT_BYTES)
     with pytest.raises(CorruptionError):

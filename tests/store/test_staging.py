@@ -132,3 +132,21 @@ def test_power_cut_between_the_records(granularity: Granularity, rng: random.Ran
     media.close()
     print(counts)
     assert counts.points > 4
+
+
+def test_shared_extents_do_not_count_twice(shop: Shop, store: Store) -> None:
+    """A crash while an ordinary change was staged: what is kept aside shares the old extents."""
+    ino, handle = create(store, b"a")
+    for block in range(600):
+        store.write(handle, 2 * block * PIECE, b"x" * 64)
+    close(store, handle)
+    handle = store.open_file(ino, os.O_RDWR)
+    for block in range(600):
+        store.write(handle, (2 * block + 1) * PIECE, b"y" * 64)
+    store.versions.stage(store.namespace.get(ino))
+    store = shop.reopen(store)
+    assert store.statistics().incomplete_bytes == 600 * 64
+    before = store.statfs().free_bytes
+    assert store.versions.drop_oldest_aside()
+    assert store.statfs().free_bytes >= before
+    store.unlink(1, b"a")

@@ -20,6 +20,7 @@ from cxlfs.media.crash import CrashCursor, InFlight, Mask
 from cxlfs.media.simulated import CrashTarget
 from cxlfs.native import EventKind
 from cxlfs.store import Store
+from cxlfs.verify import run_passes
 from tests.support.stores import CHUNK_BYTES, SEGMENT_BYTES, Entry, picture, write_file
 
 SEGMENTS = 22
@@ -153,6 +154,9 @@ def judge(
         if picture(store) != found:
             return f"a second opening gives {describe(picture(store))}, not {describe(found)}"
         if work:
+            findings = list(run_passes(media, structure_only=False))
+            if findings:
+                return f"verify finds {findings}"
             _work(store)
         store.close()
     except CxlfsError as error:

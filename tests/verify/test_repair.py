@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from cxlfs import layout
 from cxlfs.errors import InvariantError, SavedCopyError
-from cxlfs.media import MemoryMedia
+from cxlfs.media import MemoryMedia, SimulatedMedia
+from cxlfs.media.simulated import CrashTarget
 from cxlfs.store import Store
 from cxlfs.verify import repair
 from cxlfs.verify.overlay import GuardedMedia, OverlayMedia
@@ -243,6 +245,28 @@ def test_a_lost_record_is_not_repaired() -> None:
 def test_nothing_to_do() -> None:
     case = Case(closed=True)
     assert plan(case.media, []) == []
+
+
+def test_a_power_cut_in_the_middle_makes_nothing_worse(tmp_path: Path, rng: random.Random) -> None:
+    """At any moment everything is still there, and repairing again finishes it."""
+    case = Case(closed=False)
+    _a_bit_of_everything(case)
+    media = SimulatedMedia(case.media.size_bytes, image=case.content())
+    apply(media, plan(media, findings_of(media)), tmp_path / "first")
+    target = CrashTarget(media.cursor())
+    count = len(media.events())
+    assert count > 30
+    for event in sorted(rng.sample(range(1, count), 24)):
+        in_flight = target.advance(event)
+        mask = np.array([rng.random() < 0.5 for _ in range(len(in_flight))], dtype=np.bool_)
+        with target.crashed(in_flight, mask) as crashed:
+            assert picture_of(crashed) == case.picture, event
+            found = findings_of(crashed)
+            assert all(finding.repairable for finding in found), found
+            apply(crashed, plan(crashed, found), tmp_path / f"again-{event}")
+            assert findings_of(crashed) == [], event
+            assert picture_of(crashed) == case.picture, event
+    target.close()
 
 
 # --- the saved copy -------------------------------------------------------------------------
