@@ -73,8 +73,8 @@ def test_every_metadata_line_blanked(
         tried += 1
         found_count += bool(found)
     assert tried > 150 / step
-    # The rest: last records in one copy, and the slot of the next root, which a crash may tear.
-    assert found_count > 0.85 * tried
+    # The rest: last records in one copy, and two root slots, which a crash may tear.
+    assert found_count > 0.75 * tried
 
 
 def test_every_data_line_blanked() -> None:

@@ -91,7 +91,7 @@ def test_every_metadata_line_poisoned(
             assert findings_of(media) == [], place
             assert picture_of(media) == good, place
             media.unguarded_memory()[:] = content
-    assert found_count > len(places) / step * 0.85
+    assert found_count > len(places) / step * 0.75
 
 
 def test_a_file_that_was_cut_under_the_mapping(tmp_path: Path) -> None:

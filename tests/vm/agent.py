@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -179,7 +178,6 @@ class Agent:
 
     def _run(self, *arguments: str, expected: int = 0) -> str:
         self._witness.send("running", command=arguments[0])
-        began = time.monotonic()
         command = [self._program, *arguments]
         try:
             ended = subprocess.run(
@@ -189,10 +187,7 @@ class Agent:
         except subprocess.TimeoutExpired as late:
             status, out = -1, (late.stdout or b"").decode(errors="replace")
             err = f"did not end, or did not close its output, in {COMMAND_TIMEOUT_S:.0f} s"
-        seconds = round(time.monotonic() - began, 2)
-        self._witness.send(
-            "ran", arguments=arguments, status=status, out=out, err=err, seconds=seconds
-        )
+        self._witness.send("ran", arguments=arguments, status=status, out=out, err=err)
         if status != expected:
             raise CommandFailedError(
                 f"cxlfs {' '.join(arguments)}: exit status {status}, not {expected}\n{out}{err}"
