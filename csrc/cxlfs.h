@@ -178,7 +178,8 @@ int cxl_map_attach_lease(cxl_map *map, uint64_t id);
 /* Close the open extent: *media_offset, *length is the unused room (length 0: none, or no lease). */
 int cxl_map_close_lease(cxl_map *map, uint64_t *media_offset, uint64_t *length);
 
-int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out);  /* empty, size 0, dirty from 0: its delta is all of it */
+/* Empty, size 0, dirty from 0: its delta is all of it. */
+int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out);
 int cxl_map_clone(cxl_map *map, cxl_map **out);                      /* same content, clean, no lease */
 void cxl_map_free(cxl_map *map);
 uint64_t cxl_map_size(cxl_map *map);
@@ -197,7 +198,8 @@ int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t cou
 /* References that overlap [offset, offset+length), clipped to it, holes left out. *out: cxl_free. */
 int cxl_map_export(cxl_map *map, uint64_t offset, uint64_t length, cxl_ref **out, uint64_t *count);
 /* Re-aim references into [extent_offset, +length) of old_id at new_id, new_offset. Keeps dirty marks. */
-int cxl_map_move(cxl_map *map, uint64_t old_id, uint64_t extent_offset, uint64_t length, uint64_t new_id, uint64_t new_offset);
+int cxl_map_move(cxl_map *map, uint64_t old_id, uint64_t extent_offset, uint64_t length, uint64_t new_id,
+                 uint64_t new_offset);
 
 /* Many maps at once (image load): maps[i] takes refs [first[i], first[i+1]), owner owners[i], sizes[i]. */
 int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owners, const uint64_t *sizes,
@@ -211,7 +213,8 @@ int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count
                     uint64_t *crc_count);
 
 /* Write: copies what the lease has room for. Returns bytes taken (> 0), -EAGAIN when another lease is
- * needed first (*needed: what would take all of it; a smaller one of 8 KiB or more takes a part), -EIO with *fault when old bytes of a small overwrite are
+ * needed first (*needed: what would take all of it; a smaller one of 8 KiB or more takes a part),
+ * -EIO with *fault when old bytes of a small overwrite are
  * damaged, -ENOMEM. LINE, BYTE: the data is durable when it returns. A write of less than 4 KiB that does not
  * continue the open extent carries its whole 4 KiB file block along, so that references stay few. */
 int64_t cxl_map_write(cxl_map *map, uint64_t offset, const void *source, uint64_t length, uint64_t *needed,
@@ -223,7 +226,8 @@ int cxl_map_punch(cxl_map *map, uint64_t offset, uint64_t length);
 int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t length, int verify, cxl_fault *fault);
 /* Without a copy: when the range (clipped at the end of file) lies in one extent, verify it in place and
  * return its length and *address; 0 when it does not lie so (then use cxl_map_read). */
-int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify, const void **address, cxl_fault *fault);
+int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify, const void **address,
+                     cxl_fault *fault);
 
 /* Delta: what changed since the last one. Taking it pads the open extent with zeros to a multiple of 64 bytes
  * (so that published bytes never share a word with later ones), and clears the dirty marks. */

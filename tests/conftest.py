@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import random
+import signal
 import zlib
 
 import hypothesis
@@ -24,6 +25,12 @@ hypothesis.settings.register_profile(
     "cxlfs", derandomize="CXLFS_SEED" not in os.environ, deadline=None, print_blob=True
 )
 hypothesis.settings.load_profile("cxlfs")
+
+
+# A run started in the background of a script has SIGINT ignored, and so would have every program
+# that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:

@@ -21,6 +21,7 @@ from tests.support.repository import (
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 LINE_COLUMNS_MAX = 100
+C_LINE_COLUMNS_MAX = 120  # declarations with their units and types in one line read better
 TOP_LEVEL = {
     "CHANGELOG.md",
     "LICENSE",
@@ -88,12 +89,16 @@ def test_functions_in_c_are_short() -> None:
     assert too_long == []
 
 
+def columns_max(path: Path) -> int:
+    return C_LINE_COLUMNS_MAX if path.suffix in {".c", ".h"} else LINE_COLUMNS_MAX
+
+
 def test_lines_are_short() -> None:
     too_long = [
         f"{name_of(path)}:{number}"
         for path in sources()
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if len(line) > LINE_COLUMNS_MAX
+        if len(re.sub(r"  # (type: ignore|noqa).*", "", line)) > columns_max(path)
     ]
     assert too_long == []
 

@@ -52,7 +52,8 @@ class Shop:
         else:
             store.abandon()
         self.stores.remove(store)
-        return self._watch(Store.open(store.media, StoreOptions(**options)))  # type: ignore[arg-type]
+        chosen = StoreOptions(**options)  # type: ignore[arg-type]
+        return self._watch(Store.open(store.media, chosen))
 
     def check(self) -> None:
         for store in self.stores:

@@ -181,6 +181,8 @@ class Campaign:
             directory=self._directory,
             environment=self._environment,
         )
+        if self._machine.stopped:
+            return False
         self._round.operations = self._ledger.operations_done - done_before
         self._round.seconds = round(boot.seconds, 1)
         self._round.seconds_to_start = round(boot.seconds_to_start, 1)
@@ -234,6 +236,10 @@ class Campaign:
         step = self._step + int(later)
         step += step % 2 if name.startswith("shards") else 0
         return Cut(cut.kind, version=f"{name} {step}")
+
+    def stop(self) -> None:
+        """End the campaign soon; may be called from any thread."""
+        self._machine.stop()
 
     def run(self, cuts: Sequence[Cut]) -> TargetResult:
         """All rounds; stops at the first problem, since nothing after it can be judged."""

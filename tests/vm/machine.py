@@ -19,6 +19,7 @@ import json
 import os
 import selectors
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -133,6 +134,7 @@ class Machine:
         self._process: subprocess.Popen[bytes] | None = None
         self._cut_at: float | None = None
         self._boot = Boot()
+        self._stopped = threading.Event()
 
     # ------------------------------------------------------------------------ the QEMU command
 
@@ -198,6 +200,17 @@ class Machine:
             self._boot.cut = True
             self._process.kill()
 
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """End the boot in progress and allow no other; may be called from any thread."""
+        self._stopped.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+
     def cut_after(self, seconds: float) -> None:
         """Cut the power so many seconds from now, unless the guest has ended by then."""
         self._cut_at = time.monotonic() + seconds
@@ -227,7 +240,7 @@ class Machine:
         archive = initramfs.build(self.kernel, modules, settings + "\n", script)
         (self.work / "initramfs").write_bytes(archive)
         boot = self._boot_once(self.accel, on_event, timeout_s)
-        if boot.started or boot.status is not None or boot.timed_out:
+        if boot.started or boot.status is not None or boot.timed_out or self.stopped:
             return boot
         return self._boot_once("tcg", on_event, timeout_s)
 
@@ -239,7 +252,11 @@ class Machine:
         try:
             with (self.work / "qemu").open("wb") as messages:
                 self._process = subprocess.Popen(
-                    self._arguments(accel, output_write, witness_write),
+                    # QEMU does not outlive this program, however that ends.
+                    [
+                        *("setpriv", "--pdeathsig", "KILL", "--"),
+                        *self._arguments(accel, output_write, witness_write),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=messages,
                     stderr=messages,
@@ -248,6 +265,8 @@ class Machine:
                 )
             os.close(output_write)
             os.close(witness_write)
+            if self.stopped:
+                self._process.kill()
             self._follow(output_read, witness_read, on_event, began, timeout_s)
             self._process.wait()
         finally:

@@ -23,6 +23,7 @@ TOOLS = (
     ("daxctl", "daxctl"),
     ("mkfs.xfs", "xfsprogs"),
     ("blkid", "util-linux"),
+    ("setpriv", "util-linux"),
     ("fusermount3", "fuse3"),
 )
 KERNEL_PACKAGE = "linux-image-6.12-amd64"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.vm import needs
-from tests.vm.campaign import Campaign, TargetResult
+from tests.vm.campaign import Campaign
 from tests.vm.cuts import cuts_of
 from tests.vm.machine import Target, qemu_version, usable_kvm
 
@@ -86,10 +85,11 @@ def run(
     began = time.monotonic()
     compile_modules(python, root)
 
-    def run_one(target: Target) -> TargetResult:
+    campaigns = []
+    for target in targets:
         folder = work / target.name
         folder.mkdir()
-        campaign = Campaign(
+        one = Campaign(
             target,
             folder,
             kernel,
@@ -99,12 +99,16 @@ def run(
             environment=_environment(),
             say=say,
         )
-        # A generator for each target: one alone repeats what it did among the others.
-        generator = random.Random(f"{seed} {target.name}")
-        return campaign.run(cuts_of(generator, cuts))
-
+        campaigns.append((one, cuts_of(random.Random(f"{seed} {target.name}"), cuts)))
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        results = list(pool.map(run_one, targets))
+        futures = [pool.submit(one.run, planned) for one, planned in campaigns]
+        try:
+            results = [future.result() for future in futures]
+        except BaseException:  # Ctrl-C too: the pool would wait for the last boot of all
+            for future, (one, _planned) in zip(futures, campaigns, strict=True):
+                future.cancel()
+                one.stop()
+            raise
     return {
         "passed": not any(result.problems for result in results),
         "seed": seed,
@@ -115,9 +119,3 @@ def run(
         "seconds": round(time.monotonic() - began, 1),
         "targets": [result.as_json() for result in results],
     }
-
-
-def finish(work: Path, *, keep: bool) -> None:
-    """Remove the media unless they are to be kept."""
-    if not keep:
-        shutil.rmtree(work)

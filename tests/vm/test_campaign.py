@@ -43,6 +43,8 @@ def listing(data: bytes) -> Event:
 class Playback:
     """Gives each boot its events; a cut ends the boot there, as on a real machine."""
 
+    stopped = False
+
     def __init__(self, boots: Iterable[list[Event]]) -> None:
         self._boots = iter(boots)
         self.commands: list[list[str]] = []
