@@ -15,7 +15,7 @@ from cxlfs import inspect
 from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
-from cxlfs.cli.target import media_of
+from cxlfs.cli.source import media_of
 from cxlfs.errors import (
     BusyError,
     CorruptionError,

@@ -16,7 +16,8 @@ from cxlfs import inspect
 from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, columns, quote, time_or_none
-from cxlfs.cli.target import OPEN_EXIT_CODES, media_of, served_by
+from cxlfs.cli.source import media_of
+from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
 from cxlfs.errors import CxlfsError
 from cxlfs.fuse.control_client import control_request
 from cxlfs.fuse.runtime import Registration

@@ -1,6 +1,7 @@
 """What SOURCE|MOUNTPOINT means: a running daemon to ask, or media to open.
 
-Never here: what is asked. A mount point is never touched: a daemon that hangs must not hang the
+Never here: what is asked; opening (``source``), so that verbs which only talk to a daemon start
+without what maps media. A mount point is never touched: a daemon that hangs must not hang the
 command line.
 """
 
@@ -27,7 +28,6 @@ from cxlfs.errors import (
 from cxlfs.fuse import mountinfo
 from cxlfs.fuse.control_client import find_and_connect
 from cxlfs.fuse.runtime import Registration
-from cxlfs.media import Media, open_media
 
 OPEN_EXIT_CODES = tuple(
     error.exit_code
@@ -91,17 +91,6 @@ def _mount_around(path: str) -> mountinfo.Mount | None:
     around = [str(directory) for directory in Path(os.path.abspath(path)).parents]  # noqa: PTH100
     mount = next((mounts[directory] for directory in around if directory in mounts), None)
     return mount if mount and mount.file_system_type == mountinfo.FILE_SYSTEM_TYPE else None
-
-
-@contextlib.contextmanager
-def media_of(source: str, *, read_only: bool = True, exclusive: bool = True) -> Iterator[Media]:
-    """The media of a store that no daemon serves. Raises what ``open_media`` raises."""
-    with naming_the_mount(source):
-        media = open_media(source, read_only=read_only, exclusive=exclusive)
-    try:
-        yield media
-    finally:
-        media.close()
 
 
 @contextlib.contextmanager

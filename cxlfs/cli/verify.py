@@ -25,7 +25,8 @@ from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import FINDINGS, OK, REPAIRED, epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.progress import Progress
-from cxlfs.cli.target import OPEN_EXIT_CODES, media_of, served_by
+from cxlfs.cli.source import media_of
+from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
 from cxlfs.errors import BusyError, CorruptionError, NotACxlfsError, SavedCopyError
 from cxlfs.fuse.control_client import control_request
 from cxlfs.fuse.runtime import Registration

@@ -48,7 +48,10 @@ def held(image: Path, mode: str = "rw", how: str = "plain") -> Iterator[int]:
     )
     with process:
         assert process.stdout is not None
-        yield int(process.stdout.readline())
+        pid = int(process.stdout.readline())
+        if how == "fork":
+            process.wait()  # until then the one that ended is still to be seen
+        yield pid
 
 
 def test_owner_is_named_with_pid_and_command(image: Path) -> None:

@@ -1,0 +1,23 @@
+"""The media of a SOURCE that no daemon serves, opened for one command.
+
+Never here: deciding whether a daemon serves it (``target``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from cxlfs.cli.target import naming_the_mount
+from cxlfs.media import Media, open_media
+
+
+@contextlib.contextmanager
+def media_of(source: str, *, read_only: bool = True, exclusive: bool = True) -> Iterator[Media]:
+    """The media of a store that no daemon serves. Raises what ``open_media`` raises."""
+    with naming_the_mount(source):
+        media = open_media(source, read_only=read_only, exclusive=exclusive)
+    try:
+        yield media
+    finally:
+        media.close()
