@@ -584,336 +584,356 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 309), // char const *()(void)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // char const *()(void)
 /*  1 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_delta *, cxl_map *, cxl_map *)
-/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 311), // cxl_delta *
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 317), // cxl_map *
+/*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_delta *, cxl_map *, cxl_map *)
+/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 331), // cxl_delta *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 337), // cxl_map *
 /*  5 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 312), // cxl_engine *
-/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 44), // cxl_extent_info * *
+/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 332), // cxl_engine *
+/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 46), // cxl_extent_info * *
 /* 10 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t *
 /* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, uint32_t const *, uint64_t, uint64_t *)
+/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, uint32_t const *, uint64_t, uint64_t *)
 /* 13 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 315), // cxl_extent_info const *
+/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 335), // cxl_extent_info const *
 /* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 178), // uint32_t const *
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 180), // uint32_t const *
 /* 17 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 18 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, cxl_ref * *, uint64_t *, cxl_extent_info * *, uint64_t *, uint32_t * *, uint64_t *)
+/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, cxl_ref * *, uint64_t *, cxl_extent_info * *, uint64_t *, uint32_t * *, uint64_t *)
 /* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * const *
 /* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 24 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 319), // cxl_ref * *
+/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 339), // cxl_ref * *
 /* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 9),
 /* 28 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 170), // uint32_t * *
+/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 172), // uint32_t * *
 /* 30 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t *, uint64_t)
+/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, uint64_t)
 /* 33 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 22),
 /* 35 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 36 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 37 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t)
-/* 38 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 39 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 40 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 41 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
-/* 42 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 44 */ _CFFI_OP(_CFFI_OP_POINTER, 315), // cxl_extent_info *
-/* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 29),
-/* 46 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 47 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
-/* 48 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 49 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 50 */ _CFFI_OP(_CFFI_OP_POINTER, 316), // cxl_fault *
+/* 36 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t)
+/* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 42 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
+/* 44 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 45 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 46 */ _CFFI_OP(_CFFI_OP_POINTER, 335), // cxl_extent_info *
+/* 47 */ _CFFI_OP(_CFFI_OP_NOOP, 29),
+/* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
+/* 50 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 52 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 53 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 54 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 55 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, cxl_map * *)
-/* 56 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 57 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 58 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * *
-/* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
-/* 61 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 62 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 63 */ _CFFI_OP(_CFFI_OP_POINTER, 321), // cxl_segment_ref * *
-/* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
-/* 67 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 68 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 70 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 72 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
-/* 73 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 75 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
-/* 76 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
-/* 77 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
-/* 78 */ _CFFI_OP(_CFFI_OP_POINTER, 320), // cxl_ref const *
-/* 79 */ _CFFI_OP(_CFFI_OP_NOOP, 58),
-/* 80 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 81 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 82 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
-/* 83 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 84 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 85 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 52 */ _CFFI_OP(_CFFI_OP_POINTER, 336), // cxl_fault *
+/* 53 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 54 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 55 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 57 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, cxl_map * *)
+/* 58 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 59 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * *
+/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
+/* 63 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 64 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 65 */ _CFFI_OP(_CFFI_OP_POINTER, 341), // cxl_segment_ref * *
+/* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
+/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 70 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 71 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 72 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 74 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
+/* 75 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 77 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
+/* 78 */ _CFFI_OP(_CFFI_OP_NOOP, 77),
+/* 79 */ _CFFI_OP(_CFFI_OP_NOOP, 77),
+/* 80 */ _CFFI_OP(_CFFI_OP_POINTER, 340), // cxl_ref const *
+/* 81 */ _CFFI_OP(_CFFI_OP_NOOP, 60),
+/* 82 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
+/* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 86 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 88 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
-/* 89 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 90 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 91 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 87 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 88 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 89 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
+/* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 92 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 93 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 94 */ _CFFI_OP(_CFFI_OP_NOOP, 50),
-/* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *)
-/* 97 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 98 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 99 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, cxl_delta * *)
-/* 100 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 101 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // cxl_delta * *
-/* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 103 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, cxl_map * *)
-/* 104 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 105 */ _CFFI_OP(_CFFI_OP_NOOP, 58),
-/* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
-/* 108 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 109 */ _CFFI_OP(_CFFI_OP_NOOP, 78),
-/* 110 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 111 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 112 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 113 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t *, uint64_t *)
-/* 114 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 115 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 116 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 118 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t)
-/* 119 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 120 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 121 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 122 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t, cxl_ref const *, uint64_t, uint64_t, uint64_t *)
-/* 123 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 124 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 125 */ _CFFI_OP(_CFFI_OP_NOOP, 78),
+/* 94 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 95 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 96 */ _CFFI_OP(_CFFI_OP_NOOP, 52),
+/* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 98 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *)
+/* 99 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 100 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, cxl_delta * *)
+/* 102 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 103 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // cxl_delta * *
+/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, cxl_map * *)
+/* 106 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 107 */ _CFFI_OP(_CFFI_OP_NOOP, 60),
+/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
+/* 110 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 111 */ _CFFI_OP(_CFFI_OP_NOOP, 80),
+/* 112 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 113 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t *, uint64_t *)
+/* 116 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 117 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 118 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t)
+/* 121 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 122 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 123 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 124 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t, cxl_ref const *, uint64_t, uint64_t, uint64_t *)
+/* 125 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 126 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 127 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 128 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 129 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t, uint64_t)
-/* 131 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 132 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 133 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 134 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 135 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
-/* 136 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 137 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 138 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 139 */ _CFFI_OP(_CFFI_OP_NOOP, 25),
-/* 140 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 141 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 142 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
-/* 143 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 144 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 127 */ _CFFI_OP(_CFFI_OP_NOOP, 80),
+/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 130 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 131 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 132 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t, uint64_t)
+/* 133 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 134 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 136 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 137 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
+/* 138 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 139 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 140 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 141 */ _CFFI_OP(_CFFI_OP_NOOP, 25),
+/* 142 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 143 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 144 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
+/* 145 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 147 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 148 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 149 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 150 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *)
-/* 151 */ _CFFI_OP(_CFFI_OP_POINTER, 318), // cxl_media *
-/* 152 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 153 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, int)
-/* 154 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 155 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7), // int
-/* 156 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 157 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t)
-/* 158 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 159 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 160 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 161 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, uint64_t)
-/* 162 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 163 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 164 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 165 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 166 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
-/* 167 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 168 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 169 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 170 */ _CFFI_OP(_CFFI_OP_POINTER, 178), // uint32_t *
-/* 171 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 172 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 173 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
-/* 174 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 175 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 176 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 149 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 150 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 151 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 152 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *)
+/* 153 */ _CFFI_OP(_CFFI_OP_POINTER, 338), // cxl_media *
+/* 154 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 155 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, int)
+/* 156 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
+/* 157 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7), // int
+/* 158 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 159 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t)
+/* 160 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
+/* 161 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 162 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 163 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, uint64_t)
+/* 164 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
+/* 165 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 166 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 167 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 168 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
+/* 169 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
+/* 170 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 171 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 172 */ _CFFI_OP(_CFFI_OP_POINTER, 180), // uint32_t *
+/* 173 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 174 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 175 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
+/* 176 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
 /* 177 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 178 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 179 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
-/* 180 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 181 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
-/* 182 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 183 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 184 */ _CFFI_OP(_CFFI_OP_POINTER, 329), // void *
+/* 178 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 179 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 180 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 181 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
+/* 182 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 183 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
+/* 184 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
 /* 185 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 186 */ _CFFI_OP(_CFFI_OP_NOOP, 170),
-/* 187 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 188 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 189 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
-/* 190 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 191 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 192 */ _CFFI_OP(_CFFI_OP_NOOP, 184),
+/* 186 */ _CFFI_OP(_CFFI_OP_POINTER, 349), // void *
+/* 187 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 188 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 189 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 190 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 191 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
+/* 192 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
 /* 193 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 194 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 195 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 196 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, void const *, uint64_t)
-/* 197 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 198 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 199 */ _CFFI_OP(_CFFI_OP_POINTER, 329), // void const *
+/* 194 */ _CFFI_OP(_CFFI_OP_NOOP, 186),
+/* 195 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 196 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 197 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 198 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, void const *, uint64_t)
+/* 199 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
 /* 200 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 201 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 202 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
-/* 203 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 204 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 205 */ _CFFI_OP(_CFFI_OP_NOOP, 199),
+/* 201 */ _CFFI_OP(_CFFI_OP_POINTER, 349), // void const *
+/* 202 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 203 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 204 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
+/* 205 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
 /* 206 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 207 */ _CFFI_OP(_CFFI_OP_NOOP, 170),
-/* 208 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 209 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(cxl_media *, void const * *, uint64_t *)
-/* 210 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
-/* 211 */ _CFFI_OP(_CFFI_OP_POINTER, 199), // void const * *
-/* 212 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 213 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 214 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
-/* 215 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 216 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 217 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 218 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 219 */ _CFFI_OP(_CFFI_OP_POINTER, 151), // cxl_media * *
-/* 220 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 221 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(uint32_t, uint64_t)
-/* 222 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 223 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 224 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 225 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(uint64_t, uint32_t, cxl_media * *)
-/* 226 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 227 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 228 */ _CFFI_OP(_CFFI_OP_NOOP, 219),
-/* 229 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 230 */ _CFFI_OP(_CFFI_OP_FUNCTION, 155), // int()(void)
+/* 207 */ _CFFI_OP(_CFFI_OP_NOOP, 201),
+/* 208 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 209 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 210 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 211 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, void const * *, uint64_t *)
+/* 212 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
+/* 213 */ _CFFI_OP(_CFFI_OP_POINTER, 201), // void const * *
+/* 214 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 215 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 216 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
+/* 217 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 218 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 219 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 220 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 221 */ _CFFI_OP(_CFFI_OP_POINTER, 153), // cxl_media * *
+/* 222 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 223 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(uint32_t, uint64_t)
+/* 224 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 225 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 226 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 227 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(uint64_t, uint32_t, cxl_media * *)
+/* 228 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 229 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 230 */ _CFFI_OP(_CFFI_OP_NOOP, 221),
 /* 231 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 232 */ _CFFI_OP(_CFFI_OP_FUNCTION, 328), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
-/* 233 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 234 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 235 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 236 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 237 */ _CFFI_OP(_CFFI_OP_FUNCTION, 328), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
-/* 238 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 239 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 240 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 241 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 242 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
-/* 243 */ _CFFI_OP(_CFFI_OP_NOOP, 50),
-/* 244 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 245 */ _CFFI_OP(_CFFI_OP_FUNCTION, 328), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
-/* 246 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 232 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(void)
+/* 233 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 234 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
+/* 235 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 236 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 237 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 238 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 239 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, int)
+/* 240 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 241 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 242 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 243 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 244 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, uint64_t, cxl_map *, uint64_t)
+/* 245 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 246 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 247 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 248 */ _CFFI_OP(_CFFI_OP_NOOP, 184),
+/* 248 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 249 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 250 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 251 */ _CFFI_OP(_CFFI_OP_NOOP, 50),
-/* 252 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 253 */ _CFFI_OP(_CFFI_OP_FUNCTION, 328), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
-/* 254 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 255 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 256 */ _CFFI_OP(_CFFI_OP_NOOP, 199),
-/* 257 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 258 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 259 */ _CFFI_OP(_CFFI_OP_NOOP, 50),
-/* 260 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 261 */ _CFFI_OP(_CFFI_OP_FUNCTION, 178), // uint32_t()(cxl_media const *)
-/* 262 */ _CFFI_OP(_CFFI_OP_POINTER, 318), // cxl_media const *
-/* 263 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 264 */ _CFFI_OP(_CFFI_OP_FUNCTION, 178), // uint32_t()(uint32_t, void const *, size_t)
-/* 265 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 266 */ _CFFI_OP(_CFFI_OP_NOOP, 199),
-/* 267 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
-/* 268 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 269 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
-/* 270 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 271 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 272 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
-/* 273 */ _CFFI_OP(_CFFI_OP_NOOP, 262),
+/* 250 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 251 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
+/* 252 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 253 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 254 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 255 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 256 */ _CFFI_OP(_CFFI_OP_NOOP, 213),
+/* 257 */ _CFFI_OP(_CFFI_OP_NOOP, 52),
+/* 258 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 259 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
+/* 260 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 261 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 262 */ _CFFI_OP(_CFFI_OP_NOOP, 186),
+/* 263 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 264 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 265 */ _CFFI_OP(_CFFI_OP_NOOP, 52),
+/* 266 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 267 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
+/* 268 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 269 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 270 */ _CFFI_OP(_CFFI_OP_NOOP, 201),
+/* 271 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 272 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 273 */ _CFFI_OP(_CFFI_OP_NOOP, 52),
 /* 274 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 275 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
-/* 276 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 275 */ _CFFI_OP(_CFFI_OP_FUNCTION, 180), // uint32_t()(cxl_media const *)
+/* 276 */ _CFFI_OP(_CFFI_OP_POINTER, 338), // cxl_media const *
 /* 277 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 184), // void *()(cxl_media const *)
-/* 279 */ _CFFI_OP(_CFFI_OP_NOOP, 262),
-/* 280 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 281 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_delta *, cxl_map *)
-/* 282 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
-/* 283 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 284 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 285 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_engine *)
-/* 286 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 287 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 288 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_engine *, cxl_engine_stats *)
-/* 289 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 290 */ _CFFI_OP(_CFFI_OP_POINTER, 313), // cxl_engine_stats *
+/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 180), // uint32_t()(uint32_t, void const *, size_t)
+/* 279 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 280 */ _CFFI_OP(_CFFI_OP_NOOP, 201),
+/* 281 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 282 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 283 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
+/* 284 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 285 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 286 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *, uint64_t, uint64_t, uint64_t *)
+/* 287 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 288 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 289 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 290 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 291 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 292 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_map *)
-/* 293 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 292 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
+/* 293 */ _CFFI_OP(_CFFI_OP_NOOP, 276),
 /* 294 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 295 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(cxl_media *)
-/* 296 */ _CFFI_OP(_CFFI_OP_NOOP, 151),
+/* 295 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
+/* 296 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 297 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 298 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
-/* 299 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 300 */ _CFFI_OP(_CFFI_OP_NOOP, 199),
-/* 301 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
-/* 302 */ _CFFI_OP(_CFFI_OP_NOOP, 75),
-/* 303 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 304 */ _CFFI_OP(_CFFI_OP_NOOP, 170),
-/* 305 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 306 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // void()(void *)
-/* 307 */ _CFFI_OP(_CFFI_OP_NOOP, 184),
-/* 308 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 309 */ _CFFI_OP(_CFFI_OP_POINTER, 310), // char const *
-/* 310 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 311 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_delta
-/* 312 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_engine
-/* 313 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_engine_stats
-/* 314 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_event
-/* 315 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_extent_info
-/* 316 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_fault
-/* 317 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_map
-/* 318 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_media
-/* 319 */ _CFFI_OP(_CFFI_OP_POINTER, 320), // cxl_ref *
-/* 320 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_ref
-/* 321 */ _CFFI_OP(_CFFI_OP_POINTER, 322), // cxl_segment_ref *
-/* 322 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_segment_ref
-/* 323 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
-/* 324 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
-/* 325 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
-/* 326 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
-/* 327 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
-/* 328 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 329 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 298 */ _CFFI_OP(_CFFI_OP_FUNCTION, 186), // void *()(cxl_media const *)
+/* 299 */ _CFFI_OP(_CFFI_OP_NOOP, 276),
+/* 300 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 301 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_delta *, cxl_map *)
+/* 302 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
+/* 303 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 304 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 305 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_engine *)
+/* 306 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 307 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 308 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_engine *, cxl_engine_stats *)
+/* 309 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 310 */ _CFFI_OP(_CFFI_OP_POINTER, 333), // cxl_engine_stats *
+/* 311 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 312 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_map *)
+/* 313 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 314 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 315 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_media *)
+/* 316 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
+/* 317 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 318 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
+/* 319 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 320 */ _CFFI_OP(_CFFI_OP_NOOP, 201),
+/* 321 */ _CFFI_OP(_CFFI_OP_NOOP, 77),
+/* 322 */ _CFFI_OP(_CFFI_OP_NOOP, 77),
+/* 323 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 324 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 325 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 326 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(void *)
+/* 327 */ _CFFI_OP(_CFFI_OP_NOOP, 186),
+/* 328 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 329 */ _CFFI_OP(_CFFI_OP_POINTER, 330), // char const *
+/* 330 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 331 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_delta
+/* 332 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_engine
+/* 333 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_engine_stats
+/* 334 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_event
+/* 335 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_extent_info
+/* 336 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_fault
+/* 337 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_map
+/* 338 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_media
+/* 339 */ _CFFI_OP(_CFFI_OP_POINTER, 340), // cxl_ref *
+/* 340 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_ref
+/* 341 */ _CFFI_OP(_CFFI_OP_POINTER, 342), // cxl_segment_ref *
+/* 342 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_segment_ref
+/* 343 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
+/* 344 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
+/* 345 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
+/* 346 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
+/* 347 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
+/* 348 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 349 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_CXL_GRANULARITY_BYTE(unsigned long long *o)
@@ -1160,10 +1180,10 @@ _cffi_f_cxl_crc32c(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(199), arg1, (char **)&x1);
+      _cffi_type(201), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(199), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(201), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1218,28 +1238,28 @@ _cffi_f_cxl_crc32c_each(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(199), arg1, (char **)&x1);
+      _cffi_type(201), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(199), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(201), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(75), arg2, (char **)&x2);
+      _cffi_type(77), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(75), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(77), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(75), arg3, (char **)&x3);
+      _cffi_type(77), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(75), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(77), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1249,10 +1269,10 @@ _cffi_f_cxl_crc32c_each(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(170), arg5, (char **)&x5);
+      _cffi_type(172), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(170), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1406,7 +1426,7 @@ _cffi_f_cxl_dispatch_copy(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(309));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(329));
   return pyresult;
 }
 #else
@@ -1432,7 +1452,7 @@ _cffi_f_cxl_dispatch_crc32c(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(309));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(329));
   return pyresult;
 }
 #else
@@ -1458,7 +1478,7 @@ _cffi_f_cxl_dispatch_fence(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(309));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(329));
   return pyresult;
 }
 #else
@@ -1510,7 +1530,7 @@ _cffi_f_cxl_dispatch_write_back(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(309));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(329));
   return pyresult;
 }
 #else
@@ -1641,10 +1661,10 @@ _cffi_f_cxl_engine_copy_extent(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(50), arg5, (char **)&x5);
+      _cffi_type(52), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(50), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(52), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1848,10 +1868,10 @@ _cffi_f_cxl_engine_describe(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(44), arg2, (char **)&x2);
+      _cffi_type(46), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_extent_info *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(44), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(46), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2105,10 +2125,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2130,10 +2150,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(179), arg5, (char **)&x5);
+      _cffi_type(181), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_engine * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(179), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(181), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2239,10 +2259,10 @@ _cffi_f_cxl_engine_segment_refs(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(63), arg2, (char **)&x2);
+      _cffi_type(65), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_segment_ref * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(63), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(65), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2299,10 +2319,10 @@ _cffi_f_cxl_engine_statistics(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(290), arg1, (char **)&x1);
+      _cffi_type(310), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_engine_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(290), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(310), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2322,17 +2342,19 @@ _cffi_f_cxl_engine_statistics(PyObject *self, PyObject *args)
 #  define _cffi_f_cxl_engine_statistics _cffi_d_cxl_engine_statistics
 #endif
 
-static int _cffi_d_cxl_engine_usage(cxl_engine * x0, uint64_t * x1, uint64_t x2)
+static int _cffi_d_cxl_engine_usage(cxl_engine * x0, cxl_map * const * x1, uint64_t x2, uint64_t * x3, uint64_t x4)
 {
-  return cxl_engine_usage(x0, x1, x2);
+  return cxl_engine_usage(x0, x1, x2, x3, x4);
 }
 #ifndef PYPY_VERSION
 static PyObject *
 _cffi_f_cxl_engine_usage(PyObject *self, PyObject *args)
 {
   cxl_engine * x0;
-  uint64_t * x1;
+  cxl_map * const * x1;
   uint64_t x2;
+  uint64_t * x3;
+  uint64_t x4;
   Py_ssize_t datasize;
   struct _cffi_freeme_s *large_args_free = NULL;
   int result;
@@ -2340,8 +2362,10 @@ _cffi_f_cxl_engine_usage(PyObject *self, PyObject *args)
   PyObject *arg0;
   PyObject *arg1;
   PyObject *arg2;
+  PyObject *arg3;
+  PyObject *arg4;
 
-  if (!PyArg_UnpackTuple(args, "cxl_engine_usage", 3, 3, &arg0, &arg1, &arg2))
+  if (!PyArg_UnpackTuple(args, "cxl_engine_usage", 5, 5, &arg0, &arg1, &arg2, &arg3, &arg4))
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
@@ -2354,10 +2378,10 @@ _cffi_f_cxl_engine_usage(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(10), arg1, (char **)&x1);
+      _cffi_type(22), arg1, (char **)&x1);
   if (datasize != 0) {
-    x1 = ((size_t)datasize) <= 640 ? (uint64_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(10), arg1, (char **)&x1,
+    x1 = ((size_t)datasize) <= 640 ? (cxl_map * const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(22), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2366,9 +2390,22 @@ _cffi_f_cxl_engine_usage(PyObject *self, PyObject *args)
   if (x2 == (uint64_t)-1 && PyErr_Occurred())
     return NULL;
 
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(10), arg3, (char **)&x3);
+  if (datasize != 0) {
+    x3 = ((size_t)datasize) <= 640 ? (uint64_t *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(10), arg3, (char **)&x3,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x4 = _cffi_to_c_int(arg4, uint64_t);
+  if (x4 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
   Py_BEGIN_ALLOW_THREADS
   _cffi_restore_errno();
-  { result = cxl_engine_usage(x0, x1, x2); }
+  { result = cxl_engine_usage(x0, x1, x2, x3, x4); }
   _cffi_save_errno();
   Py_END_ALLOW_THREADS
 
@@ -2423,10 +2460,10 @@ _cffi_f_cxl_engine_verify(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(50), arg2, (char **)&x2);
+      _cffi_type(52), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(50), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(52), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2551,10 +2588,10 @@ _cffi_f_cxl_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(184), arg0, (char **)&x0);
+      _cffi_type(186), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(184), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(186), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2690,10 +2727,10 @@ _cffi_f_cxl_map_clone(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(58), arg1, (char **)&x1);
+      _cffi_type(60), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(58), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(60), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2927,6 +2964,71 @@ _cffi_f_cxl_map_is_dirty(PyObject *self, PyObject *arg0)
 #  define _cffi_f_cxl_map_is_dirty _cffi_d_cxl_map_is_dirty
 #endif
 
+static uint64_t _cffi_d_cxl_map_mapped(cxl_map * x0, uint64_t x1, uint64_t x2, uint64_t * x3)
+{
+  return cxl_map_mapped(x0, x1, x2, x3);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_map_mapped(PyObject *self, PyObject *args)
+{
+  cxl_map * x0;
+  uint64_t x1;
+  uint64_t x2;
+  uint64_t * x3;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  uint64_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+
+  if (!PyArg_UnpackTuple(args, "cxl_map_mapped", 4, 4, &arg0, &arg1, &arg2, &arg3))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_map *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, uint64_t);
+  if (x2 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(10), arg3, (char **)&x3);
+  if (datasize != 0) {
+    x3 = ((size_t)datasize) <= 640 ? (uint64_t *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(10), arg3, (char **)&x3,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_map_mapped(x0, x1, x2, x3); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, uint64_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_map_mapped _cffi_d_cxl_map_mapped
+#endif
+
 static int _cffi_d_cxl_map_move(cxl_map * x0, uint64_t x1, uint64_t x2, uint64_t x3, uint64_t x4, uint64_t x5)
 {
   return cxl_map_move(x0, x1, x2, x3, x4, x5);
@@ -3035,10 +3137,10 @@ _cffi_f_cxl_map_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(58), arg2, (char **)&x2);
+      _cffi_type(60), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(58), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(60), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3108,19 +3210,19 @@ _cffi_f_cxl_map_peek(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg4, (char **)&x4);
+      _cffi_type(213), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(213), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(50), arg5, (char **)&x5);
+      _cffi_type(52), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(50), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(52), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3236,10 +3338,10 @@ _cffi_f_cxl_map_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(184), arg2, (char **)&x2);
+      _cffi_type(186), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(184), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(186), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3253,10 +3355,10 @@ _cffi_f_cxl_map_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(50), arg5, (char **)&x5);
+      _cffi_type(52), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(50), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(52), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3356,10 +3458,10 @@ _cffi_f_cxl_map_replay(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(78), arg2, (char **)&x2);
+      _cffi_type(80), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(78), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(80), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3396,6 +3498,60 @@ _cffi_f_cxl_map_replay(PyObject *self, PyObject *args)
 #  define _cffi_f_cxl_map_replay _cffi_d_cxl_map_replay
 #endif
 
+static int64_t _cffi_d_cxl_map_seek(cxl_map * x0, uint64_t x1, int x2)
+{
+  return cxl_map_seek(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_map_seek(PyObject *self, PyObject *args)
+{
+  cxl_map * x0;
+  uint64_t x1;
+  int x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int64_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "cxl_map_seek", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_map *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, int);
+  if (x2 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_map_seek(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int64_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_map_seek _cffi_d_cxl_map_seek
+#endif
+
 static int _cffi_d_cxl_map_set(cxl_map * x0, cxl_ref const * x1, uint64_t x2, uint64_t * x3)
 {
   return cxl_map_set(x0, x1, x2, x3);
@@ -3430,10 +3586,10 @@ _cffi_f_cxl_map_set(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(78), arg1, (char **)&x1);
+      _cffi_type(80), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(78), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(80), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3514,6 +3670,77 @@ _cffi_f_cxl_map_set_size(PyObject *self, PyObject *args)
 #  define _cffi_f_cxl_map_set_size _cffi_d_cxl_map_set_size
 #endif
 
+static int64_t _cffi_d_cxl_map_share(cxl_map * x0, uint64_t x1, uint64_t x2, cxl_map * x3, uint64_t x4)
+{
+  return cxl_map_share(x0, x1, x2, x3, x4);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_map_share(PyObject *self, PyObject *args)
+{
+  cxl_map * x0;
+  uint64_t x1;
+  uint64_t x2;
+  cxl_map * x3;
+  uint64_t x4;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int64_t result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+  PyObject *arg4;
+
+  if (!PyArg_UnpackTuple(args, "cxl_map_share", 5, 5, &arg0, &arg1, &arg2, &arg3, &arg4))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_map *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, uint64_t);
+  if (x2 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg3, (char **)&x3);
+  if (datasize != 0) {
+    x3 = ((size_t)datasize) <= 640 ? (cxl_map *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg3, (char **)&x3,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x4 = _cffi_to_c_int(arg4, uint64_t);
+  if (x4 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_map_share(x0, x1, x2, x3, x4); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int64_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_map_share _cffi_d_cxl_map_share
+#endif
+
 static uint64_t _cffi_d_cxl_map_size(cxl_map * x0)
 {
   return cxl_map_size(x0);
@@ -3582,10 +3809,10 @@ _cffi_f_cxl_map_take_delta(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(101), arg1, (char **)&x1);
+      _cffi_type(103), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_delta * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(101), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(103), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3695,10 +3922,10 @@ _cffi_f_cxl_map_write(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(199), arg2, (char **)&x2);
+      _cffi_type(201), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(199), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(201), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3717,10 +3944,10 @@ _cffi_f_cxl_map_write(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(50), arg5, (char **)&x5);
+      _cffi_type(52), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(50), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(52), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3922,46 +4149,46 @@ _cffi_f_cxl_maps_import(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(75), arg2, (char **)&x2);
+      _cffi_type(77), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(75), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(77), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(75), arg3, (char **)&x3);
+      _cffi_type(77), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(75), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(77), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(75), arg4, (char **)&x4);
+      _cffi_type(77), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(75), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(77), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(78), arg5, (char **)&x5);
+      _cffi_type(80), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(78), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(80), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(58), arg6, (char **)&x6);
+      _cffi_type(60), arg6, (char **)&x6);
   if (datasize != 0) {
     x6 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(58), arg6, (char **)&x6,
+    if (_cffi_convert_array_argument(_cffi_type(60), arg6, (char **)&x6,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4021,10 +4248,10 @@ _cffi_f_cxl_media_anonymous(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(219), arg2, (char **)&x2);
+      _cffi_type(221), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(219), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(221), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4059,10 +4286,10 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(262), arg0, (char **)&x0);
+      _cffi_type(276), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(262), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(276), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4074,7 +4301,7 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(184));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(186));
   if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
   return pyresult;
 }
@@ -4095,10 +4322,10 @@ _cffi_f_cxl_media_close(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4143,10 +4370,10 @@ _cffi_f_cxl_media_copy(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4156,10 +4383,10 @@ _cffi_f_cxl_media_copy(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(199), arg2, (char **)&x2);
+      _cffi_type(201), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(199), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(201), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4210,10 +4437,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4223,10 +4450,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(199), arg2, (char **)&x2);
+      _cffi_type(201), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(199), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(201), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4236,10 +4463,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(170), arg4, (char **)&x4);
+      _cffi_type(172), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(170), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4286,10 +4513,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4303,10 +4530,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(170), arg3, (char **)&x3);
+      _cffi_type(172), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(170), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4350,10 +4577,10 @@ _cffi_f_cxl_media_fence(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4388,10 +4615,10 @@ _cffi_f_cxl_media_granularity(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(262), arg0, (char **)&x0);
+      _cffi_type(276), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(262), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(276), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4454,10 +4681,10 @@ _cffi_f_cxl_media_map(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(219), arg4, (char **)&x4);
+      _cffi_type(221), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(219), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(221), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4504,10 +4731,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4517,10 +4744,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(184), arg2, (char **)&x2);
+      _cffi_type(186), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(184), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(186), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4582,10 +4809,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4595,10 +4822,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(184), arg2, (char **)&x2);
+      _cffi_type(186), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(184), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(186), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4608,10 +4835,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(170), arg4, (char **)&x4);
+      _cffi_type(172), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(170), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4661,10 +4888,10 @@ _cffi_f_cxl_media_record(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4709,10 +4936,10 @@ _cffi_f_cxl_media_record_mark(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4759,19 +4986,19 @@ _cffi_f_cxl_media_record_view(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg1, (char **)&x1);
+      _cffi_type(213), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(213), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4815,10 +5042,10 @@ _cffi_f_cxl_media_size(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(262), arg0, (char **)&x0);
+      _cffi_type(276), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(262), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(276), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4863,10 +5090,10 @@ _cffi_f_cxl_media_store(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4876,10 +5103,10 @@ _cffi_f_cxl_media_store(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(199), arg2, (char **)&x2);
+      _cffi_type(201), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(199), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(201), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4926,10 +5153,10 @@ _cffi_f_cxl_media_store_u64(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4980,10 +5207,10 @@ _cffi_f_cxl_media_write_back(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(151), arg0, (char **)&x0);
+      _cffi_type(153), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(151), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5029,73 +5256,76 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "CXL_GRANULARITY_PAGE", (void *)_cffi_const_CXL_GRANULARITY_PAGE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_READ_ONLY", (void *)_cffi_const_CXL_MAP_READ_ONLY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_SYNC", (void *)_cffi_const_CXL_MAP_SYNC, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 264), (void *)_cffi_d_cxl_crc32c },
-  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 298), (void *)_cffi_d_cxl_crc32c_each },
+  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 278), (void *)_cffi_d_cxl_crc32c },
+  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 318), (void *)_cffi_d_cxl_crc32c_each },
   { "cxl_delta_apply", (void *)_cffi_f_cxl_delta_apply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 2), (void *)_cffi_d_cxl_delta_apply },
-  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 281), (void *)_cffi_d_cxl_delta_cancel },
+  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 301), (void *)_cffi_d_cxl_delta_cancel },
   { "cxl_dispatch_copy", (void *)_cffi_f_cxl_dispatch_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_copy },
   { "cxl_dispatch_crc32c", (void *)_cffi_f_cxl_dispatch_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_crc32c },
   { "cxl_dispatch_fence", (void *)_cffi_f_cxl_dispatch_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_fence },
-  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 230), (void *)_cffi_d_cxl_dispatch_init },
+  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 232), (void *)_cffi_d_cxl_dispatch_init },
   { "cxl_dispatch_write_back", (void *)_cffi_f_cxl_dispatch_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_write_back },
-  { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 66), (void *)_cffi_d_cxl_engine_close_lease },
-  { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 88), (void *)_cffi_d_cxl_engine_copy_extent },
-  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 232), (void *)_cffi_d_cxl_engine_dead_segments },
+  { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 68), (void *)_cffi_d_cxl_engine_close_lease },
+  { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 90), (void *)_cffi_d_cxl_engine_copy_extent },
+  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 234), (void *)_cffi_d_cxl_engine_dead_segments },
   { "cxl_engine_define", (void *)_cffi_f_cxl_engine_define, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_cxl_engine_define },
-  { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 41), (void *)_cffi_d_cxl_engine_describe },
-  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 285), (void *)_cffi_d_cxl_engine_drop_unreferenced },
-  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 285), (void *)_cffi_d_cxl_engine_free },
-  { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 82), (void *)_cffi_d_cxl_engine_lease },
+  { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 43), (void *)_cffi_d_cxl_engine_describe },
+  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 305), (void *)_cffi_d_cxl_engine_drop_unreferenced },
+  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 305), (void *)_cffi_d_cxl_engine_free },
+  { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_cxl_engine_lease },
   { "cxl_engine_list", (void *)_cffi_f_cxl_engine_list, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 7), (void *)_cffi_d_cxl_engine_list },
-  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 173), (void *)_cffi_d_cxl_engine_new },
-  { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 37), (void *)_cffi_d_cxl_engine_publish },
-  { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 60), (void *)_cffi_d_cxl_engine_segment_refs },
-  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 288), (void *)_cffi_d_cxl_engine_statistics },
+  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 175), (void *)_cffi_d_cxl_engine_new },
+  { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 39), (void *)_cffi_d_cxl_engine_publish },
+  { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 62), (void *)_cffi_d_cxl_engine_segment_refs },
+  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 308), (void *)_cffi_d_cxl_engine_statistics },
   { "cxl_engine_usage", (void *)_cffi_f_cxl_engine_usage, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_cxl_engine_usage },
-  { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 47), (void *)_cffi_d_cxl_engine_verify },
-  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 275), (void *)_cffi_d_cxl_fault_count },
-  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 221), (void *)_cffi_d_cxl_fault_set },
-  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 306), (void *)_cffi_d_cxl_free },
-  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 269), (void *)_cffi_d_cxl_map_allocated },
-  { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 118), (void *)_cffi_d_cxl_map_attach_lease },
-  { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 103), (void *)_cffi_d_cxl_map_clone },
-  { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 113), (void *)_cffi_d_cxl_map_close_lease },
-  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 135), (void *)_cffi_d_cxl_map_export },
-  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 292), (void *)_cffi_d_cxl_map_free },
-  { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 96), (void *)_cffi_d_cxl_map_is_dirty },
-  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_move },
-  { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 55), (void *)_cffi_d_cxl_map_new },
-  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 237), (void *)_cffi_d_cxl_map_peek },
-  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 130), (void *)_cffi_d_cxl_map_punch },
-  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 245), (void *)_cffi_d_cxl_map_read },
-  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 269), (void *)_cffi_d_cxl_map_ref_count },
-  { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 122), (void *)_cffi_d_cxl_map_replay },
-  { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 107), (void *)_cffi_d_cxl_map_set },
-  { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 118), (void *)_cffi_d_cxl_map_set_size },
-  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 269), (void *)_cffi_d_cxl_map_size },
-  { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 99), (void *)_cffi_d_cxl_map_take_delta },
-  { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 118), (void *)_cffi_d_cxl_map_truncate },
-  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 253), (void *)_cffi_d_cxl_map_write },
+  { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 49), (void *)_cffi_d_cxl_engine_verify },
+  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 295), (void *)_cffi_d_cxl_fault_count },
+  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 223), (void *)_cffi_d_cxl_fault_set },
+  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 326), (void *)_cffi_d_cxl_free },
+  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 283), (void *)_cffi_d_cxl_map_allocated },
+  { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 120), (void *)_cffi_d_cxl_map_attach_lease },
+  { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 105), (void *)_cffi_d_cxl_map_clone },
+  { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 115), (void *)_cffi_d_cxl_map_close_lease },
+  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 137), (void *)_cffi_d_cxl_map_export },
+  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 312), (void *)_cffi_d_cxl_map_free },
+  { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 98), (void *)_cffi_d_cxl_map_is_dirty },
+  { "cxl_map_mapped", (void *)_cffi_f_cxl_map_mapped, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 286), (void *)_cffi_d_cxl_map_mapped },
+  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 144), (void *)_cffi_d_cxl_map_move },
+  { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 57), (void *)_cffi_d_cxl_map_new },
+  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 251), (void *)_cffi_d_cxl_map_peek },
+  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 132), (void *)_cffi_d_cxl_map_punch },
+  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 259), (void *)_cffi_d_cxl_map_read },
+  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 283), (void *)_cffi_d_cxl_map_ref_count },
+  { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 124), (void *)_cffi_d_cxl_map_replay },
+  { "cxl_map_seek", (void *)_cffi_f_cxl_map_seek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 239), (void *)_cffi_d_cxl_map_seek },
+  { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 109), (void *)_cffi_d_cxl_map_set },
+  { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 120), (void *)_cffi_d_cxl_map_set_size },
+  { "cxl_map_share", (void *)_cffi_f_cxl_map_share, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 244), (void *)_cffi_d_cxl_map_share },
+  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 283), (void *)_cffi_d_cxl_map_size },
+  { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 101), (void *)_cffi_d_cxl_map_take_delta },
+  { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 120), (void *)_cffi_d_cxl_map_truncate },
+  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 267), (void *)_cffi_d_cxl_map_write },
   { "cxl_maps_export", (void *)_cffi_f_cxl_maps_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 20), (void *)_cffi_d_cxl_maps_export },
-  { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 72), (void *)_cffi_d_cxl_maps_import },
-  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 225), (void *)_cffi_d_cxl_media_anonymous },
-  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 278), (void *)_cffi_d_cxl_media_base },
-  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 295), (void *)_cffi_d_cxl_media_close },
-  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 196), (void *)_cffi_d_cxl_media_copy },
-  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 202), (void *)_cffi_d_cxl_media_copy_crc },
-  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 166), (void *)_cffi_d_cxl_media_crc },
-  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 150), (void *)_cffi_d_cxl_media_fence },
-  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 261), (void *)_cffi_d_cxl_media_granularity },
-  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 214), (void *)_cffi_d_cxl_media_map },
-  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 189), (void *)_cffi_d_cxl_media_read },
-  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 181), (void *)_cffi_d_cxl_media_read_crc },
-  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 153), (void *)_cffi_d_cxl_media_record },
-  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 157), (void *)_cffi_d_cxl_media_record_mark },
-  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 209), (void *)_cffi_d_cxl_media_record_view },
-  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 272), (void *)_cffi_d_cxl_media_size },
-  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 196), (void *)_cffi_d_cxl_media_store },
-  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 161), (void *)_cffi_d_cxl_media_store_u64 },
-  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 161), (void *)_cffi_d_cxl_media_write_back },
+  { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 74), (void *)_cffi_d_cxl_maps_import },
+  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 227), (void *)_cffi_d_cxl_media_anonymous },
+  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 298), (void *)_cffi_d_cxl_media_base },
+  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 315), (void *)_cffi_d_cxl_media_close },
+  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 198), (void *)_cffi_d_cxl_media_copy },
+  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 204), (void *)_cffi_d_cxl_media_copy_crc },
+  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 168), (void *)_cffi_d_cxl_media_crc },
+  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 152), (void *)_cffi_d_cxl_media_fence },
+  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 275), (void *)_cffi_d_cxl_media_granularity },
+  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 216), (void *)_cffi_d_cxl_media_map },
+  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 191), (void *)_cffi_d_cxl_media_read },
+  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 183), (void *)_cffi_d_cxl_media_read_crc },
+  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 155), (void *)_cffi_d_cxl_media_record },
+  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 159), (void *)_cffi_d_cxl_media_record_mark },
+  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 211), (void *)_cffi_d_cxl_media_record_view },
+  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 292), (void *)_cffi_d_cxl_media_size },
+  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 198), (void *)_cffi_d_cxl_media_store },
+  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 163), (void *)_cffi_d_cxl_media_store_u64 },
+  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 163), (void *)_cffi_d_cxl_media_write_back },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
@@ -5116,13 +5346,13 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "refs", offsetof(cxl_delta, refs),
             sizeof(((cxl_delta *)0)->refs),
-            _CFFI_OP(_CFFI_OP_NOOP, 319) },
+            _CFFI_OP(_CFFI_OP_NOOP, 339) },
   { "extents", offsetof(cxl_delta, extents),
                sizeof(((cxl_delta *)0)->extents),
-               _CFFI_OP(_CFFI_OP_NOOP, 44) },
+               _CFFI_OP(_CFFI_OP_NOOP, 46) },
   { "crcs", offsetof(cxl_delta, crcs),
             sizeof(((cxl_delta *)0)->crcs),
-            _CFFI_OP(_CFFI_OP_NOOP, 170) },
+            _CFFI_OP(_CFFI_OP_NOOP, 172) },
   { "extents", offsetof(cxl_engine_stats, extents),
                sizeof(((cxl_engine_stats *)0)->extents),
                _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5149,10 +5379,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                        _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "kind", offsetof(cxl_event, kind),
             sizeof(((cxl_event *)0)->kind),
-            _CFFI_OP(_CFFI_OP_NOOP, 178) },
+            _CFFI_OP(_CFFI_OP_NOOP, 180) },
   { "thread", offsetof(cxl_event, thread),
               sizeof(((cxl_event *)0)->thread),
-              _CFFI_OP(_CFFI_OP_NOOP, 178) },
+              _CFFI_OP(_CFFI_OP_NOOP, 180) },
   { "offset", offsetof(cxl_event, offset),
               sizeof(((cxl_event *)0)->offset),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5173,16 +5403,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "first_chunk", offsetof(cxl_extent_info, first_chunk),
                    sizeof(((cxl_extent_info *)0)->first_chunk),
-                   _CFFI_OP(_CFFI_OP_NOOP, 178) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 180) },
   { "crc_count", offsetof(cxl_extent_info, crc_count),
                  sizeof(((cxl_extent_info *)0)->crc_count),
-                 _CFFI_OP(_CFFI_OP_NOOP, 178) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 180) },
   { "error", offsetof(cxl_fault, error),
              sizeof(((cxl_fault *)0)->error),
-             _CFFI_OP(_CFFI_OP_NOOP, 327) },
+             _CFFI_OP(_CFFI_OP_NOOP, 347) },
   { "chunk", offsetof(cxl_fault, chunk),
              sizeof(((cxl_fault *)0)->chunk),
-             _CFFI_OP(_CFFI_OP_NOOP, 178) },
+             _CFFI_OP(_CFFI_OP_NOOP, 180) },
   { "file_offset", offsetof(cxl_fault, file_offset),
                    sizeof(((cxl_fault *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5197,10 +5427,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                     _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "expected", offsetof(cxl_fault, expected),
                 sizeof(((cxl_fault *)0)->expected),
-                _CFFI_OP(_CFFI_OP_NOOP, 178) },
+                _CFFI_OP(_CFFI_OP_NOOP, 180) },
   { "actual", offsetof(cxl_fault, actual),
               sizeof(((cxl_fault *)0)->actual),
-              _CFFI_OP(_CFFI_OP_NOOP, 178) },
+              _CFFI_OP(_CFFI_OP_NOOP, 180) },
   { "file_offset", offsetof(cxl_ref, file_offset),
                    sizeof(((cxl_ref *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5228,51 +5458,51 @@ static const struct _cffi_field_s _cffi_fields[] = {
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "$cxl_delta", 311, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_delta", 331, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 0, 8 },
-  { "$cxl_engine_stats", 313, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_engine_stats", 333, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 8, 8 },
-  { "$cxl_event", 314, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_event", 334, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 16, 4 },
-  { "$cxl_extent_info", 315, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_extent_info", 335, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 20, 6 },
-  { "$cxl_fault", 316, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_fault", 336, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 26, 8 },
-  { "$cxl_ref", 320, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_ref", 340, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 34, 4 },
-  { "$cxl_segment_ref", 322, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_segment_ref", 342, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 38, 4 },
-  { "cxl_engine", 312, _CFFI_F_OPAQUE,
+  { "cxl_engine", 332, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_map", 317, _CFFI_F_OPAQUE,
+  { "cxl_map", 337, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_media", 318, _CFFI_F_OPAQUE,
+  { "cxl_media", 338, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "$1", 323, _cffi_prim_int(4, 0),
+  { "$1", 343, _cffi_prim_int(4, 0),
     "CXL_GRANULARITY_BYTE,CXL_GRANULARITY_LINE,CXL_GRANULARITY_PAGE" },
-  { "$2", 324, _cffi_prim_int(4, 0),
+  { "$2", 344, _cffi_prim_int(4, 0),
     "CXL_MAP_READ_ONLY,CXL_MAP_SYNC" },
-  { "$3", 325, _cffi_prim_int(4, 0),
+  { "$3", 345, _cffi_prim_int(4, 0),
     "CXL_EVENT_STORE,CXL_EVENT_COPY,CXL_EVENT_WRITE_BACK,CXL_EVENT_FENCE,CXL_EVENT_MARK" },
-  { "$4", 326, _cffi_prim_int(4, 0),
+  { "$4", 346, _cffi_prim_int(4, 0),
     "CXL_FAULT_ALLOCATE,CXL_FAULT_WRITE_BACK,CXL_FAULT_COPY,CXL_FAULT_MSYNC,CXL_FAULT_MAP,CXL_FAULT_FENCE,"
     "CXL_FAULT_KINDS" },
 };
 
 static const struct _cffi_typename_s _cffi_typenames[] = {
-  { "cxl_delta", 311 },
-  { "cxl_engine", 312 },
-  { "cxl_engine_stats", 313 },
-  { "cxl_event", 314 },
-  { "cxl_extent_info", 315 },
-  { "cxl_fault", 316 },
-  { "cxl_map", 317 },
-  { "cxl_media", 318 },
-  { "cxl_ref", 320 },
-  { "cxl_segment_ref", 322 },
+  { "cxl_delta", 331 },
+  { "cxl_engine", 332 },
+  { "cxl_engine_stats", 333 },
+  { "cxl_event", 334 },
+  { "cxl_extent_info", 335 },
+  { "cxl_fault", 336 },
+  { "cxl_map", 337 },
+  { "cxl_media", 338 },
+  { "cxl_ref", 340 },
+  { "cxl_segment_ref", 342 },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -5282,12 +5512,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   _cffi_typenames,
-  84,  /* num_globals */
+  87,  /* num_globals */
   10,  /* num_struct_unions */
   4,  /* num_enums */
   10,  /* num_typenames */
   NULL,  /* no includes */
-  330,  /* num_types */
+  350,  /* num_types */
   0,  /* flags */
 };
 

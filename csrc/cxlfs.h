@@ -161,9 +161,10 @@ int cxl_engine_define(cxl_engine *engine, const cxl_extent_info *infos, uint64_t
                       uint64_t crc_count, uint64_t *bad);
 /* Segments in which the last extent vanished since the last call: up to capacity indexes, returns how many. */
 int64_t cxl_engine_dead_segments(cxl_engine *engine, uint64_t *indexes, uint64_t capacity);
-/* used[i] = bytes of segment i that some map references (shared ones once) or an open lease holds. A read or
- * a delta in flight may hold more: a segment is free when cxl_engine_dead_segments says so. */
-int cxl_engine_usage(cxl_engine *engine, uint64_t *used, uint64_t segment_count);
+/* used[i] = bytes of segment i that some map, but those of without, references (shared ones once) or an open
+ * lease holds. A read or a delta in flight may hold more: a segment is free when cxl_engine_dead_segments says so. */
+int cxl_engine_usage(cxl_engine *engine, cxl_map *const *without, uint64_t without_count, uint64_t *used,
+                     uint64_t segment_count);
 /* Every reference into segment i, by extent and offset, those of one owner to the same bytes united; -EBUSY
  * when it must not be moved (a lease or unpublished bytes in it). *out is malloc'ed: cxl_free. */
 int cxl_engine_segment_refs(cxl_engine *engine, uint64_t segment, cxl_segment_ref **out, uint64_t *count);
@@ -221,6 +222,16 @@ int64_t cxl_map_write(cxl_map *map, uint64_t offset, const void *source, uint64_
                       cxl_fault *fault);
 /* Make a range read as zeros (keeps the size). Marks dirty. */
 int cxl_map_punch(cxl_map *map, uint64_t offset, uint64_t length);
+/* The first byte at or behind offset that lies in an extent, or (hole) that does not; the end of file is the
+ * last hole. -ENXIO: there is none, or offset lies at or behind the end of file. */
+int64_t cxl_map_seek(cxl_map *map, uint64_t offset, int hole);
+/* Bytes of [offset, offset+length) that are not holes; *refs: in how many references. */
+uint64_t cxl_map_mapped(cxl_map *map, uint64_t offset, uint64_t length, uint64_t *refs);
+/* Make [target_offset, +length) of target what source has at offset, cut at its end of file, by references to
+ * the same extents: no data is moved or looked at. Marks target dirty, makes it longer where needed. Returns
+ * bytes shared (0: behind the end). -EBUSY: part of them lies in an open extent (close the lease of the map
+ * that has it first), -EINVAL: the ranges overlap in one map, -EFBIG, -ENOMEM: nothing changed. */
+int64_t cxl_map_share(cxl_map *source, uint64_t offset, uint64_t length, cxl_map *target, uint64_t target_offset);
 /* Read up to length bytes, short at the end of file: returns bytes, or -EIO with *fault. verify: check every
  * chunk that is touched, as a whole, before any of its bytes are delivered. */
 int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t length, int verify, cxl_fault *fault);

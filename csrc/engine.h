@@ -269,6 +269,7 @@ struct cxl_map {
     uint64_t owner;
     cxl_map *previous;        /* engine.maps */
     cxl_map *next;
+    bool left_out;            /* of the count of cxl_engine_usage that is being made */
     pthread_mutex_t writer;
     pthread_rwlock_t lock;    /* of the following; its holder for writing holds writer too */
     uint64_t size;

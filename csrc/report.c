@@ -92,15 +92,27 @@ static int collect_leases(cxl_engine *engine, list *ranges)
     return result;
 }
 
-int cxl_engine_usage(cxl_engine *engine, uint64_t *used, uint64_t segment_count)
+/* engine.maps is held. */
+static void leave_out(cxl_map *const *maps, uint64_t count, bool on)
+{
+    for (uint64_t i = 0; i < count; i++)
+        maps[i]->left_out = on;
+}
+
+int cxl_engine_usage(cxl_engine *engine, cxl_map *const *without, uint64_t without_count, uint64_t *used,
+                     uint64_t segment_count)
 {
     list ranges = {.size = sizeof(media_range)};
     int result = 0;
     if (segment_count != engine->segment_count)
         return -EINVAL;
     pthread_mutex_lock(&engine->maps);
-    for (cxl_map *map = engine->map_list; map != NULL && result == 0; map = map->next)
-        result = collect_used(map, &ranges);
+    leave_out(without, without_count, true);
+    for (cxl_map *map = engine->map_list; map != NULL && result == 0; map = map->next) {
+        if (!map->left_out)
+            result = collect_used(map, &ranges);
+    }
+    leave_out(without, without_count, false);
     pthread_mutex_unlock(&engine->maps);
     if (result == 0)
         result = collect_leases(engine, &ranges);

@@ -305,6 +305,11 @@ class AttributeTooLargeError(NamespaceError):
     id = "attribute-too-large"
 
 
+class BeyondDataError(NamespaceError):
+    errno = _errno.ENXIO
+    id = "beyond-data"
+
+
 class BadHandleError(NamespaceError):
     errno = _errno.EBADF
     id = "bad-handle"

@@ -159,14 +159,32 @@ class Space:
 
     # --- leases -----------------------------------------------------------------------------
 
-    def lease(self, needed_bytes: int, wanted_bytes: int) -> tuple[int, int]:
+    @property
+    def available_bytes(self) -> int:
+        """What leases can still hand out without rolling over or cleaning; the end of each segment
+        that may be too small for a lease does not count.
+        """
+        head = self._head
+        rest = 0 if head is None else max(0, head.end - head.position - LEASE_BYTES_LEAST)
+        whole = self.superblock.segment_payload_bytes - LEASE_BYTES_LEAST
+        return max(0, self.free_count - self.reserve) * whole + rest
+
+    def lease(
+        self, needed_bytes: int, wanted_bytes: int, *, kept_bytes: int = 0
+    ) -> tuple[int, int]:
         """Room for file data: (media offset, length).
 
         At least ``needed_bytes`` or LEASE_BYTES_LEAST, whichever is less, and at most a good part
-        of a segment. Raises NoSpaceError when only the reserve is left.
+        of a segment; ``kept_bytes`` stay available to others. Raises NoSpaceError when only that
+        and the reserve are left.
         """
         head = self._head
         least = min(self._round(needed_bytes), LEASE_BYTES_LEAST)
+        if kept_bytes:
+            spare_bytes = (self.available_bytes - kept_bytes) // self._align * self._align
+            if spare_bytes < least:
+                raise NoSpaceError("what is left is allocated to other files")
+            wanted_bytes = min(wanted_bytes, spare_bytes)
         if head is None or head.end - head.position < least:
             self._close_head(head)
             self._head = None
@@ -235,9 +253,10 @@ class Space:
 
     # --- saying -----------------------------------------------------------------------------
 
-    def shortfall(self, needed_bytes: int) -> NoSpaceError:
-        """The error for a write of so many bytes that finds no room."""
-        available = max(0, self.free_count - self.reserve) * self.superblock.segment_payload_bytes
+    def shortfall(self, needed_bytes: int, kept_bytes: int = 0) -> NoSpaceError:
+        """The error for so many bytes that find no room beside what is kept for others."""
+        free_count = max(0, self.free_count - self.reserve)
+        available = max(0, free_count * self.superblock.segment_payload_bytes - kept_bytes)
         return NoSpaceError(
             f"no room for {format_size(needed_bytes)}: {format_size(available)} can be written",
             needed_bytes=needed_bytes,

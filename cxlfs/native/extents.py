@@ -233,11 +233,14 @@ class Engine:
             if count < _DEAD_AT_ONCE:
                 return dead
 
-    def usage(self) -> npt.NDArray[np.uint64]:
-        """Bytes of each segment that a map refers to (shared ones once) or a lease holds."""
+    def usage(self, *, without: Sequence[FileMap] = ()) -> npt.NDArray[np.uint64]:
+        """Bytes of each segment that a map, but those of ``without``, refers to (shared ones once)
+        or a lease holds.
+        """
         used = np.zeros(self.segment_count, dtype=np.uint64)
         out = ffi.from_buffer("uint64_t[]", used)
-        code = lib.cxl_engine_usage(self.handle, out, self.segment_count)
+        maps = ffi.new("cxl_map *[]", [content.handle for content in without])
+        code = lib.cxl_engine_usage(self.handle, maps, len(without), out, self.segment_count)
         if code != 0:
             raise failure(code, "count what is used")
         return used

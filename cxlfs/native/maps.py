@@ -18,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cxlfs._native import ffi, lib
-from cxlfs.errors import CorruptionError, InvariantError, MediaError, invariant
+from cxlfs.errors import (
+    BeyondDataError,
+    CorruptionError,
+    InvalidArgumentError,
+    InvariantError,
+    MediaError,
+    invariant,
+)
 from cxlfs.native.extent_calls import (
     CRC_DTYPE,
     EXTENT_INFO_DTYPE,
@@ -125,6 +132,22 @@ class FileMap:
             raise failure(code, "export references")
         return take_array(out[0], count[0], REF_DTYPE)
 
+    def mapped(self, offset: int, length: int) -> tuple[int, int]:
+        """Bytes of a range that are not holes, and in how many references they lie."""
+        refs = scratch.bad
+        count = lib.cxl_map_mapped(self.handle, offset, length, refs)
+        return int(count), int(refs[0])
+
+    def seek(self, offset: int, *, hole: bool) -> int:
+        """The first byte at or behind ``offset`` with data, or in a hole (the end of file is one).
+
+        Raises BeyondDataError when there is none.
+        """
+        found = lib.cxl_map_seek(self.handle, offset, hole)
+        if found < 0:
+            raise BeyondDataError("nothing more before the end of file")
+        return int(found)
+
     # -------------------------------------------------------------------------------- file data
 
     def write(self, offset: int, data: ReadableBuffer, start: int = 0) -> tuple[int, int]:
@@ -192,6 +215,23 @@ class FileMap:
         code = lib.cxl_map_punch(self.handle, offset, length)
         if code != 0:
             raise failure(code, "punch a hole")
+
+    def share(self, offset: int, length: int, target: FileMap, target_offset: int) -> int | None:
+        """Let ``target`` refer at ``target_offset`` to what this content has at ``offset``: bytes
+        shared, short at the end of file. None: the open extent of a lease is part of the range, and
+        nothing was done. No data is read or moved.
+
+        Raises InvalidArgumentError (ranges of one content overlap), FileTooLargeError,
+        OutOfMemoryError: nothing changed.
+        """
+        code = lib.cxl_map_share(self.handle, offset, length, target.handle, target_offset)
+        if code >= 0:
+            return int(code)
+        if code == -errno.EBUSY:
+            return None
+        if code == -errno.EINVAL and self is target:
+            raise InvalidArgumentError("the ranges overlap")
+        raise failure(code, "share a range")
 
     def truncate(self, size: int) -> None:
         """Set the size; raises FileTooLargeError."""

@@ -190,7 +190,7 @@ class Cleaner:
         info, crcs = volume.engine.describe(target_id)
         ops: list[Operation] = list(extent_operations(info, crcs))
         for item, position in moves:
-            inos = tuple(ino for ino in item.owners if volume.namespace.inodes[ino].links)
+            inos = tuple(ino for ino in item.owners if _is_known(volume.namespace.inodes[ino]))
             ops.append(
                 MoveOperation(item.extent_id, item.start, item.length, target_id, position, inos)
             )
@@ -224,6 +224,11 @@ class _Range:
 
     def tail(self, length: int) -> _Range:
         return _Range(self.extent_id, self.start + length, self.length - length, self.owners)
+
+
+def _is_known(inode: Inode) -> bool:
+    """The journal knows the inode; an uncommitted one may share what others have committed."""
+    return inode.links > 0 and not inode.uncommitted
 
 
 def _ranges(refs: np.ndarray[tuple[int], np.dtype[np.void]]) -> list[_Range]:

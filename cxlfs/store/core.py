@@ -25,6 +25,7 @@ from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
 from cxlfs.store.files import Files
 from cxlfs.store.names import Names, root_attributes
+from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
 from cxlfs.store.versions import Version, Versions
@@ -146,6 +147,9 @@ class Store:
         self.names = Names(volume, self.versions, reclaim=self.cleaner.reclaim)
         self.attributes = InodeAttributes(volume, require_room=self.names.require_metadata_room)
         self.reporter = Reporter(volume, self.versions, recovery)
+        self.ranges = Ranges(
+            volume, self.versions, self.files, self.reporter, reclaim=self.cleaner.reclaim
+        )
         self._directories: dict[int, _DirectoryHandle] = {}
         self._next_directory = 1
         self._closed = False
@@ -390,6 +394,28 @@ class Store:
     def release(self, handle: int) -> None:
         self.files.release(handle)
 
+    def allocate(
+        self,
+        handle: int,
+        offset: int,
+        length: int,
+        *,
+        keep_size: bool = False,
+        punch: bool = False,
+        zero: bool = False,
+    ) -> None:
+        """fallocate(2); a change of the content like a write. See :meth:`Ranges.allocate`."""
+        self.ranges.allocate(handle, offset, length, keep_size=keep_size, punch=punch, zero=zero)
+
+    def seek(self, handle: int, offset: int, whence: int) -> int:
+        return self.ranges.seek(handle, offset, whence)
+
+    def copy_range(
+        self, handle_in: int, offset_in: int, handle_out: int, offset_out: int, length: int
+    ) -> int:
+        """copy_file_range(2) without moving data; a change of the target like a write."""
+        return self.ranges.copy(handle_in, offset_in, handle_out, offset_out, length)
+
     # --- lifetime ---------------------------------------------------------------------------
 
     def pin(self, ino: int) -> None:
@@ -404,6 +430,15 @@ class Store:
         self.namespace.reap(ino)
 
     # --- whole store ------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """syncfs(2): everything that is open and changed is made durable as the periodic commit
+        would do it, and everything committed so far is. Raises the first error, after trying all.
+        """
+        try:
+            self.files.commit_all()
+        finally:
+            self.volume.fence()
 
     def statfs(self) -> SpaceReport:
         return self.reporter.space()

@@ -200,19 +200,30 @@ class Files:
             raise FileTooLargeError("beyond the largest file")
         if length == 0:
             return 0
-        version = self._writing_version(inode, handle)
-        handle.wrote = True
-        handle.killed = False
+        version = self.begin_change(handle)
         try:
             self._copy_in(inode, version, offset, data)
         except CxlfsError as error:
-            version.fail(offset, offset + length, error)
-            self._failed(inode, error)
+            self.change_failed(inode, version, offset, offset + length, error)
             raise
         if version.failed:
             version.repair(offset, offset + length)
         inode.mtime_ns = inode.ctime_ns = self.volume.now()
         return length
+
+    def begin_change(self, handle: Handle) -> Version:
+        """The live content is about to be changed through a writable handle."""
+        version = self._writing_version(handle.inode, handle)
+        handle.wrote = True
+        handle.killed = False
+        return version
+
+    def change_failed(
+        self, inode: Inode, version: Version, start: int, end: int, error: CxlfsError
+    ) -> None:
+        """[start, end) has not got the content that it should have: close will tell."""
+        version.fail(start, end, error)
+        self._failed(inode, error)
 
     def _writing_version(self, inode: Inode, handle: Handle) -> Version:
         version = inode.version
@@ -232,15 +243,18 @@ class Files:
             if done == len(data):
                 return
             if taken == 0:
-                self._lease(inode, version, needed, len(data) - done)
+                self._lease(inode, version, needed, offset + done, len(data) - done)
 
-    def _lease(self, inode: Inode, version: Version, needed: int, wanted: int) -> None:
+    def _lease(self, inode: Inode, version: Version, needed: int, offset: int, wanted: int) -> None:
+        kept = self.versions.promises.bytes_open(inode, offset, offset + wanted)
         while True:
             try:
-                self.versions.lease(inode, version, needed_bytes=needed, wanted_bytes=wanted)
+                self.versions.lease(
+                    inode, version, needed_bytes=needed, wanted_bytes=wanted, kept_bytes=kept
+                )
             except NoSpaceError:
                 if not self._reclaim(wanted):
-                    raise self.volume.space.shortfall(wanted) from None
+                    raise self.volume.space.shortfall(wanted, kept) from None
             else:
                 return
 
@@ -274,6 +288,7 @@ class Files:
                 version = self.versions.begin(inode, atomic=_is_atomic(inode), now=time.monotonic())
             inode.content.truncate(size)
             version.cut(size)
+            self.versions.promises.remove(inode, size, layout.FILE_SIZE_MAX)
             inode.mtime_ns = inode.ctime_ns = self.volume.now()
         if handle is None and not was_open and not inode.uncommitted and inode.links:
             self.versions.publish(inode, incomplete=bool(inode.flags & layout.INODE_INCOMPLETE))
@@ -325,21 +340,37 @@ class Files:
             if isinstance(inode.version, Version) and inode.version.began_monotonic <= older_than
         ]
         for inode in due:
-            version = inode.version
-            if not isinstance(version, Version):
-                continue
-            version.began_monotonic = time.monotonic()
-            if inode.links == 0:
-                self.versions.open_versions.pop(inode.ino, None)
-                continue
-            if version.failed or not (inode.content.is_dirty or inode.uncommitted):
-                continue
-            if version.atomic and not inode.uncommitted:
-                self.versions.stage(inode)
-            else:
-                new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
-                self.versions.publish(inode, incomplete=new)
+            self._commit_open(inode)
         return bool(due)
+
+    def commit_all(self) -> None:
+        """The same for everything that is open now; one that fails does not keep the others back,
+        its error is raised in the end.
+        """
+        first: CxlfsError | None = None
+        for inode in list(self.versions.open_versions.values()):
+            try:
+                self._commit_open(inode)
+            except CxlfsError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _commit_open(self, inode: Inode) -> None:
+        version = inode.version
+        if not isinstance(version, Version):
+            return
+        version.began_monotonic = time.monotonic()
+        if inode.links == 0:
+            self.versions.open_versions.pop(inode.ino, None)
+            return
+        if version.failed or not (inode.content.is_dirty or inode.uncommitted):
+            return
+        if version.atomic and not inode.uncommitted:
+            self.versions.stage(inode)
+        else:
+            new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
+            self.versions.publish(inode, incomplete=new)
 
     @property
     def open_count(self) -> int:

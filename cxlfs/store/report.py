@@ -106,17 +106,22 @@ class Reporter:
         self.volume = volume
         self.versions = versions
         self.recovery = recovery
-        self._used_key: tuple[int, ...] = ()
-        self._used_bytes = 0
+        self._counted_key: tuple[int, ...] = ()
+        self._counted = (0, 0)
 
-    def data_bytes(self) -> int:
-        """Bytes of file data that something references, shared ones once."""
-        stats = self.volume.engine.statistics()
-        key = (self.volume.last_lsn, stats.bytes_written, stats.refs, stats.extents)
-        if key != self._used_key:
-            self._used_bytes = int(np.sum(self.volume.engine.usage()))
-            self._used_key = key
-        return self._used_bytes
+    def data_bytes(self) -> tuple[int, int]:
+        """Bytes of file data that something references, shared ones once; and of them those that
+        only contents kept aside reference, which can be had back at once.
+        """
+        engine, spare = self.volume.engine, self.versions.spare_contents()
+        stats = engine.statistics()
+        key = (self.volume.last_lsn, stats.bytes_written, stats.refs, stats.extents, len(spare))
+        if key != self._counted_key:
+            used = int(np.sum(engine.usage()))
+            kept = int(np.sum(engine.usage(without=spare))) if spare else used
+            self._counted = (used, used - kept)
+            self._counted_key = key
+        return self._counted
 
     def space(self) -> SpaceReport:
         volume = self.volume
@@ -124,7 +129,8 @@ class Reporter:
         count = volume.superblock.segment_count
         overhead = _METADATA_SETS * volume.metadata_set_segments() + 1
         total = (count - _METADATA_SETS * _SET_SEGMENTS_MIN - 1) * payload
-        used = self.data_bytes() - self.versions.aside_bytes()
+        used, aside = self.data_bytes()
+        used += self.versions.promises.bytes_open() - aside
         free = max(0, min((count - overhead) * payload - used, total))
         inodes = len(volume.namespace.inodes)
         inodes_free = free // payload * _INODES_PER_SEGMENT + _INODES_PER_SEGMENT
@@ -158,7 +164,7 @@ class Reporter:
             used_bytes=space.total_bytes - space.free_bytes,
             free_bytes=space.free_bytes,
             reserved_bytes=volume.space.reserve * payload,
-            incomplete_bytes=self.versions.aside_bytes(),
+            incomplete_bytes=self.data_bytes()[1],
             journal_used_bytes=0 if volume.journal is None else volume.journal.used_bytes,
             journal_size_bytes=payload if volume.journal is None else volume.journal.size_bytes,
             generation=volume.root.generation,

@@ -18,8 +18,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cxlfs import layout
 from cxlfs.errors import CxlfsError, InvariantError, NoSpaceError, invariant
 from cxlfs.native.maps import Delta, FileMap
@@ -33,10 +31,12 @@ from cxlfs.operations import (
     XattrSetOperation,
 )
 from cxlfs.space import LEASE_BYTES_MAX, LEASE_BYTES_MIN
+from cxlfs.store.promises import Promises
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from cxlfs.namespace import Inode
@@ -141,6 +141,7 @@ class Versions:
             if inode.aside is not None
         }
         self.open_versions: dict[int, Inode] = {}
+        self.promises = Promises()
         self._new_names: dict[int, bytes] = {}
         """Of uncommitted inodes: each has the one name that it was created with."""
         volume.namespace.on_drop = self._forget
@@ -149,6 +150,7 @@ class Versions:
         self._new_names.pop(inode.ino, None)
         self.asides.pop(inode.ino, None)
         self.open_versions.pop(inode.ino, None)
+        self.promises.drop(inode)
 
     # --- beginning --------------------------------------------------------------------------
 
@@ -167,6 +169,7 @@ class Versions:
         """The live content becomes empty; a committed one stays behind until publication."""
         version = inode.version
         old_live = inode.content
+        self.promises.drop(inode)
         if inode.uncommitted:
             old_live.truncate(0)
             if isinstance(version, Version):
@@ -199,14 +202,24 @@ class Versions:
     # --- leases -----------------------------------------------------------------------------
 
     def lease(
-        self, inode: Inode, version: Version, *, needed_bytes: int, wanted_bytes: int
+        self,
+        inode: Inode,
+        version: Version,
+        *,
+        needed_bytes: int,
+        wanted_bytes: int,
+        kept_bytes: int = 0,
     ) -> None:
-        """Give the live map room that lets a write go on; raises NoSpaceError."""
+        """Give the live map room that lets a write go on; ``kept_bytes`` (see ``promises``) stay
+        available. Raises NoSpaceError.
+        """
         content = inode.content
         self.close_lease(content)
         self.volume.refresh_reserve()
         offset, length = self.volume.space.lease(
-            needed_bytes, max(needed_bytes, wanted_bytes, version.lease_bytes)
+            needed_bytes,
+            max(needed_bytes, wanted_bytes, version.lease_bytes),
+            kept_bytes=kept_bytes,
         )
         version.lease_bytes = min(version.lease_bytes * 2, LEASE_BYTES_MAX)
         extent_id = self.volume.allocate_extent_id()
@@ -413,9 +426,10 @@ class Versions:
         if isinstance(inode.version, Version):
             inode.version.staged = False
 
-    def aside_bytes(self) -> int:
-        """Bytes that can be had back at once because nobody reads them."""
-        return sum(_own_bytes(inode) for inode in self.asides.values() if not _is_staged(inode))
+    def spare_contents(self) -> list[FileMap]:
+        """Contents kept aside that nobody goes on with: given up when their space is needed."""
+        found = (inode.aside for inode in self.asides.values() if not _is_staged(inode))
+        return [aside for aside in found if aside is not None]
 
     def drop_oldest_aside(self) -> bool:
         """Give up one version kept aside that nobody goes on with; False when there is none."""
@@ -429,6 +443,7 @@ class Versions:
         """No writer is left: give back the lease and the second map."""
         if inode.live is None:
             return
+        self.promises.drop(inode)
         self.close_lease(inode.live)
         if inode.version is None and inode.committed is not None:
             self.close_map(inode.committed)
@@ -441,18 +456,6 @@ class Versions:
             cause = version.failed[0].error
             return NoSpaceError(cause.message) if isinstance(cause, NoSpaceError) else cause
         return None
-
-
-def _own_bytes(inode: Inode) -> int:
-    """Bytes kept aside in extents that no other content of the file refers to."""
-    if inode.aside is None:
-        return 0
-    refs = inode.aside.export(0, inode.aside.size)
-    for content in (inode.live, inode.committed):
-        if content is not None and len(refs):
-            others = content.export(0, content.size)["extent_id"]
-            refs = refs[~np.isin(refs["extent_id"], others)]
-    return int(refs["length"].sum())
 
 
 def _is_staged(inode: Inode) -> bool:

@@ -246,19 +246,19 @@ class Volume:
             + stats.refs * layout.REF_DTYPE.itemsize
         )
 
-    def metadata_set_segments(self) -> int:
+    def metadata_set_segments(self, growth_bytes: int = 0) -> int:
         """Upper bound of the segments of the next metadata set: image and both journal copies."""
-        estimate = self.image_bytes_estimate()
+        estimate = self.image_bytes_estimate() + growth_bytes
         estimate += estimate // 8 + _IMAGE_SLACK_BYTES // (
             1 if self.superblock.unit_bytes == layout.UNIT_BYTES else 64
         )
         return -(-estimate // self.superblock.segment_payload_bytes) + 2
 
-    def refresh_reserve(self) -> int:
-        """Recompute how many segments must stay free: the next metadata set, what the two sets
-        after it need beyond what they release, and the cleaner's.
+    def refresh_reserve(self, growth_bytes: int = 0) -> int:
+        """Recompute how many segments must stay free: the next metadata set (with an image that has
+        grown so much), what the two sets after it need beyond what they release, and the cleaner's.
         """
-        wanted = self.metadata_set_segments()
+        wanted = self.metadata_set_segments(growth_bytes)
         kept = (self.current, self.fallback)
         growth = sum(max(0, wanted - len(each.segments)) for each in kept)
         self.space.reserve = wanted + growth + _CLEANER_SEGMENTS

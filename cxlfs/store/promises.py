@@ -1,0 +1,90 @@
+"""Room that fallocate promised to open files.
+
+Never here: who may take what is left (``space``), contents.
+
+Invariants
+- A promise is a range of one file; what counts of it are the bytes that are still holes in the live
+  content, so that writing uses it up and nothing else has to be told.
+- It lasts until the last writer closes the file, or the range is punched or truncated; the media
+  knows nothing of it.
+
+What it can mean in a log-structured store: the first write of each byte of the range finds room,
+whatever others write meanwhile. Bytes written a second time, and pieces below 4 KiB (which carry
+the file block around them along), take more than was promised, until the cleaner has compacted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cxlfs.namespace import Inode
+
+_BLOCK_BYTES = 4096
+
+Ranges = list[tuple[int, int]]
+
+
+class Promises:
+    """One for each volume. All ranges are [start, end), in file bytes."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Inode, Ranges]] = {}
+
+    def add(self, inode: Inode, start: int, end: int) -> None:
+        """Joined with what touches it."""
+        ranges = self.of(inode)
+        near = [r for r in ranges if r[0] <= end and r[1] >= start]
+        start = min([start, *(r[0] for r in near)])
+        end = max([end, *(r[1] for r in near)])
+        self.put(inode, sorted([*(r for r in ranges if r not in near), (start, end)]))
+
+    def remove(self, inode: Inode, start: int, end: int) -> None:
+        """The range is not promised any more."""
+        ranges = self.of(inode)
+        if ranges:
+            rest = [(low, min(high, start)) for low, high in ranges if low < start]
+            rest += [(max(low, end), high) for low, high in ranges if high > end]
+            self.put(inode, sorted(rest))
+
+    def of(self, inode: Inode) -> Ranges:
+        """What the file was promised, sorted and apart."""
+        return self._of[inode.ino][1] if inode.ino in self._of else []
+
+    def put(self, inode: Inode, ranges: Ranges) -> None:
+        """Set what :meth:`of` tells."""
+        if ranges:
+            self._of[inode.ino] = (inode, ranges)
+        else:
+            self.drop(inode)
+
+    def drop(self, inode: Inode) -> None:
+        self._of.pop(inode.ino, None)
+
+    def bytes_open(self, writer: Inode | None = None, start: int = 0, end: int = 0) -> int:
+        """Bytes promised that are not written yet, but for those in [start, end) of ``writer``,
+        which are about to be. Rounded up for each range, because room is taken in blocks.
+        """
+        if not self._of:
+            return 0
+        return sum(
+            _round(high - low - inode.content.mapped(low, high - low)[0])
+            for inode, ranges in self._of.values()
+            for low, high in _without(ranges, *((start, end) if inode is writer else (0, 0)))
+        )
+
+
+def _without(ranges: Ranges, start: int, end: int) -> Iterator[tuple[int, int]]:
+    for low, high in ranges:
+        if start >= end or high <= start or end <= low:
+            yield low, high
+            continue
+        if low < start:
+            yield low, start
+        if end < high:
+            yield end, high
+
+
+def _round(size_bytes: int) -> int:
+    return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES

@@ -1,0 +1,223 @@
+"""Ranges of open files: fallocate, SEEK_DATA and SEEK_HOLE, copy_file_range.
+
+Never here: reading or writing file data (``files``), publishing (``versions``).
+
+Invariants
+- A change is one of the live content, like a write: committed by close, fsync, rename and link,
+  taken back with the version of a killed writer.
+- Copying moves no data: the target refers to the source's extents. They are closed first, so that
+  their length and checksums are final before a second file names them. Nothing is verified then:
+  whoever reads the copy verifies it, and damage shows in both files.
+- What cannot be done changes nothing; a copy that fails counts as a failed write of its range.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cxlfs import layout
+from cxlfs.errors import (
+    BadHandleError,
+    BeyondDataError,
+    CxlfsError,
+    FileTooLargeError,
+    InvalidArgumentError,
+    NoSpaceError,
+    UnsupportedOperationError,
+    invariant,
+)
+
+if TYPE_CHECKING:
+    from cxlfs.namespace import Inode
+    from cxlfs.store.files import Files, Handle
+    from cxlfs.store.report import Reporter
+    from cxlfs.store.versions import Versions
+    from cxlfs.store.volume import Volume
+
+_SHARE_BYTES_MIN = 4096
+"""A piece smaller than a file block is copied: references to shreds cost more than they save."""
+_SHARE_BYTES_AT_ONCE = 1 << 30
+"""Between two pieces room for the references of the next one is ensured."""
+_STALLED_ROUNDS_MAX = 2
+
+
+class Ranges:
+    """The verbs over ranges; ``reclaim`` makes room, and tells whether it could."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        versions: Versions,
+        files: Files,
+        reporter: Reporter,
+        *,
+        reclaim: Callable[[int], bool],
+    ) -> None:
+        self.volume = volume
+        self.versions = versions
+        self.files = files
+        self.reporter = reporter
+        self._reclaim = reclaim
+
+    # --- room -------------------------------------------------------------------------------
+
+    def _make_room(self, enough: Callable[[], bool]) -> bool:
+        """Reclaim until there is enough; False when more cannot be had."""
+        space = self.volume.space
+        stalled = -len(self.versions.asides)  # giving one of them up may free nothing by itself
+        while not enough():
+            before = space.available_bytes
+            if stalled > _STALLED_ROUNDS_MAX or not self._reclaim(0):
+                return False
+            stalled += space.available_bytes <= before
+        return True
+
+    def _require_references(self, count: int) -> None:
+        """There is room for metadata with so many more references; raises NoSpaceError."""
+        growth_bytes = count * layout.REF_DTYPE.itemsize
+        volume = self.volume
+        if not self._make_room(
+            lambda: volume.space.free_count >= volume.refresh_reserve(growth_bytes)
+        ):
+            raise NoSpaceError("the metadata of this store has no room to grow")
+
+    # --- fallocate --------------------------------------------------------------------------
+
+    def allocate(
+        self,
+        handle_id: int,
+        offset: int,
+        length: int,
+        *,
+        keep_size: bool = False,
+        punch: bool = False,
+        zero: bool = False,
+    ) -> None:
+        """fallocate(2): mode 0, KEEP_SIZE, PUNCH_HOLE with KEEP_SIZE, ZERO_RANGE; to the byte.
+
+        Raises BadHandleError, InvalidArgumentError, FileTooLargeError, UnsupportedOperationError
+        (another combination), NoSpaceError (the holes of the range do not fit), ReadOnlyError.
+        What is promised: see ``promises``.
+        """
+        handle = self.files.get(handle_id)
+        if not handle.writable:
+            raise BadHandleError("not open for writing")
+        _require_range(offset, length)
+        if punch and (zero or not keep_size):
+            raise UnsupportedOperationError("not a way to allocate space")
+        self.volume.require_writable()
+        inode, end = handle.inode, offset + length
+        promised = self.versions.promises.of(inode)
+        try:
+            if not punch:
+                self._promise(inode, offset, end, emptied=zero)
+            if punch or zero:
+                self._require_references(1)
+                version = self.files.begin_change(handle)
+                inode.content.punch(offset, length)
+                version.repair(offset, end)
+            else:
+                self.files.begin_change(handle)
+        except CxlfsError as error:
+            self.versions.promises.put(inode, promised)
+            if isinstance(error, NoSpaceError):
+                self.volume.counters.no_space_errors += 1
+                self.volume.event("no-space", error.message, ino=inode.ino)
+            raise
+        if punch:
+            self.versions.promises.remove(inode, offset, end)
+        elif not keep_size and end > inode.content.size:
+            inode.content.truncate(end)
+        inode.mtime_ns = inode.ctime_ns = self.volume.now()
+
+    def _promise(self, inode: Inode, start: int, end: int, *, emptied: bool) -> None:
+        """Keep room for what are holes in the range now, or (emptied) will be: all of it."""
+        promises, space = self.versions.promises, self.volume.space
+        mapped = inode.content.mapped(start, end - start)[0] if emptied else 0
+        free_bytes = self.reporter.space().free_bytes
+        open_bytes = promises.bytes_open()
+        promises.add(inode, start, end)
+        wanted = promises.bytes_open() + mapped
+        self.volume.refresh_reserve()
+        if wanted - open_bytes > free_bytes or not self._make_room(
+            lambda: space.available_bytes >= wanted
+        ):
+            raise space.shortfall(wanted - open_bytes, open_bytes)
+
+    # --- seek -------------------------------------------------------------------------------
+
+    def seek(self, handle_id: int, offset: int, whence: int) -> int:
+        """lseek(2) with SEEK_DATA or SEEK_HOLE. Raises BeyondDataError, InvalidArgumentError."""
+        content = self.files.get(handle_id).inode.content
+        if whence not in (os.SEEK_DATA, os.SEEK_HOLE):
+            raise InvalidArgumentError("not a way to look for data")
+        if not 0 <= offset <= layout.FILE_SIZE_MAX:
+            raise BeyondDataError("beyond the end of file")
+        return content.seek(offset, hole=whence == os.SEEK_HOLE)
+
+    # --- copy_file_range --------------------------------------------------------------------
+
+    def copy(
+        self, handle_in: int, offset_in: int, handle_out: int, offset_out: int, length: int
+    ) -> int:
+        """copy_file_range(2): bytes copied, short at the source's end of file.
+
+        Raises BadHandleError, InvalidArgumentError (ranges of one file overlap), FileTooLargeError,
+        NoSpaceError (no room for metadata), ReadOnlyError; and of a piece below 4 KiB, which is
+        copied, what reading and writing raise.
+        """
+        source, target = self.files.get(handle_in), self.files.get(handle_out)
+        if not source.readable or not target.writable:
+            raise BadHandleError("not open for reading, or not for writing")
+        self.volume.require_writable()
+        if min(offset_in, offset_out, length) < 0:
+            raise InvalidArgumentError("a range begins and ends behind the beginning of the file")
+        content = source.inode.content
+        length = max(0, min(length, content.size - offset_in))
+        if offset_out + length > layout.FILE_SIZE_MAX:
+            raise FileTooLargeError("beyond the largest file")
+        if source.inode is target.inode and abs(offset_in - offset_out) < length:
+            raise InvalidArgumentError("the ranges overlap")
+        if 0 < length < _SHARE_BYTES_MIN and content.mapped(offset_in, length)[0]:
+            data = self.files.read(handle_in, offset_in, length)
+            return self.files.write(handle_out, offset_out, data)
+        if length:
+            self._share(source.inode, offset_in, target, offset_out, length)
+        return length
+
+    def _share(
+        self, source: Inode, offset_in: int, target: Handle, offset_out: int, length: int
+    ) -> None:
+        version = self.files.begin_change(target)
+        inode = target.inode
+        done = 0
+        try:
+            while done < length:
+                piece = min(length - done, _SHARE_BYTES_AT_ONCE)
+                self._share_piece(source, offset_in + done, inode, offset_out + done, piece)
+                done += piece
+        except CxlfsError as error:
+            self.files.change_failed(inode, version, offset_out + done, offset_out + length, error)
+            raise
+        version.repair(offset_out, offset_out + length)
+        inode.mtime_ns = inode.ctime_ns = self.volume.now()
+
+    def _share_piece(
+        self, source: Inode, offset_in: int, inode: Inode, offset_out: int, length: int
+    ) -> None:
+        self._require_references(source.content.mapped(offset_in, length)[1] + 1)
+        content = source.content
+        if content.share(offset_in, length, inode.content, offset_out) is None:
+            # The open extent ends here; the source's next write gets another one.
+            self.versions.close_lease(content)
+            shared = content.share(offset_in, length, inode.content, offset_out)
+            invariant(shared == length, "only the lease of a content keeps its extents open")
+
+
+def _require_range(offset: int, length: int) -> None:
+    if offset < 0 or length <= 0:
+        raise InvalidArgumentError("a range has a beginning and at least one byte")
+    if offset + length > layout.FILE_SIZE_MAX:
+        raise FileTooLargeError("beyond the largest file")
