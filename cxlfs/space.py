@@ -189,7 +189,7 @@ class Space:
             self._close_head(head)
             self._head = None
             self._head = head = self._open_head(privileged=False)
-        return self._cut(head, max(least, min(wanted_bytes, self._lease_limit())))
+        return self._cut(head, max(least, min(wanted_bytes, self.lease_bytes_max)))
 
     def cleaner_lease(self, needed_bytes: int) -> tuple[int, int]:
         """The same for moved data, which may use the reserve."""
@@ -200,7 +200,8 @@ class Space:
             self._cleaner_head = head = self._open_head(privileged=True)
         return self._cut(head, needed_bytes)
 
-    def _lease_limit(self) -> int:
+    @property
+    def lease_bytes_max(self) -> int:
         return min(LEASE_BYTES_MAX, max(self.superblock.segment_size_bytes // 2, self._align))
 
     def _round(self, size_bytes: int) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cxlfs.namespace import Inode
 
 _BLOCK_BYTES = 4096
+_SMALL_LEASES = 8
 
 Ranges = list[tuple[int, int]]
 
@@ -29,7 +30,8 @@ Ranges = list[tuple[int, int]]
 class Promises:
     """One for each volume. All ranges are [start, end), in file bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lease_bytes_max: int) -> None:
+        self._lease_bytes_max = lease_bytes_max
         self._of: dict[int, tuple[Inode, Ranges]] = {}
 
     def add(self, inode: Inode, start: int, end: int) -> None:
@@ -63,28 +65,30 @@ class Promises:
         self._of.pop(inode.ino, None)
 
     def bytes_open(self, writer: Inode | None = None, start: int = 0, end: int = 0) -> int:
-        """Bytes promised that are not written yet, but for those in [start, end) of ``writer``,
-        which are about to be. Rounded up for each range, because room is taken in blocks.
+        """Room that must stay for what was promised and is not written yet; with a writer, for a
+        write of its [start, end). One that uses its own promise up only has to leave the others'.
         """
         if not self._of:
             return 0
-        return sum(
-            _round(high - low - inode.content.mapped(low, high - low)[0])
+        blocks = sum(
+            -(-_holes(inode, low, high) // _BLOCK_BYTES)
             for inode, ranges in self._of.values()
-            for low, high in _without(ranges, *((start, end) if inode is writer else (0, 0)))
+            if inode is not writer or not any(_holes(inode, *r) for r in _clip(ranges, start, end))
+            for low, high in ranges
         )
+        return blocks * _BLOCK_BYTES + self._overhead_bytes(blocks * _BLOCK_BYTES)
+
+    def _overhead_bytes(self, size_bytes: int) -> int:
+        """A lease may lose a block at its end; leases begin small and grow."""
+        leases = size_bytes // self._lease_bytes_max + _SMALL_LEASES
+        return leases * _BLOCK_BYTES if size_bytes else 0
 
 
-def _without(ranges: Ranges, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _clip(ranges: Ranges, start: int, end: int) -> Iterator[tuple[int, int]]:
     for low, high in ranges:
-        if start >= end or high <= start or end <= low:
-            yield low, high
-            continue
-        if low < start:
-            yield low, start
-        if end < high:
-            yield end, high
+        if low < end and high > start:
+            yield max(low, start), min(high, end)
 
 
-def _round(size_bytes: int) -> int:
-    return -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+def _holes(inode: Inode, start: int, end: int) -> int:
+    return end - start - inode.content.mapped(start, end - start)[0]

@@ -141,7 +141,7 @@ class Versions:
             if inode.aside is not None
         }
         self.open_versions: dict[int, Inode] = {}
-        self.promises = Promises()
+        self.promises = Promises(lease_bytes_max=volume.space.lease_bytes_max)
         self._new_names: dict[int, bytes] = {}
         """Of uncommitted inodes: each has the one name that it was created with."""
         volume.namespace.on_drop = self._forget

@@ -161,6 +161,23 @@ class ModelMap:
         self.cut = min(self.cut, size)
         self.size = size
 
+    def seek(self, offset: int, *, hole: bool) -> int | None:
+        """Where data, or a hole, begins; the end of file is one."""
+        wanted = (self.extent[offset : self.size] == 0) == hole
+        if len(wanted) and wanted.any():
+            return offset + int(np.argmax(wanted))
+        return self.size if hole and offset < self.size else None
+
+    def share(self, offset: int, length: int, target: ModelMap, target_offset: int) -> int:
+        length = max(0, min(length, self.size - offset))
+        end, target_end = offset + length, target_offset + length
+        for name in ("data", "extent", "offset"):
+            getattr(target, name)[target_offset:target_end] = getattr(self, name)[offset:end].copy()
+        if length:
+            target.dirty[target_offset:target_end] = True
+            target.size = max(target.size, target_end)
+        return length
+
     def move(self, old: int, offset: int, length: int, new: int, new_offset: int) -> None:
         hit = (self.extent == old) & (self.offset >= offset) & (self.offset < offset + length)
         self.extent[hit] = new

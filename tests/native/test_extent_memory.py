@@ -110,6 +110,12 @@ def _move(scene: Scene) -> None:
     scene.live.move(source, offset, length, scene.target, end - length)
 
 
+def _share(scene: Scene) -> None:
+    """Several hundred references between others, in a map of many leaves."""
+    end = 300 * 4096
+    assert scene.committed.share(0, end, scene.live, (4 << 20) + 4097) == end
+
+
 CALLS: dict[str, Callable[[Scene], object]] = {
     "new": lambda s: s.made.append(FileMap(s.engine, owner=5)),
     "clone": lambda s: s.made.append(s.live.clone()),
@@ -119,6 +125,8 @@ CALLS: dict[str, Callable[[Scene], object]] = {
     "first write": lambda s: s.small.write(5, b"x"),
     "punch": lambda s: s.live.punch(2_110_000, 10),
     "punch again": lambda s: (s.live.punch(2_110_000, 10), s.live.punch(15_000, 100_000)),
+    "share many": _share,
+    "share few": lambda s: s.committed.share(0, 5000, s.small, 7),
     "set many": _set_many,
     "set few": _set_few,
     "take a delta": lambda s: s.made.append(s.live.take_delta()),

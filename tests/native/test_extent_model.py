@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from cxlfs.errors import BeyondDataError, InvalidArgumentError
 from cxlfs.native import Granularity
 from cxlfs.native.extents import Delta, Engine, FileMap
 from tests.native.extent_model import ModelExtent, ModelMap, Ref
@@ -148,6 +149,38 @@ class Machine:
         offset, length = self.pick_range(file.model.size)
         file.live.punch(offset, length)
         file.model.punch(offset, length)
+
+    def share(self, file: File) -> None:
+        """Any range of any live content, to any place of another or the same."""
+        source = self.rng.choice(self.files)
+        offset, length = self.pick_range(source.model.size)
+        target_offset, length = self.pick_range(file.model.size)[0], length * 2
+        length = min(length, LIMIT - target_offset)
+        in_file = max(0, min(length, source.model.size - offset))
+        if source is file and in_file and abs(offset - target_offset) < in_file:
+            with pytest.raises(InvalidArgumentError):
+                source.live.share(offset, length, file.live, target_offset)
+            return
+        named = set(np.unique(source.model.extent[offset : offset + in_file]).tolist()) - {0}
+        if any(self.extents[e].open for e in named):
+            assert source.live.share(offset, length, file.live, target_offset) is None
+            for other in self.files:
+                self.close_lease(other)
+        expected = source.model.share(offset, length, file.model, target_offset)
+        assert source.live.share(offset, length, file.live, target_offset) == expected
+
+    def look(self, file: File) -> None:
+        """Where data and holes are, and how much of a range is data."""
+        model, (offset, length) = file.model, self.pick_range(file.model.size)
+        for hole in (False, True):
+            expected = model.seek(offset, hole=hole)
+            if expected is None:
+                with pytest.raises(BeyondDataError):
+                    file.live.seek(offset, hole=hole)
+            else:
+                assert file.live.seek(offset, hole=hole) == expected
+        rows = model.refs(offset, max(offset, min(offset + length, model.size)))
+        assert file.live.mapped(offset, length) == (sum(r[1] for r in rows), len(rows))
 
     def truncate(self, file: File) -> None:
         size = self.rng.choice([0, self.rng.randrange(LIMIT), file.model.size])
@@ -390,6 +423,8 @@ STEPS = {
     Machine.write_sequence: 15,
     Machine.read: 10,
     Machine.punch: 8,
+    Machine.share: 12,
+    Machine.look: 8,
     Machine.truncate: 5,
     Machine.take_delta: 20,
     Machine.replace_live: 2,

@@ -159,6 +159,57 @@ def test_everything_at_once(seed: int, granularity: Granularity) -> None:
         place.engine.close()
 
 
+def read_any(contents: list[FileMap], data: bytes, crowd: Crowd, rng: random.Random) -> None:
+    while not crowd.done.is_set():
+        offset, length = rng.randrange(len(data)), rng.choice([10, 70_000])
+        content = rng.choice(contents)
+        assert content.read(offset, length) == data[offset : offset + length]
+        assert content.seek(offset, hole=True) == len(data)
+
+
+@pytest.mark.parametrize("seed", seeds(2), ids="CXLFS_SEED={}".format)
+def test_contents_share_with_each_other(seed: int) -> None:
+    """To and fro, with writers and readers of both: the same bytes stand everywhere."""
+    with room(segments=400) as made:
+        place = Locked(made.region, segments=400)
+        crowd = Crowd()
+        contents = [FileMap(place.engine, owner=owner) for owner in (1, 2)]
+        data = byte_at(0, 100_000)
+        for content in contents:
+            place.write(content, 0, data, capacity=160_000)
+            content.close_lease()
+
+        def share(number: int) -> None:
+            rng = random.Random(seed + number)
+            for _ in range(2000):
+                offset, length = rng.randrange(len(data)), rng.randint(1, 20_000)
+                source, target = rng.sample(contents, 2)
+                shared = source.share(offset, length, target, offset)
+                assert shared in (None, min(length, len(data) - offset))
+            crowd.done.set()
+
+        def write(number: int) -> None:
+            rng = random.Random(seed + number)
+            content = contents[number % 2]
+            while not crowd.done.is_set():
+                offset = rng.randrange(len(data))
+                if content.write(offset, data[offset : offset + 300])[0] == 0:
+                    place.lease_for(content, 50_000)
+                if rng.random() < 0.1:
+                    content.take_delta().apply(content, None)
+
+        def read() -> None:
+            read_any(contents, data, crowd, random.Random(seed))
+
+        crowd.jobs = [lambda: share(1), lambda: share(2), lambda: write(3), read]
+        crowd.run()
+        for content in contents:
+            assert content.read(0, len(data)) == data
+            content.close()
+        assert nothing_held(place.engine)
+        place.engine.close()
+
+
 @pytest.mark.parametrize("seed", seeds(2), ids="CXLFS_SEED={}".format)
 def test_readers_keep_what_they_read(seed: int) -> None:
     """Content is moved and its extents vanish while others read it."""

@@ -108,6 +108,44 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.set_attributes(inode.ino, size=size, handle=handle)
             truncate(self.handles[handle].file, size)
 
+    @rule(
+        handle=writers,
+        offset=offsets,
+        length=st.sampled_from([1, 4096, 60_000]),
+        kind=st.sampled_from(["punch", "zero", "zero and keep", "allocate"]),
+    )
+    def allocate(self, handle: int, offset: int, length: int, kind: str) -> None:
+        if handle not in self.handles:
+            return
+        file, keep = self.handles[handle].file, kind in ("punch", "zero and keep")
+        zero = kind.startswith("zero")
+        self.store.allocate(
+            handle, offset, length, keep_size=keep, punch=kind == "punch", zero=zero
+        )
+        if not keep:
+            truncate(file, max(len(file.live), offset + length))
+        if kind != "allocate":
+            end = min(offset + length, len(file.live))
+            file.live[offset:end] = bytes(max(0, end - offset))
+
+    @rule(
+        source=writers,
+        target=writers,
+        place=st.tuples(offsets, offsets),
+        length=st.sampled_from([1, 4096, 60_000, 1 << 40]),
+    )
+    def copy(self, source: int, target: int, place: tuple[int, int], length: int) -> None:
+        if source not in self.handles or target not in self.handles:
+            return
+        files = self.handles[source].file, self.handles[target].file
+        taken = bytes(files[0].live[place[0] : place[0] + length])
+        if files[0] is files[1] and abs(place[0] - place[1]) < len(taken):
+            return
+        done = self.store.copy_range(source, place[0], target, place[1], length)
+        assert done == len(taken)
+        if taken:
+            write(files[1], place[1], taken)
+
     @rule(handle=writers)
     def fsync(self, handle: int) -> None:
         if handle in self.handles:
@@ -132,9 +170,12 @@ class StoreMachine(RuleBasedStateMachine):
             file.incomplete = file.committed is None or file.incomplete
             file.committed = bytes(file.live)
 
-    @rule()
-    def periodic_commit(self) -> None:
-        self.store.files.commit_old_versions(older_than=1e18)
+    @rule(everything=st.booleans())
+    def periodic_commit(self, everything: bool) -> None:
+        if everything:
+            self.store.sync()
+        else:
+            self.store.files.commit_old_versions(older_than=1e18)
         for opened in self.handles.values():
             file = opened.file
             if not opened.truncated or file.committed is None:

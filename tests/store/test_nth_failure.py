@@ -70,6 +70,7 @@ def work(store: Store) -> list[str]:
     killed = attempt(failures, lambda: open_for_overwrite(store, b"killed", b"half" * 5000))
     if isinstance(killed, int):
         close(killed, killed=True)
+    ranges(store, failures)
     ino = store.lookup(1, b"cut").ino
     attempt(failures, lambda: store.set_attributes(ino, size=77))
     attempt(failures, lambda: store.set_xattr(ino, b"user.k", b"v"))
@@ -79,6 +80,27 @@ def work(store: Store) -> list[str]:
     attempt(failures, lambda: store.cleaner._clean_round(0.97))
     attempt(failures, store.volume.rollover)
     return failures
+
+
+def ranges(store: Store, failures: list[str]) -> None:
+    """What is copied is there whole, or not at all."""
+    source = attempt(failures, lambda: store.create(1, b"source", 0o644, 0, 0, os.O_RDWR)[1])
+    made = attempt(failures, lambda: store.create(1, b"copy", 0o644, 0, 0, os.O_RDWR)[1])
+    if isinstance(source, int) and isinstance(made, int):
+        attempt(failures, lambda: store.write(source, 0, b"s" * 10_000))
+        before = bytes(store.read(made, 0, 1 << 20))
+        done = attempt(failures, lambda: store.copy_range(source, 0, made, 100, 1 << 40))
+        copied = bytes(store.read(source, 0, 1 << 20)) if done is not None else b""
+        assert bytes(store.read(made, 0, 1 << 20)) == (bytes(100) + copied if copied else before)
+        attempt(failures, lambda: store.allocate(made, 500, 20_000))
+        attempt(failures, lambda: store.allocate(made, 50, 999, keep_size=True, punch=True))
+        attempt(failures, store.sync)
+        attempt(failures, lambda: store.copy_range(source, 9, made, 9, 99))
+        attempt(failures, lambda: store.allocate(made, 9000, 99_000, zero=True))
+    for handle in (source, made):
+        if isinstance(handle, int):
+            attempt(failures, lambda h=handle: store.flush(h, writer_killed=False))
+            attempt(failures, lambda h=handle: store.release(h))
 
 
 def check(store: Store) -> None:

@@ -199,6 +199,107 @@ def periodic_commit(store: Store, tape: Tape) -> None:
     tape.verb("close", lambda: store.flush(created, writer_killed=False), commits=True)
 
 
+# --- ranges of files --------------------------------------------------------------------------
+
+
+def _copy(store: Store, tape: Tape, source: int, target: int, place: int) -> None:
+    tape.verb("copy", lambda: store.copy_range(source, 0, target, place, 1 << 40), late=True)
+
+
+def copy_committed(store: Store, tape: Tape) -> None:
+    """Then the source goes, and its room is written again."""
+    source = store.open_file(ino_of(store, b"old"), os.O_RDONLY)
+    target = store.create(1, b"new", 0o644, 1, 1, os.O_RDWR)[1]
+    _copy(store, tape, source, target, 100)
+    tape.verb("close", lambda: store.flush(target, writer_killed=False), commits=True)
+    store.release(source)
+    tape.verb("unlink", lambda: store.unlink(1, b"old"))
+    tape.verb("rollover", store.volume.rollover, late=True)
+    tape.verb("write", lambda: write_file(store, 1, b"next", BIG), commits=True)
+
+
+def copy_unpublished(store: Store, tape: Tape) -> None:
+    """The copy is published before the source, which grows on, and is published, too."""
+    source = store.create(1, b"new", 0o644, 1, 1, os.O_RDWR)[1]
+    tape.verb("write", lambda: store.write(source, 0, BIG[:9001]), late=True)
+    target = store.open_file(ino_of(store, b"old"), os.O_RDWR)
+    _copy(store, tape, source, target, 3000)
+    tape.verb("write", lambda: store.write(source, 9001, b"more"), late=True)
+    tape.verb("fsync", lambda: store.fsync(target), commits=True)
+    tape.verb("write", lambda: store.write(source, 9005, b"and more"), late=True)
+    tape.verb("close", lambda: store.flush(source, writer_killed=False), commits=True)
+
+
+def copy_of_a_killed_writer(store: Store, tape: Tape) -> None:
+    source = store.open_file(ino_of(store, b"old"), os.O_RDWR | os.O_TRUNC)
+    tape.verb("write", lambda: store.write(source, 0, BIG), late=True)
+    target = store.open_file(ino_of(store, b"other"), os.O_RDWR | os.O_TRUNC)
+    _copy(store, tape, source, target, 0)
+    tape.verb("killed", lambda: store.flush(source, writer_killed=True), late=True)
+    tape.verb("release", lambda: store.release(source), late=True)
+    tape.verb("close", lambda: store.flush(target, writer_killed=False), commits=True)
+    tape.verb("drop", store.versions.drop_oldest_aside, late=True)
+    tape.verb("rollover", store.volume.rollover, late=True)
+
+
+def copy_within(store: Store, tape: Tape) -> None:
+    handle = store.open_file(ino_of(store, b"old"), os.O_RDWR)
+    tape.verb("write", lambda: store.write(handle, 6000, BIG[:5000]), late=True)
+    tape.verb("copy", lambda: store.copy_range(handle, 2000, handle, 20_000, 8000), late=True)
+    tape.verb("close", lambda: store.flush(handle, writer_killed=False), commits=True)
+
+
+def cleaning_shared(store: Store, tape: Tape) -> None:
+    """What others share is moved; one copy is committed, one is not yet."""
+    made: list[int] = []
+    for number in range(12):
+        write_file(store, 1, b"f%d" % number, bytes([number]) * 9000)
+        source = store.open_file(ino_of(store, b"f%d" % number), os.O_RDONLY)
+        made.append(store.create(1, b"c%d" % number, 0o644, 1, 1, os.O_RDWR)[1])
+        store.copy_range(source, 1000, made[-1], 0, 5000)
+        if number % 3:
+            store.flush(made[-1], writer_killed=False)
+        if number % 2:
+            store.unlink(1, b"f%d" % number)
+    store.fsync_directory(1)
+    tape.start()
+    before = store.volume.counters.moved_bytes
+    tape.verb("clean", lambda: store.cleaner._clean_round(0.9), late=True)
+    assert store.volume.counters.moved_bytes > before
+    tape.verb("close", lambda: store.flush(made[0], writer_killed=False), commits=True)
+
+
+def allocate(store: Store, tape: Tape) -> None:
+    handle = store.open_file(ino_of(store, b"old"), os.O_RDWR)
+    tape.verb("allocate", lambda: store.allocate(handle, 5000, 9000), late=True)
+    punch = functools.partial(store.allocate, handle, 100, 4500, keep_size=True, punch=True)
+    tape.verb("punch", punch, late=True)
+    tape.verb("write", lambda: store.write(handle, 7000, b"in the middle"), late=True)
+    tape.verb("fsync", lambda: store.fsync(handle), commits=True)
+    tape.verb("zero", lambda: store.allocate(handle, 13_990, 100, zero=True), late=True)
+    tape.verb("close", lambda: store.flush(handle, writer_killed=False), commits=True)
+
+
+def sync(store: Store, tape: Tape) -> None:
+    created = store.create(1, b"log", 0o644, 1, 1, os.O_WRONLY)[1]
+    tape.verb("write", lambda: store.write(created, 0, BIG), late=True)
+    overwritten = store.open_file(ino_of(store, b"old"), os.O_WRONLY | os.O_TRUNC)
+    tape.verb("write", lambda: store.write(overwritten, 0, b"half"), late=True)
+    tape.verb("mkdir", lambda: store.make_directory(1, b"made", 0o700, 5, 5))
+    tape.verb("sync", store.sync, commits=True)
+
+
+RANGE_WORKLOADS: list[Workload] = [
+    copy_committed,
+    copy_unpublished,
+    copy_of_a_killed_writer,
+    copy_within,
+    cleaning_shared,
+    allocate,
+    sync,
+]
+
+
 def clean_close(store: Store, tape: Tape) -> None:
     tape.verb("close", store.close, commits=True)
 
@@ -225,6 +326,7 @@ WORKLOADS: list[Workload] = [
     cleaning,
     periodic_commit,
     clean_close,
+    *RANGE_WORKLOADS,
 ]
 
 
