@@ -10,7 +10,8 @@ Invariants
 
 What it can mean in a log-structured store: the first write of each byte of the range finds room,
 whatever others write meanwhile. Bytes written a second time, and pieces below 4 KiB (which carry
-the file block around them along), take more than was promised, until the cleaner has compacted.
+the file block around them along), take more than was promised, until the cleaner has compacted;
+and so does metadata that grows by a segment or more.
 """
 
 from __future__ import annotations

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _SHARE_BYTES_MIN = 4096
 """A piece smaller than a file block is copied: references to shreds cost more than they save."""
-_SHARE_BYTES_AT_ONCE = 1 << 30
-"""Between two pieces room for the references of the next one is ensured."""
 _STALLED_ROUNDS_MAX = 2
 
 
@@ -191,29 +189,20 @@ class Ranges:
         self, source: Inode, offset_in: int, target: Handle, offset_out: int, length: int
     ) -> None:
         version = self.files.begin_change(target)
-        inode = target.inode
-        done = 0
+        inode, content = target.inode, source.content
+        end = offset_out + length
         try:
-            while done < length:
-                piece = min(length - done, _SHARE_BYTES_AT_ONCE)
-                self._share_piece(source, offset_in + done, inode, offset_out + done, piece)
-                done += piece
+            self._require_references(content.mapped(offset_in, length)[1] + 1)
+            if content.share(offset_in, length, inode.content, offset_out) is None:
+                # The open extent ends here; the source's next write gets another one.
+                self.versions.close_lease(content)
+                shared = content.share(offset_in, length, inode.content, offset_out)
+                invariant(shared == length, "only a content's own lease keeps its extents open")
         except CxlfsError as error:
-            self.files.change_failed(inode, version, offset_out + done, offset_out + length, error)
+            self.files.change_failed(inode, version, offset_out, end, error)
             raise
-        version.repair(offset_out, offset_out + length)
+        version.repair(offset_out, end)
         inode.mtime_ns = inode.ctime_ns = self.volume.now()
-
-    def _share_piece(
-        self, source: Inode, offset_in: int, inode: Inode, offset_out: int, length: int
-    ) -> None:
-        self._require_references(source.content.mapped(offset_in, length)[1] + 1)
-        content = source.content
-        if content.share(offset_in, length, inode.content, offset_out) is None:
-            # The open extent ends here; the source's next write gets another one.
-            self.versions.close_lease(content)
-            shared = content.share(offset_in, length, inode.content, offset_out)
-            invariant(shared == length, "only the lease of a content keeps its extents open")
 
 
 def _require_range(offset: int, length: int) -> None:

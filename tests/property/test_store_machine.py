@@ -130,18 +130,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         source=writers,
-        target=writers,
+        goal=writers,
         place=st.tuples(offsets, offsets),
         length=st.sampled_from([1, 4096, 60_000, 1 << 40]),
     )
-    def copy(self, source: int, target: int, place: tuple[int, int], length: int) -> None:
-        if source not in self.handles or target not in self.handles:
+    def copy(self, source: int, goal: int, place: tuple[int, int], length: int) -> None:
+        if source not in self.handles or goal not in self.handles:
             return
-        files = self.handles[source].file, self.handles[target].file
+        files = self.handles[source].file, self.handles[goal].file
         taken = bytes(files[0].live[place[0] : place[0] + length])
         if files[0] is files[1] and abs(place[0] - place[1]) < len(taken):
             return
-        done = self.store.copy_range(source, place[0], target, place[1], length)
+        done = self.store.copy_range(source, place[0], goal, place[1], length)
         assert done == len(taken)
         if taken:
             write(files[1], place[1], taken)

@@ -366,6 +366,19 @@ def test_the_copy_survives_the_source(shop: Shop, store: Store, fate: str) -> No
         assert read_file(store, source) == expected.get(fate, data)
 
 
+def test_both_are_published_by_one_exchange(shop: Shop, store: Store) -> None:
+    """One record that defines the shared extent, maybe twice."""
+    data = data_of(100_001)
+    source, writer = create(store, b"a", data)
+    copy, handle = create(store, b"b")
+    assert store.copy_range(writer, 1, handle, 0, 100_000) == 100_000
+    store.rename(1, b"a", 1, b"b", exchange=True)
+    store = shop.reopen(store)
+    assert read_file(store, source) == data
+    assert read_file(store, copy) == data[1:]
+    assert store.lookup(1, b"a").ino == copy
+
+
 def test_a_reverted_copy_leaves_the_source(shop: Shop, store: Store) -> None:
     data = data_of(150_000)
     source, writer = create(store, b"a", data)

@@ -257,6 +257,7 @@ def cleaning_shared(store: Store, tape: Tape) -> None:
         source = store.open_file(ino_of(store, b"f%d" % number), os.O_RDONLY)
         made.append(store.create(1, b"c%d" % number, 0o644, 1, 1, os.O_RDWR)[1])
         store.copy_range(source, 1000, made[-1], 0, 5000)
+        store.release(source)
         if number % 3:
             store.flush(made[-1], writer_killed=False)
         if number % 2:

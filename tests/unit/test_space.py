@@ -149,6 +149,16 @@ def test_epochs_are_never_used_twice(space: Space) -> None:
     assert [space.new_epoch() for _ in range(3)] == [7, 8, 9]
 
 
+def test_what_is_kept_for_others_stays_available(space: Space) -> None:
+    kept = space.available_bytes // 2
+    leases = until_no_space(lambda _: space.lease(8192, 30_000, kept_bytes=kept))
+    assert leases > 10
+    assert kept <= space.available_bytes < kept + 8192
+    taken: list[int] = []
+    until_no_space(lambda _: taken.append(space.lease(8192, 8192)[1]))
+    assert sum(taken) >= kept
+
+
 def test_shortfall_counts_what_is_left(space: Space) -> None:
     space.reserve = space.free_count - 2
     error = space.shortfall(1 << 20)
