@@ -14,7 +14,6 @@ from cxlfs.errors import (
     CorruptionError,
     FileTooLargeError,
     InvalidArgumentError,
-    NoSpaceError,
     ReadOnlyError,
     UnsupportedOperationError,
 )
@@ -22,7 +21,7 @@ from cxlfs.media import Granularity
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
 from tests.support.shop import Shop, close, create, open_for_overwrite, until_no_space
-from tests.support.stores import CHUNK_BYTES, SEGMENT_BYTES, read_file, write_file
+from tests.support.stores import CHUNK_BYTES, read_file, write_file
 
 
 def data_of(size: int, seed: int = 1) -> bytes:
@@ -167,111 +166,6 @@ def test_a_killed_writers_ranges_are_taken_back(shop: Shop, store: Store) -> Non
     assert store.versions.promises.bytes_open() == 0
     store = shop.reopen(store)
     assert read_file(store, ino) == b"the old content"
-
-
-# --- fallocate: room ----------------------------------------------------------------------------
-
-
-def test_no_room_is_told_at_once(store: Store) -> None:
-    ino, handle = create(store, b"a", b"abc")
-    before = store.statfs()
-    for keep_size in (False, True):
-        with pytest.raises(NoSpaceError):
-            store.allocate(handle, 0, before.free_bytes + 10_000, keep_size=keep_size)
-    assert store.statistics().no_space_errors == 2
-    assert store.statfs() == before
-    assert store.get_attributes(ino).size == 3
-    close(store, handle)  # it is no failed write
-    assert read_file(store, ino) == b"abc"
-
-
-@pytest.mark.parametrize("piece", [4096, 10_000, 65_536])
-@pytest.mark.parametrize("size", [10_000, 500_000, 1_500_000])
-def test_what_was_allocated_can_be_written(store: Store, size: int, piece: int) -> None:
-    """Whatever others write meanwhile, and however."""
-    ino, handle = create(store, b"a", b"begun")
-    store.allocate(handle, 0, size)
-    assert store.get_attributes(ino).size == size
-    other, greedy = create(store, b"greedy")
-    eaten = 0
-
-    def eat() -> int:
-        first = eaten // 3000
-        return 3000 * until_no_space(
-            lambda n: store.write(greedy, eaten + 3000 * n, data_of(3000, first + n))
-        )
-
-    eaten += eat()
-    assert eaten > 100_000
-    data = data_of(size)
-    for start in range(0, size, piece):
-        store.write(handle, start, data[start : start + piece])
-        if start // piece % 7 == 0:
-            eaten += eat()
-    close(store, handle)
-    assert read_file(store, ino) == data
-    store.set_attributes(other, size=eaten, handle=greedy)
-    close(store, greedy)
-
-
-def test_a_file_keeps_its_own_promise(store: Store) -> None:
-    """What it writes elsewhere does not use the room up."""
-    ino, handle = create(store, b"a")
-    store.allocate(handle, 0, 400_000, keep_size=True)
-    start = 1 << 30
-    written = until_no_space(lambda n: store.write(handle, start + 8192 * n, data_of(8192))) * 8192
-    store.write(handle, 0, data_of(400_000))
-    store.set_attributes(ino, size=start + written, handle=handle)
-    close(store, handle)
-
-
-def test_a_promise_ends(store: Store) -> None:
-    """By writing, punching, truncation, overwriting, and the last close."""
-    free = store.statfs().free_bytes
-    promised = store.versions.promises.bytes_open
-
-    def room_for(size: int) -> int:
-        blocks = -(-size // 4096)
-        return 4096 * (blocks + 4096 * blocks // (SEGMENT_BYTES // 2) + 8)
-
-    _, handle = create(store, b"a")
-    store.allocate(handle, 0, 400_000)
-    assert promised() == room_for(400_000)
-    assert free - store.statfs().free_bytes == promised()
-    store.allocate(handle, 100_000, 100_000)
-    assert promised() == room_for(400_000)
-    store.fsync(handle)
-    assert promised() == room_for(400_000)
-    store.write(handle, 0, bytes(200_000))
-    assert promised() == room_for(200_000)
-    store.allocate(handle, 200_000, 100_000, keep_size=True, punch=True)
-    assert promised() == room_for(100_000)
-    store.set_attributes(store.files.get(handle).inode.ino, size=350_000, handle=handle)
-    assert promised() == room_for(50_000)
-    store.allocate(handle, 0, 200_000, zero=True)
-    assert promised() == room_for(53_248 + 200_704)
-    store.set_attributes(store.files.get(handle).inode.ino, size=0, handle=handle)
-    assert promised() == 0
-    store.allocate(handle, 0, 100_000, keep_size=True)
-    reader = store.open_file(store.files.get(handle).inode.ino, os.O_RDONLY)
-    close(store, handle)
-    assert promised() == 0
-    store.release(reader)
-
-
-def test_allocating_makes_room(store: Store) -> None:
-    """What is dead or kept aside is given back for it."""
-    for number in range(10):
-        write_file(store, 1, b"f%d" % number, data_of(200_000, number))
-    for number in range(0, 10, 2):
-        store.unlink(1, b"f%d" % number)
-    ino, handle = create(store, b"a")
-    size = store.statfs().free_bytes * 3 // 5  # each of these small segments loses its end
-    store.allocate(handle, 0, size)
-    for start in range(0, size, 65536):
-        store.write(handle, start, data_of(min(65536, size - start)))
-    close(store, handle)
-    assert store.get_attributes(ino).size == size
 
 
 # --- seek ---------------------------------------------------------------------------------------
