@@ -340,7 +340,7 @@ class Files:
             if isinstance(inode.version, Version) and inode.version.began_monotonic <= older_than
         ]
         for inode in due:
-            self._commit_open(inode)
+            self.commit_open(inode)
         return bool(due)
 
     def commit_all(self) -> None:
@@ -350,13 +350,14 @@ class Files:
         first: CxlfsError | None = None
         for inode in list(self.versions.open_versions.values()):
             try:
-                self._commit_open(inode)
+                self.commit_open(inode)
             except CxlfsError as error:
                 first = first or error
         if first is not None:
             raise first
 
-    def _commit_open(self, inode: Inode) -> None:
+    def commit_open(self, inode: Inode) -> None:
+        """The same for one inode."""
         version = inode.version
         if not isinstance(version, Version):
             return

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class Program:
         choices: list[Callable[[], None]] = [self.create, self.open, self.names, self.attributes]
         if self.handles:
             choices += [self.write, self.write, self.close, self.close, self.fsync, self.truncate]
+            choices += [self.copy, self.copy, self.allocate]
         choices.append(self.background)
         self.rng.choice(choices)()
 
@@ -80,6 +82,30 @@ class Program:
             "ftruncate",
             lambda: self.store.set_attributes(ino, size=size, handle=handle),
             late=True,
+        )
+
+    def copy(self) -> None:
+        """Of any file that is open or is opened for it, to a place behind what is there."""
+        store, ino = self.store, self.some_file()
+        target = self.rng.choice(self.handles)
+        if ino is None:
+            return
+        place = store.files.get(target).inode.content.size + self.rng.choice([0, 1, 4096])
+        start, length = self.rng.choice([0, 1, 4096]), self.rng.choice([100, 4096, 1 << 40])
+
+        def copy() -> None:
+            source = store.open_file(ino, os.O_RDONLY)
+            store.copy_range(source, start, target, place, length)
+            store.release(source)
+
+        self.tape.verb("copy", copy, late=True)
+
+    def allocate(self) -> None:
+        store, handle = self.store, self.rng.choice(self.handles)
+        start, length = self.rng.choice([0, 1, 4096]), self.rng.choice([100, 4096, 20_000])
+        kind = self.rng.choice([{}, {"zero": True}, {"keep_size": True, "punch": True}])
+        self.tape.verb(
+            f"allocate {kind}", lambda: store.allocate(handle, start, length, **kind), late=True
         )
 
     def fsync(self) -> None:
@@ -142,11 +168,16 @@ class Program:
         verbs: dict[str, Callable[[], object]] = {
             "rollover": self.store.volume.rollover,
             "clean": lambda: self.store.cleaner._clean_round(0.97),
-            "commit": lambda: self.store.files.commit_old_versions(older_than=1e18),
             "drop": self.store.versions.drop_oldest_aside,
         }
-        name = self.rng.choice(list(verbs))
-        self.tape.verb(name, verbs[name], late=True)
+        name = self.rng.choice(["commit", *verbs])
+        if name != "commit":
+            self.tape.verb(name, verbs[name], late=True)
+            return
+        for inode in list(self.store.versions.open_versions.values()):
+            # One by one: each file has a record of its own, between which the power may fail.
+            commit = functools.partial(self.store.files.commit_open, inode)
+            self.tape.verb("commit", commit, late=True)
 
 
 @pytest.mark.parametrize("granularity", [Granularity.LINE, Granularity.PAGE], ids=lambda g: g.name)
