@@ -584,356 +584,437 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 329), // char const *()(void)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 402), // char const *()(void)
 /*  1 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_delta *, cxl_map *, cxl_map *)
-/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 331), // cxl_delta *
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 337), // cxl_map *
+/*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_delta *, cxl_map *, cxl_map *)
+/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 405), // cxl_delta *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 411), // cxl_map *
 /*  5 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 332), // cxl_engine *
-/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 46), // cxl_extent_info * *
+/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 406), // cxl_engine *
+/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 56), // cxl_extent_info * *
 /* 10 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t *
 /* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, uint32_t const *, uint64_t, uint64_t *)
+/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, uint32_t const *, uint64_t, uint64_t *)
 /* 13 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 335), // cxl_extent_info const *
+/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 409), // cxl_extent_info const *
 /* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 180), // uint32_t const *
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 43), // uint32_t const *
 /* 17 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 18 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, cxl_ref * *, uint64_t *, cxl_extent_info * *, uint64_t *, uint32_t * *, uint64_t *)
+/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, cxl_ref * *, uint64_t *, cxl_extent_info * *, uint64_t *, uint32_t * *, uint64_t *)
 /* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * const *
 /* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 24 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 339), // cxl_ref * *
+/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 414), // cxl_ref * *
 /* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 9),
 /* 28 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 172), // uint32_t * *
+/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 182), // uint32_t * *
 /* 30 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, uint64_t)
+/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, uint64_t)
 /* 33 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 22),
 /* 35 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 36 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t)
+/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, int, int, uint32_t, uint64_t, uint64_t, int, cxl_transport * *)
 /* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 42 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
-/* 44 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7), // int
+/* 42 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 45 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 46 */ _CFFI_OP(_CFFI_OP_POINTER, 335), // cxl_extent_info *
-/* 47 */ _CFFI_OP(_CFFI_OP_NOOP, 29),
+/* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 227), // cxl_transport * *
 /* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
+/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t)
 /* 50 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 52 */ _CFFI_OP(_CFFI_OP_POINTER, 336), // cxl_fault *
-/* 53 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 54 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 55 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 56 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 57 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, cxl_map * *)
-/* 58 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 59 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 60 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * *
-/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
-/* 63 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 64 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 65 */ _CFFI_OP(_CFFI_OP_POINTER, 341), // cxl_segment_ref * *
-/* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
-/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 70 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 71 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 72 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 73 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 74 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
-/* 75 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 76 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 77 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
-/* 78 */ _CFFI_OP(_CFFI_OP_NOOP, 77),
-/* 79 */ _CFFI_OP(_CFFI_OP_NOOP, 77),
-/* 80 */ _CFFI_OP(_CFFI_OP_POINTER, 340), // cxl_ref const *
-/* 81 */ _CFFI_OP(_CFFI_OP_NOOP, 60),
+/* 52 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
+/* 54 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 55 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 56 */ _CFFI_OP(_CFFI_OP_POINTER, 409), // cxl_extent_info *
+/* 57 */ _CFFI_OP(_CFFI_OP_NOOP, 29),
+/* 58 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
+/* 60 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 61 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 62 */ _CFFI_OP(_CFFI_OP_POINTER, 410), // cxl_fault *
+/* 63 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 65 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, cxl_map * *)
+/* 68 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 70 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * *
+/* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 72 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
+/* 73 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 75 */ _CFFI_OP(_CFFI_OP_POINTER, 416), // cxl_segment_ref * *
+/* 76 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 77 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 78 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
+/* 79 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 80 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 81 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 82 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
+/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
 /* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 86 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 87 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 88 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 89 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
-/* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 92 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 93 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 94 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 95 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 96 */ _CFFI_OP(_CFFI_OP_NOOP, 52),
-/* 97 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 98 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *)
-/* 99 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 100 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 101 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, cxl_delta * *)
-/* 102 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 103 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // cxl_delta * *
-/* 104 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, cxl_map * *)
-/* 106 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 107 */ _CFFI_OP(_CFFI_OP_NOOP, 60),
-/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
-/* 110 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 111 */ _CFFI_OP(_CFFI_OP_NOOP, 80),
-/* 112 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 113 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 87 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
+/* 88 */ _CFFI_OP(_CFFI_OP_NOOP, 87),
+/* 89 */ _CFFI_OP(_CFFI_OP_NOOP, 87),
+/* 90 */ _CFFI_OP(_CFFI_OP_POINTER, 415), // cxl_ref const *
+/* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 70),
+/* 92 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 93 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 94 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
+/* 95 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 96 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 97 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 98 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 99 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 100 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
+/* 101 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 102 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 103 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 104 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 105 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 106 */ _CFFI_OP(_CFFI_OP_NOOP, 62),
+/* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *)
+/* 109 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 111 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, cxl_delta * *)
+/* 112 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 113 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // cxl_delta * *
 /* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t *, uint64_t *)
+/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, cxl_map * *)
 /* 116 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 117 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 118 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t)
-/* 121 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 117 */ _CFFI_OP(_CFFI_OP_NOOP, 70),
+/* 118 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
+/* 120 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 121 */ _CFFI_OP(_CFFI_OP_NOOP, 90),
 /* 122 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 123 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 124 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t, cxl_ref const *, uint64_t, uint64_t, uint64_t *)
-/* 125 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 126 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 127 */ _CFFI_OP(_CFFI_OP_NOOP, 80),
-/* 128 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 129 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 130 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 131 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 132 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t, uint64_t)
-/* 133 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 134 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 135 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 136 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 137 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
-/* 138 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 123 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 124 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 125 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t *, uint64_t *)
+/* 126 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 127 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 128 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 129 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t)
+/* 131 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 132 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 133 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 134 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t, cxl_ref const *, uint64_t, uint64_t, uint64_t *)
+/* 135 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 137 */ _CFFI_OP(_CFFI_OP_NOOP, 90),
+/* 138 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 139 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 140 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 141 */ _CFFI_OP(_CFFI_OP_NOOP, 25),
-/* 142 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 143 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 144 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
-/* 145 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 146 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 147 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 148 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 140 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 141 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 142 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t, uint64_t)
+/* 143 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 144 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 146 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 147 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
+/* 148 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 149 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 150 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 151 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 152 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *)
-/* 153 */ _CFFI_OP(_CFFI_OP_POINTER, 338), // cxl_media *
-/* 154 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 155 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, int)
-/* 156 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 157 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7), // int
-/* 158 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 159 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t)
-/* 160 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 161 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 162 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 163 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, uint64_t)
-/* 164 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 165 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 166 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 167 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 168 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
-/* 169 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 170 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 151 */ _CFFI_OP(_CFFI_OP_NOOP, 25),
+/* 152 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 153 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 154 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
+/* 155 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 156 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 157 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 158 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 159 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 160 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 161 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 162 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *)
+/* 163 */ _CFFI_OP(_CFFI_OP_POINTER, 412), // cxl_media *
+/* 164 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 165 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, int)
+/* 166 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 167 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 168 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 169 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t)
+/* 170 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
 /* 171 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 172 */ _CFFI_OP(_CFFI_OP_POINTER, 180), // uint32_t *
-/* 173 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 174 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 175 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
-/* 176 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 177 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 178 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 179 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 180 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 181 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
-/* 182 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 183 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
-/* 184 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 185 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 186 */ _CFFI_OP(_CFFI_OP_POINTER, 349), // void *
+/* 172 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 173 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, uint64_t)
+/* 174 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 175 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 176 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 177 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 178 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
+/* 179 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 180 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 181 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 182 */ _CFFI_OP(_CFFI_OP_POINTER, 43), // uint32_t *
+/* 183 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 184 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 185 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
+/* 186 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
 /* 187 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 188 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
-/* 189 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 190 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 191 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
-/* 192 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 193 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 194 */ _CFFI_OP(_CFFI_OP_NOOP, 186),
+/* 188 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 189 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 190 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 191 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
+/* 192 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 193 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
+/* 194 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
 /* 195 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 196 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 197 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 198 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, void const *, uint64_t)
-/* 199 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 200 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 201 */ _CFFI_OP(_CFFI_OP_POINTER, 349), // void const *
-/* 202 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 203 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 204 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
-/* 205 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 206 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 207 */ _CFFI_OP(_CFFI_OP_NOOP, 201),
-/* 208 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 209 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
-/* 210 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 211 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(cxl_media *, void const * *, uint64_t *)
-/* 212 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 213 */ _CFFI_OP(_CFFI_OP_POINTER, 201), // void const * *
-/* 214 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 215 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 216 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
-/* 217 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 196 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // void *
+/* 197 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 198 */ _CFFI_OP(_CFFI_OP_NOOP, 182),
+/* 199 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 200 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 201 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
+/* 202 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 203 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 204 */ _CFFI_OP(_CFFI_OP_NOOP, 196),
+/* 205 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 206 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 207 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 208 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, void const *, uint64_t)
+/* 209 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 210 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 211 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // void const *
+/* 212 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 213 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 214 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
+/* 215 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 216 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 217 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
 /* 218 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 219 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 220 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 221 */ _CFFI_OP(_CFFI_OP_POINTER, 153), // cxl_media * *
-/* 222 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 223 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(uint32_t, uint64_t)
-/* 224 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 225 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 226 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 227 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(uint64_t, uint32_t, cxl_media * *)
-/* 228 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 229 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 230 */ _CFFI_OP(_CFFI_OP_NOOP, 221),
-/* 231 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 232 */ _CFFI_OP(_CFFI_OP_FUNCTION, 157), // int()(void)
-/* 233 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 234 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
-/* 235 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 236 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 237 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 219 */ _CFFI_OP(_CFFI_OP_NOOP, 182),
+/* 220 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 221 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, void const * *, uint64_t *)
+/* 222 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 223 */ _CFFI_OP(_CFFI_OP_POINTER, 211), // void const * *
+/* 224 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 225 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 226 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *)
+/* 227 */ _CFFI_OP(_CFFI_OP_POINTER, 418), // cxl_transport *
+/* 228 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 229 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *, cxl_worker * *)
+/* 230 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
+/* 231 */ _CFFI_OP(_CFFI_OP_POINTER, 252), // cxl_worker * *
+/* 232 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 233 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *, uint64_t, cxl_port *, int)
+/* 234 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
+/* 235 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 236 */ _CFFI_OP(_CFFI_OP_POINTER, 413), // cxl_port *
+/* 237 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
 /* 238 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 239 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, int)
-/* 240 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 239 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *, uint64_t, int)
+/* 240 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
 /* 241 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 242 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
 /* 243 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 244 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, uint64_t, cxl_map *, uint64_t)
-/* 245 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 244 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *, uint64_t, int, void const *, uint64_t)
+/* 245 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
 /* 246 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 247 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 248 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 247 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 248 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
 /* 249 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 250 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 251 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
-/* 252 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 253 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 254 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 255 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 256 */ _CFFI_OP(_CFFI_OP_NOOP, 213),
-/* 257 */ _CFFI_OP(_CFFI_OP_NOOP, 52),
-/* 258 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 259 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
-/* 260 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 261 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 262 */ _CFFI_OP(_CFFI_OP_NOOP, 186),
-/* 263 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 264 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 265 */ _CFFI_OP(_CFFI_OP_NOOP, 52),
-/* 266 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 267 */ _CFFI_OP(_CFFI_OP_FUNCTION, 348), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
+/* 251 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_worker *, cxl_call *)
+/* 252 */ _CFFI_OP(_CFFI_OP_POINTER, 420), // cxl_worker *
+/* 253 */ _CFFI_OP(_CFFI_OP_POINTER, 404), // cxl_call *
+/* 254 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 255 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
+/* 256 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 257 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 258 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 259 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 260 */ _CFFI_OP(_CFFI_OP_POINTER, 163), // cxl_media * *
+/* 261 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 262 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(uint32_t, uint64_t)
+/* 263 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 264 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 265 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 266 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(uint64_t, cxl_map *, cxl_port * *)
+/* 267 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 268 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 269 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 270 */ _CFFI_OP(_CFFI_OP_NOOP, 201),
-/* 271 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 272 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 273 */ _CFFI_OP(_CFFI_OP_NOOP, 52),
-/* 274 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 275 */ _CFFI_OP(_CFFI_OP_FUNCTION, 180), // uint32_t()(cxl_media const *)
-/* 276 */ _CFFI_OP(_CFFI_OP_POINTER, 338), // cxl_media const *
+/* 269 */ _CFFI_OP(_CFFI_OP_POINTER, 236), // cxl_port * *
+/* 270 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 271 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(uint64_t, uint32_t, cxl_media * *)
+/* 272 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 273 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 274 */ _CFFI_OP(_CFFI_OP_NOOP, 260),
+/* 275 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 276 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(void)
 /* 277 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 180), // uint32_t()(uint32_t, void const *, size_t)
-/* 279 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 280 */ _CFFI_OP(_CFFI_OP_NOOP, 201),
-/* 281 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
+/* 279 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 280 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 281 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 282 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 283 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
+/* 283 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, int)
 /* 284 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 285 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 286 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *, uint64_t, uint64_t, uint64_t *)
-/* 287 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 288 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 289 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 290 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 291 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 292 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
-/* 293 */ _CFFI_OP(_CFFI_OP_NOOP, 276),
+/* 285 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 286 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 287 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 288 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, uint64_t, cxl_map *, uint64_t)
+/* 289 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 290 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 291 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 292 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 293 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 294 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 295 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
-/* 296 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 297 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 298 */ _CFFI_OP(_CFFI_OP_FUNCTION, 186), // void *()(cxl_media const *)
-/* 299 */ _CFFI_OP(_CFFI_OP_NOOP, 276),
-/* 300 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 301 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_delta *, cxl_map *)
-/* 302 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
-/* 303 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 304 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 305 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_engine *)
-/* 306 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 307 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 308 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_engine *, cxl_engine_stats *)
-/* 309 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 310 */ _CFFI_OP(_CFFI_OP_POINTER, 333), // cxl_engine_stats *
-/* 311 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 312 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_map *)
-/* 313 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 314 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 315 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(cxl_media *)
-/* 316 */ _CFFI_OP(_CFFI_OP_NOOP, 153),
-/* 317 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 318 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
-/* 319 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 320 */ _CFFI_OP(_CFFI_OP_NOOP, 201),
-/* 321 */ _CFFI_OP(_CFFI_OP_NOOP, 77),
-/* 322 */ _CFFI_OP(_CFFI_OP_NOOP, 77),
-/* 323 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 324 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
-/* 325 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 326 */ _CFFI_OP(_CFFI_OP_FUNCTION, 349), // void()(void *)
-/* 327 */ _CFFI_OP(_CFFI_OP_NOOP, 186),
-/* 328 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 329 */ _CFFI_OP(_CFFI_OP_POINTER, 330), // char const *
-/* 330 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 331 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_delta
-/* 332 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_engine
-/* 333 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_engine_stats
-/* 334 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_event
-/* 335 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_extent_info
-/* 336 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_fault
-/* 337 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_map
-/* 338 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_media
-/* 339 */ _CFFI_OP(_CFFI_OP_POINTER, 340), // cxl_ref *
-/* 340 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_ref
-/* 341 */ _CFFI_OP(_CFFI_OP_POINTER, 342), // cxl_segment_ref *
-/* 342 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_segment_ref
-/* 343 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
-/* 344 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
-/* 345 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
-/* 346 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
-/* 347 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
-/* 348 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 349 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 295 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
+/* 296 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 297 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 298 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 299 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 300 */ _CFFI_OP(_CFFI_OP_NOOP, 223),
+/* 301 */ _CFFI_OP(_CFFI_OP_NOOP, 62),
+/* 302 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 303 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
+/* 304 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 305 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 306 */ _CFFI_OP(_CFFI_OP_NOOP, 196),
+/* 307 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 308 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 309 */ _CFFI_OP(_CFFI_OP_NOOP, 62),
+/* 310 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 311 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
+/* 312 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 313 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 314 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
+/* 315 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 316 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 317 */ _CFFI_OP(_CFFI_OP_NOOP, 62),
+/* 318 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 319 */ _CFFI_OP(_CFFI_OP_FUNCTION, 43), // uint32_t()(cxl_media const *)
+/* 320 */ _CFFI_OP(_CFFI_OP_POINTER, 412), // cxl_media const *
+/* 321 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 322 */ _CFFI_OP(_CFFI_OP_FUNCTION, 43), // uint32_t()(uint32_t, void const *, size_t)
+/* 323 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 324 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
+/* 325 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 326 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 327 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
+/* 328 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 329 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 330 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *, uint64_t, uint64_t, uint64_t *)
+/* 331 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 332 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 333 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 334 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 335 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 336 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
+/* 337 */ _CFFI_OP(_CFFI_OP_NOOP, 320),
+/* 338 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 339 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_port *)
+/* 340 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 341 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 342 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
+/* 343 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 344 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 345 */ _CFFI_OP(_CFFI_OP_FUNCTION, 196), // void *()(cxl_media const *)
+/* 346 */ _CFFI_OP(_CFFI_OP_NOOP, 320),
+/* 347 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 348 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_delta *, cxl_map *)
+/* 349 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
+/* 350 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 351 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 352 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_engine *)
+/* 353 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 354 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 355 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_engine *, cxl_engine_stats *)
+/* 356 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 357 */ _CFFI_OP(_CFFI_OP_POINTER, 407), // cxl_engine_stats *
+/* 358 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 359 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_map *)
+/* 360 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 361 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 362 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_media *)
+/* 363 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 364 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 365 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_port *)
+/* 366 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 367 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 368 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_port *, cxl_map *)
+/* 369 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 370 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 371 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 372 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_transport *)
+/* 373 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
+/* 374 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 375 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_transport *, cxl_transport_stats *)
+/* 376 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
+/* 377 */ _CFFI_OP(_CFFI_OP_POINTER, 419), // cxl_transport_stats *
+/* 378 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 379 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_transport *, uint64_t)
+/* 380 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
+/* 381 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 382 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 383 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_transport *, uint64_t, uint32_t)
+/* 384 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
+/* 385 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 386 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 387 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 388 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_worker *)
+/* 389 */ _CFFI_OP(_CFFI_OP_NOOP, 252),
+/* 390 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 391 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
+/* 392 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 393 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
+/* 394 */ _CFFI_OP(_CFFI_OP_NOOP, 87),
+/* 395 */ _CFFI_OP(_CFFI_OP_NOOP, 87),
+/* 396 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 397 */ _CFFI_OP(_CFFI_OP_NOOP, 182),
+/* 398 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 399 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(void *)
+/* 400 */ _CFFI_OP(_CFFI_OP_NOOP, 196),
+/* 401 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 402 */ _CFFI_OP(_CFFI_OP_POINTER, 403), // char const *
+/* 403 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 404 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_call
+/* 405 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_delta
+/* 406 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_engine
+/* 407 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_engine_stats
+/* 408 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_event
+/* 409 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_extent_info
+/* 410 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_fault
+/* 411 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // cxl_map
+/* 412 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 11), // cxl_media
+/* 413 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 12), // cxl_port
+/* 414 */ _CFFI_OP(_CFFI_OP_POINTER, 415), // cxl_ref *
+/* 415 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_ref
+/* 416 */ _CFFI_OP(_CFFI_OP_POINTER, 417), // cxl_segment_ref *
+/* 417 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_segment_ref
+/* 418 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 13), // cxl_transport
+/* 419 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_transport_stats
+/* 420 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 14), // cxl_worker
+/* 421 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
+/* 422 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
+/* 423 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
+/* 424 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
+/* 425 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum $5
+/* 426 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
+/* 427 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 428 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // uint8_t const *
+/* 429 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 430 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_CXL_GRANULARITY_BYTE(unsigned long long *o)
@@ -1055,6 +1136,30 @@ static int _cffi_const_CXL_FAULT_KINDS(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_CXL_CALL_LEASE(unsigned long long *o)
+{
+  int n = (CXL_CALL_LEASE) <= 0;
+  *o = (unsigned long long)((CXL_CALL_LEASE) | 0);  /* check that CXL_CALL_LEASE is an integer */
+  return n;
+}
+
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_typedef_cxl_call(cxl_call *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  (void)((p->opcode) | 0);  /* check that 'cxl_call.opcode' is an integer */
+  (void)((p->uid) | 0);  /* check that 'cxl_call.uid' is an integer */
+  (void)((p->gid) | 0);  /* check that 'cxl_call.gid' is an integer */
+  (void)((p->pid) | 0);  /* check that 'cxl_call.pid' is an integer */
+  (void)((p->unique) | 0);  /* check that 'cxl_call.unique' is an integer */
+  (void)((p->inode) | 0);  /* check that 'cxl_call.inode' is an integer */
+  { uint8_t const * *tmp = &p->arguments; (void)tmp; }
+  (void)((p->length) | 0);  /* check that 'cxl_call.length' is an integer */
+  (void)((p->done) | 0);  /* check that 'cxl_call.done' is an integer */
+}
+struct _cffi_align_typedef_cxl_call { char x; cxl_call y; };
+
 _CFFI_UNUSED_FN
 static void _cffi_checkfld_typedef_cxl_delta(cxl_delta *p)
 {
@@ -1153,6 +1258,22 @@ static void _cffi_checkfld_typedef_cxl_segment_ref(cxl_segment_ref *p)
 }
 struct _cffi_align_typedef_cxl_segment_ref { char x; cxl_segment_ref y; };
 
+_CFFI_UNUSED_FN
+static void _cffi_checkfld_typedef_cxl_transport_stats(cxl_transport_stats *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  (void)((p->reads) | 0);  /* check that 'cxl_transport_stats.reads' is an integer */
+  (void)((p->writes) | 0);  /* check that 'cxl_transport_stats.writes' is an integer */
+  (void)((p->read_bytes) | 0);  /* check that 'cxl_transport_stats.read_bytes' is an integer */
+  (void)((p->write_bytes) | 0);  /* check that 'cxl_transport_stats.write_bytes' is an integer */
+  (void)((p->calls) | 0);  /* check that 'cxl_transport_stats.calls' is an integer */
+  (void)((p->forwarded) | 0);  /* check that 'cxl_transport_stats.forwarded' is an integer */
+  (void)((p->read_copies) | 0);  /* check that 'cxl_transport_stats.read_copies' is an integer */
+  (void)((p->direct_mapping) | 0);  /* check that 'cxl_transport_stats.direct_mapping' is an integer */
+}
+struct _cffi_align_typedef_cxl_transport_stats { char x; cxl_transport_stats y; };
+
 static uint32_t _cffi_d_cxl_crc32c(uint32_t x0, void const * x1, size_t x2)
 {
   return cxl_crc32c(x0, x1, x2);
@@ -1180,10 +1301,10 @@ _cffi_f_cxl_crc32c(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(201), arg1, (char **)&x1);
+      _cffi_type(211), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(201), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(211), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1238,28 +1359,28 @@ _cffi_f_cxl_crc32c_each(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(201), arg1, (char **)&x1);
+      _cffi_type(211), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(201), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(211), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(77), arg2, (char **)&x2);
+      _cffi_type(87), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(77), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(87), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(77), arg3, (char **)&x3);
+      _cffi_type(87), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(77), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(87), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1269,10 +1390,10 @@ _cffi_f_cxl_crc32c_each(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(172), arg5, (char **)&x5);
+      _cffi_type(182), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(172), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(182), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1426,7 +1547,7 @@ _cffi_f_cxl_dispatch_copy(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(329));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(402));
   return pyresult;
 }
 #else
@@ -1452,7 +1573,7 @@ _cffi_f_cxl_dispatch_crc32c(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(329));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(402));
   return pyresult;
 }
 #else
@@ -1478,7 +1599,7 @@ _cffi_f_cxl_dispatch_fence(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(329));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(402));
   return pyresult;
 }
 #else
@@ -1530,7 +1651,7 @@ _cffi_f_cxl_dispatch_write_back(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(329));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(402));
   return pyresult;
 }
 #else
@@ -1661,10 +1782,10 @@ _cffi_f_cxl_engine_copy_extent(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(52), arg5, (char **)&x5);
+      _cffi_type(62), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(52), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(62), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1868,10 +1989,10 @@ _cffi_f_cxl_engine_describe(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(46), arg2, (char **)&x2);
+      _cffi_type(56), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_extent_info *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(46), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(56), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2125,10 +2246,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2150,10 +2271,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(181), arg5, (char **)&x5);
+      _cffi_type(191), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_engine * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(181), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(191), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2259,10 +2380,10 @@ _cffi_f_cxl_engine_segment_refs(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(65), arg2, (char **)&x2);
+      _cffi_type(75), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_segment_ref * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(65), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(75), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2319,10 +2440,10 @@ _cffi_f_cxl_engine_statistics(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(310), arg1, (char **)&x1);
+      _cffi_type(357), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_engine_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(310), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(357), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2460,10 +2581,10 @@ _cffi_f_cxl_engine_verify(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(52), arg2, (char **)&x2);
+      _cffi_type(62), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(52), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(62), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2588,10 +2709,10 @@ _cffi_f_cxl_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(186), arg0, (char **)&x0);
+      _cffi_type(196), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(186), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(196), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2609,6 +2730,169 @@ _cffi_f_cxl_free(PyObject *self, PyObject *arg0)
 }
 #else
 #  define _cffi_f_cxl_free _cffi_d_cxl_free
+#endif
+
+static void _cffi_d_cxl_handle_allow(cxl_transport * x0, uint64_t x1, uint32_t x2)
+{
+  cxl_handle_allow(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_handle_allow(PyObject *self, PyObject *args)
+{
+  cxl_transport * x0;
+  uint64_t x1;
+  uint32_t x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "cxl_handle_allow", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, uint32_t);
+  if (x2 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { cxl_handle_allow(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+#else
+#  define _cffi_f_cxl_handle_allow _cffi_d_cxl_handle_allow
+#endif
+
+static void _cffi_d_cxl_handle_close(cxl_transport * x0, uint64_t x1)
+{
+  cxl_handle_close(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_handle_close(PyObject *self, PyObject *args)
+{
+  cxl_transport * x0;
+  uint64_t x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "cxl_handle_close", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { cxl_handle_close(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+#else
+#  define _cffi_f_cxl_handle_close _cffi_d_cxl_handle_close
+#endif
+
+static int _cffi_d_cxl_handle_open(cxl_transport * x0, uint64_t x1, cxl_port * x2, int x3)
+{
+  return cxl_handle_open(x0, x1, x2, x3);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_handle_open(PyObject *self, PyObject *args)
+{
+  cxl_transport * x0;
+  uint64_t x1;
+  cxl_port * x2;
+  int x3;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+
+  if (!PyArg_UnpackTuple(args, "cxl_handle_open", 4, 4, &arg0, &arg1, &arg2, &arg3))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(236), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(236), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x3 = _cffi_to_c_int(arg3, int);
+  if (x3 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_handle_open(x0, x1, x2, x3); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_handle_open _cffi_d_cxl_handle_open
 #endif
 
 static uint64_t _cffi_d_cxl_map_allocated(cxl_map * x0)
@@ -2727,10 +3011,10 @@ _cffi_f_cxl_map_clone(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(60), arg1, (char **)&x1);
+      _cffi_type(70), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(60), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(70), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3137,10 +3421,10 @@ _cffi_f_cxl_map_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(60), arg2, (char **)&x2);
+      _cffi_type(70), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(60), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(70), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3210,19 +3494,19 @@ _cffi_f_cxl_map_peek(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(213), arg4, (char **)&x4);
+      _cffi_type(223), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(213), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(223), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(52), arg5, (char **)&x5);
+      _cffi_type(62), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(52), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(62), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3338,10 +3622,10 @@ _cffi_f_cxl_map_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(186), arg2, (char **)&x2);
+      _cffi_type(196), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(186), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(196), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3355,10 +3639,10 @@ _cffi_f_cxl_map_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(52), arg5, (char **)&x5);
+      _cffi_type(62), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(52), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(62), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3458,10 +3742,10 @@ _cffi_f_cxl_map_replay(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(80), arg2, (char **)&x2);
+      _cffi_type(90), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(80), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(90), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3586,10 +3870,10 @@ _cffi_f_cxl_map_set(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(80), arg1, (char **)&x1);
+      _cffi_type(90), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(80), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(90), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3809,10 +4093,10 @@ _cffi_f_cxl_map_take_delta(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(103), arg1, (char **)&x1);
+      _cffi_type(113), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_delta * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(103), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(113), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3880,6 +4164,44 @@ _cffi_f_cxl_map_truncate(PyObject *self, PyObject *args)
 #  define _cffi_f_cxl_map_truncate _cffi_d_cxl_map_truncate
 #endif
 
+static int _cffi_d_cxl_map_wants_lease(cxl_map * x0)
+{
+  return cxl_map_wants_lease(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_map_wants_lease(PyObject *self, PyObject *arg0)
+{
+  cxl_map * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_map *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_map_wants_lease(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_map_wants_lease _cffi_d_cxl_map_wants_lease
+#endif
+
 static int64_t _cffi_d_cxl_map_write(cxl_map * x0, uint64_t x1, void const * x2, uint64_t x3, uint64_t * x4, cxl_fault * x5)
 {
   return cxl_map_write(x0, x1, x2, x3, x4, x5);
@@ -3922,10 +4244,10 @@ _cffi_f_cxl_map_write(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(201), arg2, (char **)&x2);
+      _cffi_type(211), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(201), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(211), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3944,10 +4266,10 @@ _cffi_f_cxl_map_write(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(52), arg5, (char **)&x5);
+      _cffi_type(62), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(52), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(62), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4149,46 +4471,46 @@ _cffi_f_cxl_maps_import(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(77), arg2, (char **)&x2);
+      _cffi_type(87), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(77), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(87), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(77), arg3, (char **)&x3);
+      _cffi_type(87), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(77), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(87), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(77), arg4, (char **)&x4);
+      _cffi_type(87), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(77), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(87), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(80), arg5, (char **)&x5);
+      _cffi_type(90), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(80), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(90), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(60), arg6, (char **)&x6);
+      _cffi_type(70), arg6, (char **)&x6);
   if (datasize != 0) {
     x6 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(60), arg6, (char **)&x6,
+    if (_cffi_convert_array_argument(_cffi_type(70), arg6, (char **)&x6,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4248,10 +4570,10 @@ _cffi_f_cxl_media_anonymous(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(221), arg2, (char **)&x2);
+      _cffi_type(260), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(221), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(260), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4286,10 +4608,10 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(276), arg0, (char **)&x0);
+      _cffi_type(320), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(276), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(320), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4301,7 +4623,7 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(186));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(196));
   if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
   return pyresult;
 }
@@ -4322,10 +4644,10 @@ _cffi_f_cxl_media_close(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4370,10 +4692,10 @@ _cffi_f_cxl_media_copy(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4383,10 +4705,10 @@ _cffi_f_cxl_media_copy(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(201), arg2, (char **)&x2);
+      _cffi_type(211), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(201), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(211), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4437,10 +4759,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4450,10 +4772,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(201), arg2, (char **)&x2);
+      _cffi_type(211), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(201), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(211), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4463,10 +4785,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(172), arg4, (char **)&x4);
+      _cffi_type(182), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(172), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(182), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4513,10 +4835,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4530,10 +4852,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(172), arg3, (char **)&x3);
+      _cffi_type(182), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(172), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(182), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4577,10 +4899,10 @@ _cffi_f_cxl_media_fence(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4615,10 +4937,10 @@ _cffi_f_cxl_media_granularity(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(276), arg0, (char **)&x0);
+      _cffi_type(320), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(276), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(320), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4681,10 +5003,10 @@ _cffi_f_cxl_media_map(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(221), arg4, (char **)&x4);
+      _cffi_type(260), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(221), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(260), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4731,10 +5053,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4744,10 +5066,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(186), arg2, (char **)&x2);
+      _cffi_type(196), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(186), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(196), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4809,10 +5131,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4822,10 +5144,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(186), arg2, (char **)&x2);
+      _cffi_type(196), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(186), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(196), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4835,10 +5157,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(172), arg4, (char **)&x4);
+      _cffi_type(182), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(172), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(182), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4888,10 +5210,10 @@ _cffi_f_cxl_media_record(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4936,10 +5258,10 @@ _cffi_f_cxl_media_record_mark(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4986,19 +5308,19 @@ _cffi_f_cxl_media_record_view(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(213), arg1, (char **)&x1);
+      _cffi_type(223), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(213), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(223), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5042,10 +5364,10 @@ _cffi_f_cxl_media_size(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(276), arg0, (char **)&x0);
+      _cffi_type(320), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(276), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(320), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5090,10 +5412,10 @@ _cffi_f_cxl_media_store(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5103,10 +5425,10 @@ _cffi_f_cxl_media_store(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(201), arg2, (char **)&x2);
+      _cffi_type(211), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(201), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(211), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5153,10 +5475,10 @@ _cffi_f_cxl_media_store_u64(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5207,10 +5529,10 @@ _cffi_f_cxl_media_write_back(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(153), arg0, (char **)&x0);
+      _cffi_type(163), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(153), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5238,7 +5560,747 @@ _cffi_f_cxl_media_write_back(PyObject *self, PyObject *args)
 #  define _cffi_f_cxl_media_write_back _cffi_d_cxl_media_write_back
 #endif
 
+static void _cffi_d_cxl_port_free(cxl_port * x0)
+{
+  cxl_port_free(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_port_free(PyObject *self, PyObject *arg0)
+{
+  cxl_port * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(236), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { cxl_port_free(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+#else
+#  define _cffi_f_cxl_port_free _cffi_d_cxl_port_free
+#endif
+
+static int _cffi_d_cxl_port_new(uint64_t x0, cxl_map * x1, cxl_port * * x2)
+{
+  return cxl_port_new(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_port_new(PyObject *self, PyObject *args)
+{
+  uint64_t x0;
+  cxl_map * x1;
+  cxl_port * * x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "cxl_port_new", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  x0 = _cffi_to_c_int(arg0, uint64_t);
+  if (x0 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg1, (char **)&x1);
+  if (datasize != 0) {
+    x1 = ((size_t)datasize) <= 640 ? (cxl_map *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg1, (char **)&x1,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(269), arg2, (char **)&x2);
+  if (datasize != 0) {
+    x2 = ((size_t)datasize) <= 640 ? (cxl_port * *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(269), arg2, (char **)&x2,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_port_new(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_port_new _cffi_d_cxl_port_new
+#endif
+
+static void _cffi_d_cxl_port_set_map(cxl_port * x0, cxl_map * x1)
+{
+  cxl_port_set_map(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_port_set_map(PyObject *self, PyObject *args)
+{
+  cxl_port * x0;
+  cxl_map * x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "cxl_port_set_map", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(236), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(4), arg1, (char **)&x1);
+  if (datasize != 0) {
+    x1 = ((size_t)datasize) <= 640 ? (cxl_map *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(4), arg1, (char **)&x1,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { cxl_port_set_map(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+#else
+#  define _cffi_f_cxl_port_set_map _cffi_d_cxl_port_set_map
+#endif
+
+static uint64_t _cffi_d_cxl_port_stop(cxl_port * x0)
+{
+  return cxl_port_stop(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_port_stop(PyObject *self, PyObject *arg0)
+{
+  cxl_port * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  uint64_t result;
+  PyObject *pyresult;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(236), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_port_stop(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, uint64_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_port_stop _cffi_d_cxl_port_stop
+#endif
+
+static uint64_t _cffi_d_cxl_port_written(cxl_port * x0)
+{
+  return cxl_port_written(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_port_written(PyObject *self, PyObject *arg0)
+{
+  cxl_port * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  uint64_t result;
+  PyObject *pyresult;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(236), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_port_written(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, uint64_t);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_port_written _cffi_d_cxl_port_written
+#endif
+
+static void _cffi_d_cxl_transport_free(cxl_transport * x0)
+{
+  cxl_transport_free(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_transport_free(PyObject *self, PyObject *arg0)
+{
+  cxl_transport * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { cxl_transport_free(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+#else
+#  define _cffi_f_cxl_transport_free _cffi_d_cxl_transport_free
+#endif
+
+static int _cffi_d_cxl_transport_invalidate(cxl_transport * x0, uint64_t x1, int x2)
+{
+  return cxl_transport_invalidate(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_transport_invalidate(PyObject *self, PyObject *args)
+{
+  cxl_transport * x0;
+  uint64_t x1;
+  int x2;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "cxl_transport_invalidate", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, int);
+  if (x2 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_transport_invalidate(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_transport_invalidate _cffi_d_cxl_transport_invalidate
+#endif
+
+static int _cffi_d_cxl_transport_new(cxl_engine * x0, int x1, int x2, uint32_t x3, uint64_t x4, uint64_t x5, int x6, cxl_transport * * x7)
+{
+  return cxl_transport_new(x0, x1, x2, x3, x4, x5, x6, x7);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_transport_new(PyObject *self, PyObject *args)
+{
+  cxl_engine * x0;
+  int x1;
+  int x2;
+  uint32_t x3;
+  uint64_t x4;
+  uint64_t x5;
+  int x6;
+  cxl_transport * * x7;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+  PyObject *arg4;
+  PyObject *arg5;
+  PyObject *arg6;
+  PyObject *arg7;
+
+  if (!PyArg_UnpackTuple(args, "cxl_transport_new", 8, 8, &arg0, &arg1, &arg2, &arg3, &arg4, &arg5, &arg6, &arg7))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(8), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_engine *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(8), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, int);
+  if (x1 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, int);
+  if (x2 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
+  x3 = _cffi_to_c_int(arg3, uint32_t);
+  if (x3 == (uint32_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x4 = _cffi_to_c_int(arg4, uint64_t);
+  if (x4 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x5 = _cffi_to_c_int(arg5, uint64_t);
+  if (x5 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x6 = _cffi_to_c_int(arg6, int);
+  if (x6 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(47), arg7, (char **)&x7);
+  if (datasize != 0) {
+    x7 = ((size_t)datasize) <= 640 ? (cxl_transport * *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(47), arg7, (char **)&x7,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_transport_new(x0, x1, x2, x3, x4, x5, x6, x7); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_transport_new _cffi_d_cxl_transport_new
+#endif
+
+static int _cffi_d_cxl_transport_reply(cxl_transport * x0, uint64_t x1, int x2, void const * x3, uint64_t x4)
+{
+  return cxl_transport_reply(x0, x1, x2, x3, x4);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_transport_reply(PyObject *self, PyObject *args)
+{
+  cxl_transport * x0;
+  uint64_t x1;
+  int x2;
+  void const * x3;
+  uint64_t x4;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+  PyObject *arg4;
+
+  if (!PyArg_UnpackTuple(args, "cxl_transport_reply", 5, 5, &arg0, &arg1, &arg2, &arg3, &arg4))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, int);
+  if (x2 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(211), arg3, (char **)&x3);
+  if (datasize != 0) {
+    x3 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(211), arg3, (char **)&x3,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x4 = _cffi_to_c_int(arg4, uint64_t);
+  if (x4 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_transport_reply(x0, x1, x2, x3, x4); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_transport_reply _cffi_d_cxl_transport_reply
+#endif
+
+static int _cffi_d_cxl_transport_start(cxl_transport * x0)
+{
+  return cxl_transport_start(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_transport_start(PyObject *self, PyObject *arg0)
+{
+  cxl_transport * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_transport_start(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_transport_start _cffi_d_cxl_transport_start
+#endif
+
+static void _cffi_d_cxl_transport_statistics(cxl_transport * x0, cxl_transport_stats * x1)
+{
+  cxl_transport_statistics(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_transport_statistics(PyObject *self, PyObject *args)
+{
+  cxl_transport * x0;
+  cxl_transport_stats * x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "cxl_transport_statistics", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(377), arg1, (char **)&x1);
+  if (datasize != 0) {
+    x1 = ((size_t)datasize) <= 640 ? (cxl_transport_stats *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(377), arg1, (char **)&x1,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { cxl_transport_statistics(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+#else
+#  define _cffi_f_cxl_transport_statistics _cffi_d_cxl_transport_statistics
+#endif
+
+static void _cffi_d_cxl_transport_stop(cxl_transport * x0)
+{
+  cxl_transport_stop(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_transport_stop(PyObject *self, PyObject *arg0)
+{
+  cxl_transport * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { cxl_transport_stop(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+#else
+#  define _cffi_f_cxl_transport_stop _cffi_d_cxl_transport_stop
+#endif
+
+static void _cffi_d_cxl_worker_free(cxl_worker * x0)
+{
+  cxl_worker_free(x0);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_worker_free(PyObject *self, PyObject *arg0)
+{
+  cxl_worker * x0;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(252), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_worker *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(252), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { cxl_worker_free(x0); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+#else
+#  define _cffi_f_cxl_worker_free _cffi_d_cxl_worker_free
+#endif
+
+static int _cffi_d_cxl_worker_new(cxl_transport * x0, cxl_worker * * x1)
+{
+  return cxl_worker_new(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_worker_new(PyObject *self, PyObject *args)
+{
+  cxl_transport * x0;
+  cxl_worker * * x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "cxl_worker_new", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(227), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(231), arg1, (char **)&x1);
+  if (datasize != 0) {
+    x1 = ((size_t)datasize) <= 640 ? (cxl_worker * *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(231), arg1, (char **)&x1,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_worker_new(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_worker_new _cffi_d_cxl_worker_new
+#endif
+
+static int _cffi_d_cxl_worker_serve(cxl_worker * x0, cxl_call * x1)
+{
+  return cxl_worker_serve(x0, x1);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_worker_serve(PyObject *self, PyObject *args)
+{
+  cxl_worker * x0;
+  cxl_call * x1;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+
+  if (!PyArg_UnpackTuple(args, "cxl_worker_serve", 2, 2, &arg0, &arg1))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(252), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_worker *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(252), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(253), arg1, (char **)&x1);
+  if (datasize != 0) {
+    x1 = ((size_t)datasize) <= 640 ? (cxl_call *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(253), arg1, (char **)&x1,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_worker_serve(x0, x1); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_worker_serve _cffi_d_cxl_worker_serve
+#endif
+
 static const struct _cffi_global_s _cffi_globals[] = {
+  { "CXL_CALL_LEASE", (void *)_cffi_const_CXL_CALL_LEASE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_EVENT_COPY", (void *)_cffi_const_CXL_EVENT_COPY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_EVENT_FENCE", (void *)_cffi_const_CXL_EVENT_FENCE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_EVENT_MARK", (void *)_cffi_const_CXL_EVENT_MARK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -5256,79 +6318,125 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "CXL_GRANULARITY_PAGE", (void *)_cffi_const_CXL_GRANULARITY_PAGE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_READ_ONLY", (void *)_cffi_const_CXL_MAP_READ_ONLY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_SYNC", (void *)_cffi_const_CXL_MAP_SYNC, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 278), (void *)_cffi_d_cxl_crc32c },
-  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 318), (void *)_cffi_d_cxl_crc32c_each },
+  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 322), (void *)_cffi_d_cxl_crc32c },
+  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 391), (void *)_cffi_d_cxl_crc32c_each },
   { "cxl_delta_apply", (void *)_cffi_f_cxl_delta_apply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 2), (void *)_cffi_d_cxl_delta_apply },
-  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 301), (void *)_cffi_d_cxl_delta_cancel },
+  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 348), (void *)_cffi_d_cxl_delta_cancel },
   { "cxl_dispatch_copy", (void *)_cffi_f_cxl_dispatch_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_copy },
   { "cxl_dispatch_crc32c", (void *)_cffi_f_cxl_dispatch_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_crc32c },
   { "cxl_dispatch_fence", (void *)_cffi_f_cxl_dispatch_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_fence },
-  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 232), (void *)_cffi_d_cxl_dispatch_init },
+  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 276), (void *)_cffi_d_cxl_dispatch_init },
   { "cxl_dispatch_write_back", (void *)_cffi_f_cxl_dispatch_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_write_back },
-  { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 68), (void *)_cffi_d_cxl_engine_close_lease },
-  { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 90), (void *)_cffi_d_cxl_engine_copy_extent },
-  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 234), (void *)_cffi_d_cxl_engine_dead_segments },
+  { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 78), (void *)_cffi_d_cxl_engine_close_lease },
+  { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 100), (void *)_cffi_d_cxl_engine_copy_extent },
+  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 278), (void *)_cffi_d_cxl_engine_dead_segments },
   { "cxl_engine_define", (void *)_cffi_f_cxl_engine_define, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_cxl_engine_define },
-  { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 43), (void *)_cffi_d_cxl_engine_describe },
-  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 305), (void *)_cffi_d_cxl_engine_drop_unreferenced },
-  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 305), (void *)_cffi_d_cxl_engine_free },
-  { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_cxl_engine_lease },
+  { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 53), (void *)_cffi_d_cxl_engine_describe },
+  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 352), (void *)_cffi_d_cxl_engine_drop_unreferenced },
+  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 352), (void *)_cffi_d_cxl_engine_free },
+  { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 94), (void *)_cffi_d_cxl_engine_lease },
   { "cxl_engine_list", (void *)_cffi_f_cxl_engine_list, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 7), (void *)_cffi_d_cxl_engine_list },
-  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 175), (void *)_cffi_d_cxl_engine_new },
-  { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 39), (void *)_cffi_d_cxl_engine_publish },
-  { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 62), (void *)_cffi_d_cxl_engine_segment_refs },
-  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 308), (void *)_cffi_d_cxl_engine_statistics },
+  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 185), (void *)_cffi_d_cxl_engine_new },
+  { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 49), (void *)_cffi_d_cxl_engine_publish },
+  { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 72), (void *)_cffi_d_cxl_engine_segment_refs },
+  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 355), (void *)_cffi_d_cxl_engine_statistics },
   { "cxl_engine_usage", (void *)_cffi_f_cxl_engine_usage, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_cxl_engine_usage },
-  { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 49), (void *)_cffi_d_cxl_engine_verify },
-  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 295), (void *)_cffi_d_cxl_fault_count },
-  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 223), (void *)_cffi_d_cxl_fault_set },
-  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 326), (void *)_cffi_d_cxl_free },
-  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 283), (void *)_cffi_d_cxl_map_allocated },
-  { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 120), (void *)_cffi_d_cxl_map_attach_lease },
-  { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 105), (void *)_cffi_d_cxl_map_clone },
-  { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 115), (void *)_cffi_d_cxl_map_close_lease },
-  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 137), (void *)_cffi_d_cxl_map_export },
-  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 312), (void *)_cffi_d_cxl_map_free },
-  { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 98), (void *)_cffi_d_cxl_map_is_dirty },
-  { "cxl_map_mapped", (void *)_cffi_f_cxl_map_mapped, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 286), (void *)_cffi_d_cxl_map_mapped },
-  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 144), (void *)_cffi_d_cxl_map_move },
-  { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 57), (void *)_cffi_d_cxl_map_new },
-  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 251), (void *)_cffi_d_cxl_map_peek },
-  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 132), (void *)_cffi_d_cxl_map_punch },
-  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 259), (void *)_cffi_d_cxl_map_read },
-  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 283), (void *)_cffi_d_cxl_map_ref_count },
-  { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 124), (void *)_cffi_d_cxl_map_replay },
-  { "cxl_map_seek", (void *)_cffi_f_cxl_map_seek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 239), (void *)_cffi_d_cxl_map_seek },
-  { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 109), (void *)_cffi_d_cxl_map_set },
-  { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 120), (void *)_cffi_d_cxl_map_set_size },
-  { "cxl_map_share", (void *)_cffi_f_cxl_map_share, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 244), (void *)_cffi_d_cxl_map_share },
-  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 283), (void *)_cffi_d_cxl_map_size },
-  { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 101), (void *)_cffi_d_cxl_map_take_delta },
-  { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 120), (void *)_cffi_d_cxl_map_truncate },
-  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 267), (void *)_cffi_d_cxl_map_write },
+  { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 59), (void *)_cffi_d_cxl_engine_verify },
+  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 342), (void *)_cffi_d_cxl_fault_count },
+  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 262), (void *)_cffi_d_cxl_fault_set },
+  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 399), (void *)_cffi_d_cxl_free },
+  { "cxl_handle_allow", (void *)_cffi_f_cxl_handle_allow, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 383), (void *)_cffi_d_cxl_handle_allow },
+  { "cxl_handle_close", (void *)_cffi_f_cxl_handle_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 379), (void *)_cffi_d_cxl_handle_close },
+  { "cxl_handle_open", (void *)_cffi_f_cxl_handle_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 233), (void *)_cffi_d_cxl_handle_open },
+  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 327), (void *)_cffi_d_cxl_map_allocated },
+  { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 130), (void *)_cffi_d_cxl_map_attach_lease },
+  { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 115), (void *)_cffi_d_cxl_map_clone },
+  { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 125), (void *)_cffi_d_cxl_map_close_lease },
+  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 147), (void *)_cffi_d_cxl_map_export },
+  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 359), (void *)_cffi_d_cxl_map_free },
+  { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 108), (void *)_cffi_d_cxl_map_is_dirty },
+  { "cxl_map_mapped", (void *)_cffi_f_cxl_map_mapped, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 330), (void *)_cffi_d_cxl_map_mapped },
+  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 154), (void *)_cffi_d_cxl_map_move },
+  { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 67), (void *)_cffi_d_cxl_map_new },
+  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 295), (void *)_cffi_d_cxl_map_peek },
+  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_punch },
+  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 303), (void *)_cffi_d_cxl_map_read },
+  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 327), (void *)_cffi_d_cxl_map_ref_count },
+  { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 134), (void *)_cffi_d_cxl_map_replay },
+  { "cxl_map_seek", (void *)_cffi_f_cxl_map_seek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 283), (void *)_cffi_d_cxl_map_seek },
+  { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 119), (void *)_cffi_d_cxl_map_set },
+  { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 130), (void *)_cffi_d_cxl_map_set_size },
+  { "cxl_map_share", (void *)_cffi_f_cxl_map_share, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 288), (void *)_cffi_d_cxl_map_share },
+  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 327), (void *)_cffi_d_cxl_map_size },
+  { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 111), (void *)_cffi_d_cxl_map_take_delta },
+  { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 130), (void *)_cffi_d_cxl_map_truncate },
+  { "cxl_map_wants_lease", (void *)_cffi_f_cxl_map_wants_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 108), (void *)_cffi_d_cxl_map_wants_lease },
+  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 311), (void *)_cffi_d_cxl_map_write },
   { "cxl_maps_export", (void *)_cffi_f_cxl_maps_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 20), (void *)_cffi_d_cxl_maps_export },
-  { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 74), (void *)_cffi_d_cxl_maps_import },
-  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 227), (void *)_cffi_d_cxl_media_anonymous },
-  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 298), (void *)_cffi_d_cxl_media_base },
-  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 315), (void *)_cffi_d_cxl_media_close },
-  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 198), (void *)_cffi_d_cxl_media_copy },
-  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 204), (void *)_cffi_d_cxl_media_copy_crc },
-  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 168), (void *)_cffi_d_cxl_media_crc },
-  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 152), (void *)_cffi_d_cxl_media_fence },
-  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 275), (void *)_cffi_d_cxl_media_granularity },
-  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 216), (void *)_cffi_d_cxl_media_map },
-  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 191), (void *)_cffi_d_cxl_media_read },
-  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 183), (void *)_cffi_d_cxl_media_read_crc },
-  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 155), (void *)_cffi_d_cxl_media_record },
-  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 159), (void *)_cffi_d_cxl_media_record_mark },
-  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 211), (void *)_cffi_d_cxl_media_record_view },
-  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 292), (void *)_cffi_d_cxl_media_size },
-  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 198), (void *)_cffi_d_cxl_media_store },
-  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 163), (void *)_cffi_d_cxl_media_store_u64 },
-  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 163), (void *)_cffi_d_cxl_media_write_back },
+  { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_cxl_maps_import },
+  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 271), (void *)_cffi_d_cxl_media_anonymous },
+  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 345), (void *)_cffi_d_cxl_media_base },
+  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 362), (void *)_cffi_d_cxl_media_close },
+  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 208), (void *)_cffi_d_cxl_media_copy },
+  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 214), (void *)_cffi_d_cxl_media_copy_crc },
+  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 178), (void *)_cffi_d_cxl_media_crc },
+  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 162), (void *)_cffi_d_cxl_media_fence },
+  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 319), (void *)_cffi_d_cxl_media_granularity },
+  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 255), (void *)_cffi_d_cxl_media_map },
+  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 201), (void *)_cffi_d_cxl_media_read },
+  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 193), (void *)_cffi_d_cxl_media_read_crc },
+  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 165), (void *)_cffi_d_cxl_media_record },
+  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 169), (void *)_cffi_d_cxl_media_record_mark },
+  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 221), (void *)_cffi_d_cxl_media_record_view },
+  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 336), (void *)_cffi_d_cxl_media_size },
+  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 208), (void *)_cffi_d_cxl_media_store },
+  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 173), (void *)_cffi_d_cxl_media_store_u64 },
+  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 173), (void *)_cffi_d_cxl_media_write_back },
+  { "cxl_port_free", (void *)_cffi_f_cxl_port_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 365), (void *)_cffi_d_cxl_port_free },
+  { "cxl_port_new", (void *)_cffi_f_cxl_port_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 266), (void *)_cffi_d_cxl_port_new },
+  { "cxl_port_set_map", (void *)_cffi_f_cxl_port_set_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 368), (void *)_cffi_d_cxl_port_set_map },
+  { "cxl_port_stop", (void *)_cffi_f_cxl_port_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_port_stop },
+  { "cxl_port_written", (void *)_cffi_f_cxl_port_written, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_port_written },
+  { "cxl_transport_free", (void *)_cffi_f_cxl_transport_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 372), (void *)_cffi_d_cxl_transport_free },
+  { "cxl_transport_invalidate", (void *)_cffi_f_cxl_transport_invalidate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 239), (void *)_cffi_d_cxl_transport_invalidate },
+  { "cxl_transport_new", (void *)_cffi_f_cxl_transport_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 39), (void *)_cffi_d_cxl_transport_new },
+  { "cxl_transport_reply", (void *)_cffi_f_cxl_transport_reply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 244), (void *)_cffi_d_cxl_transport_reply },
+  { "cxl_transport_start", (void *)_cffi_f_cxl_transport_start, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 226), (void *)_cffi_d_cxl_transport_start },
+  { "cxl_transport_statistics", (void *)_cffi_f_cxl_transport_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 375), (void *)_cffi_d_cxl_transport_statistics },
+  { "cxl_transport_stop", (void *)_cffi_f_cxl_transport_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 372), (void *)_cffi_d_cxl_transport_stop },
+  { "cxl_worker_free", (void *)_cffi_f_cxl_worker_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 388), (void *)_cffi_d_cxl_worker_free },
+  { "cxl_worker_new", (void *)_cffi_f_cxl_worker_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 229), (void *)_cffi_d_cxl_worker_new },
+  { "cxl_worker_serve", (void *)_cffi_f_cxl_worker_serve, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 251), (void *)_cffi_d_cxl_worker_serve },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
+  { "opcode", offsetof(cxl_call, opcode),
+              sizeof(((cxl_call *)0)->opcode),
+              _CFFI_OP(_CFFI_OP_NOOP, 43) },
+  { "uid", offsetof(cxl_call, uid),
+           sizeof(((cxl_call *)0)->uid),
+           _CFFI_OP(_CFFI_OP_NOOP, 43) },
+  { "gid", offsetof(cxl_call, gid),
+           sizeof(((cxl_call *)0)->gid),
+           _CFFI_OP(_CFFI_OP_NOOP, 43) },
+  { "pid", offsetof(cxl_call, pid),
+           sizeof(((cxl_call *)0)->pid),
+           _CFFI_OP(_CFFI_OP_NOOP, 43) },
+  { "unique", offsetof(cxl_call, unique),
+              sizeof(((cxl_call *)0)->unique),
+              _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "inode", offsetof(cxl_call, inode),
+             sizeof(((cxl_call *)0)->inode),
+             _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "arguments", offsetof(cxl_call, arguments),
+                 sizeof(((cxl_call *)0)->arguments),
+                 _CFFI_OP(_CFFI_OP_NOOP, 428) },
+  { "length", offsetof(cxl_call, length),
+              sizeof(((cxl_call *)0)->length),
+              _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "done", offsetof(cxl_call, done),
+            sizeof(((cxl_call *)0)->done),
+            _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "size", offsetof(cxl_delta, size),
             sizeof(((cxl_delta *)0)->size),
             _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5346,13 +6454,13 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "refs", offsetof(cxl_delta, refs),
             sizeof(((cxl_delta *)0)->refs),
-            _CFFI_OP(_CFFI_OP_NOOP, 339) },
+            _CFFI_OP(_CFFI_OP_NOOP, 414) },
   { "extents", offsetof(cxl_delta, extents),
                sizeof(((cxl_delta *)0)->extents),
-               _CFFI_OP(_CFFI_OP_NOOP, 46) },
+               _CFFI_OP(_CFFI_OP_NOOP, 56) },
   { "crcs", offsetof(cxl_delta, crcs),
             sizeof(((cxl_delta *)0)->crcs),
-            _CFFI_OP(_CFFI_OP_NOOP, 172) },
+            _CFFI_OP(_CFFI_OP_NOOP, 182) },
   { "extents", offsetof(cxl_engine_stats, extents),
                sizeof(((cxl_engine_stats *)0)->extents),
                _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5379,10 +6487,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                        _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "kind", offsetof(cxl_event, kind),
             sizeof(((cxl_event *)0)->kind),
-            _CFFI_OP(_CFFI_OP_NOOP, 180) },
+            _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "thread", offsetof(cxl_event, thread),
               sizeof(((cxl_event *)0)->thread),
-              _CFFI_OP(_CFFI_OP_NOOP, 180) },
+              _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "offset", offsetof(cxl_event, offset),
               sizeof(((cxl_event *)0)->offset),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5403,16 +6511,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "first_chunk", offsetof(cxl_extent_info, first_chunk),
                    sizeof(((cxl_extent_info *)0)->first_chunk),
-                   _CFFI_OP(_CFFI_OP_NOOP, 180) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "crc_count", offsetof(cxl_extent_info, crc_count),
                  sizeof(((cxl_extent_info *)0)->crc_count),
-                 _CFFI_OP(_CFFI_OP_NOOP, 180) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "error", offsetof(cxl_fault, error),
              sizeof(((cxl_fault *)0)->error),
-             _CFFI_OP(_CFFI_OP_NOOP, 347) },
+             _CFFI_OP(_CFFI_OP_NOOP, 426) },
   { "chunk", offsetof(cxl_fault, chunk),
              sizeof(((cxl_fault *)0)->chunk),
-             _CFFI_OP(_CFFI_OP_NOOP, 180) },
+             _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "file_offset", offsetof(cxl_fault, file_offset),
                    sizeof(((cxl_fault *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5427,10 +6535,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                     _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "expected", offsetof(cxl_fault, expected),
                 sizeof(((cxl_fault *)0)->expected),
-                _CFFI_OP(_CFFI_OP_NOOP, 180) },
+                _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "actual", offsetof(cxl_fault, actual),
               sizeof(((cxl_fault *)0)->actual),
-              _CFFI_OP(_CFFI_OP_NOOP, 180) },
+              _CFFI_OP(_CFFI_OP_NOOP, 43) },
   { "file_offset", offsetof(cxl_ref, file_offset),
                    sizeof(((cxl_ref *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -5455,54 +6563,95 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "owner", offsetof(cxl_segment_ref, owner),
              sizeof(((cxl_segment_ref *)0)->owner),
              _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "reads", offsetof(cxl_transport_stats, reads),
+             sizeof(((cxl_transport_stats *)0)->reads),
+             _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "writes", offsetof(cxl_transport_stats, writes),
+              sizeof(((cxl_transport_stats *)0)->writes),
+              _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "read_bytes", offsetof(cxl_transport_stats, read_bytes),
+                  sizeof(((cxl_transport_stats *)0)->read_bytes),
+                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "write_bytes", offsetof(cxl_transport_stats, write_bytes),
+                   sizeof(((cxl_transport_stats *)0)->write_bytes),
+                   _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "calls", offsetof(cxl_transport_stats, calls),
+             sizeof(((cxl_transport_stats *)0)->calls),
+             _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "forwarded", offsetof(cxl_transport_stats, forwarded),
+                 sizeof(((cxl_transport_stats *)0)->forwarded),
+                 _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "read_copies", offsetof(cxl_transport_stats, read_copies),
+                   sizeof(((cxl_transport_stats *)0)->read_copies),
+                   _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "direct_mapping", offsetof(cxl_transport_stats, direct_mapping),
+                      sizeof(((cxl_transport_stats *)0)->direct_mapping),
+                      _CFFI_OP(_CFFI_OP_NOOP, 15) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "$cxl_delta", 331, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 0, 8 },
-  { "$cxl_engine_stats", 333, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 8, 8 },
-  { "$cxl_event", 334, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 16, 4 },
-  { "$cxl_extent_info", 335, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 20, 6 },
-  { "$cxl_fault", 336, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 26, 8 },
-  { "$cxl_ref", 340, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 34, 4 },
-  { "$cxl_segment_ref", 342, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 38, 4 },
-  { "cxl_engine", 332, _CFFI_F_OPAQUE,
+  { "$cxl_call", 404, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_call), offsetof(struct _cffi_align_typedef_cxl_call, y), 0, 9 },
+  { "$cxl_delta", 405, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 9, 8 },
+  { "$cxl_engine_stats", 407, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 17, 8 },
+  { "$cxl_event", 408, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 25, 4 },
+  { "$cxl_extent_info", 409, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 29, 6 },
+  { "$cxl_fault", 410, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 35, 8 },
+  { "$cxl_ref", 415, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 43, 4 },
+  { "$cxl_segment_ref", 417, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 47, 4 },
+  { "$cxl_transport_stats", 419, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 51, 8 },
+  { "cxl_engine", 406, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_map", 337, _CFFI_F_OPAQUE,
+  { "cxl_map", 411, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_media", 338, _CFFI_F_OPAQUE,
+  { "cxl_media", 412, _CFFI_F_OPAQUE,
+    (size_t)-1, -1, -1, 0 /* opaque */ },
+  { "cxl_port", 413, _CFFI_F_OPAQUE,
+    (size_t)-1, -1, -1, 0 /* opaque */ },
+  { "cxl_transport", 418, _CFFI_F_OPAQUE,
+    (size_t)-1, -1, -1, 0 /* opaque */ },
+  { "cxl_worker", 420, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "$1", 343, _cffi_prim_int(4, 0),
+  { "$1", 421, _cffi_prim_int(4, 0),
     "CXL_GRANULARITY_BYTE,CXL_GRANULARITY_LINE,CXL_GRANULARITY_PAGE" },
-  { "$2", 344, _cffi_prim_int(4, 0),
+  { "$2", 422, _cffi_prim_int(4, 0),
     "CXL_MAP_READ_ONLY,CXL_MAP_SYNC" },
-  { "$3", 345, _cffi_prim_int(4, 0),
+  { "$3", 423, _cffi_prim_int(4, 0),
     "CXL_EVENT_STORE,CXL_EVENT_COPY,CXL_EVENT_WRITE_BACK,CXL_EVENT_FENCE,CXL_EVENT_MARK" },
-  { "$4", 346, _cffi_prim_int(4, 0),
+  { "$4", 424, _cffi_prim_int(4, 0),
     "CXL_FAULT_ALLOCATE,CXL_FAULT_WRITE_BACK,CXL_FAULT_COPY,CXL_FAULT_MSYNC,CXL_FAULT_MAP,CXL_FAULT_FENCE,"
     "CXL_FAULT_KINDS" },
+  { "$5", 425, _cffi_prim_int(4, 0),
+    "CXL_CALL_LEASE" },
 };
 
 static const struct _cffi_typename_s _cffi_typenames[] = {
-  { "cxl_delta", 331 },
-  { "cxl_engine", 332 },
-  { "cxl_engine_stats", 333 },
-  { "cxl_event", 334 },
-  { "cxl_extent_info", 335 },
-  { "cxl_fault", 336 },
-  { "cxl_map", 337 },
-  { "cxl_media", 338 },
-  { "cxl_ref", 340 },
-  { "cxl_segment_ref", 342 },
+  { "cxl_call", 404 },
+  { "cxl_delta", 405 },
+  { "cxl_engine", 406 },
+  { "cxl_engine_stats", 407 },
+  { "cxl_event", 408 },
+  { "cxl_extent_info", 409 },
+  { "cxl_fault", 410 },
+  { "cxl_map", 411 },
+  { "cxl_media", 412 },
+  { "cxl_port", 413 },
+  { "cxl_ref", 415 },
+  { "cxl_segment_ref", 417 },
+  { "cxl_transport", 418 },
+  { "cxl_transport_stats", 419 },
+  { "cxl_worker", 420 },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -5512,12 +6661,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   _cffi_typenames,
-  87,  /* num_globals */
-  10,  /* num_struct_unions */
-  4,  /* num_enums */
-  10,  /* num_typenames */
+  107,  /* num_globals */
+  15,  /* num_struct_unions */
+  5,  /* num_enums */
+  15,  /* num_typenames */
   NULL,  /* no includes */
-  350,  /* num_types */
+  431,  /* num_types */
   0,  /* flags */
 };
 

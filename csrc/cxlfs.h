@@ -172,12 +172,16 @@ int cxl_engine_segment_refs(cxl_engine *engine, uint64_t segment, cxl_segment_re
 void cxl_engine_drop_unreferenced(cxl_engine *engine);
 void cxl_free(void *pointer);
 
-/* Leases: an open extent with reserved room, at a multiple of 64. A map has at most one; it gives back what it
- * did not use, from the next multiple of 64 on. -EEXIST: the id is known, -EINVAL: no such place. */
+/* Leases: an open extent with reserved room, at a multiple of 64. A map has at most two, the second one taking
+ * over when the first has no room for a write; what the first then has left is lost until its segment dies.
+ * -EEXIST: the id is known, -EINVAL: no such place, -EBUSY: the map has two already. */
 int cxl_engine_lease(cxl_engine *engine, uint64_t id, uint64_t media_offset, uint64_t capacity);
 int cxl_map_attach_lease(cxl_map *map, uint64_t id);
-/* Close the open extent: *media_offset, *length is the unused room (length 0: none, or no lease). */
+/* Close the open extent that was attached last: *media_offset, *length is the unused room, from the next
+ * multiple of 64 on (length 0: none). Returns how many there were. */
 int cxl_map_close_lease(cxl_map *map, uint64_t *media_offset, uint64_t *length);
+/* 1: less than half of the only lease is left, so that the next one should be attached before it is needed. */
+int cxl_map_wants_lease(cxl_map *map);
 
 /* Empty, size 0, dirty from 0: its delta is all of it. */
 int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out);
@@ -274,5 +278,76 @@ int cxl_engine_verify(cxl_engine *engine, uint64_t id, cxl_fault *faults, uint64
                       uint64_t *bytes);
 /* Ids and lengths of all extents, sorted by media offset. *out: cxl_free (cxl_extent_info without checksums). */
 int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count);
+
+/* --------------------------------------------------------------------------------- transport */
+
+/* Threads that read requests from /dev/fuse and answer READ and WRITE of the files that the control plane has shown
+ * them. Other requests they hand to the control plane, or pass on, over a socket, to whoever serves it. */
+
+typedef struct cxl_transport cxl_transport;
+typedef struct cxl_worker cxl_worker;   /* what one thread needs to serve requests */
+typedef struct cxl_port cxl_port;       /* one open file as the threads see it */
+
+/* A request that the control plane must answer (cxl_transport_reply), before the next cxl_transport_serve. */
+typedef struct {
+    uint32_t opcode;        /* of the FUSE protocol; CXL_CALL_LEASE: nothing to answer */
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t pid;           /* the calling thread; 0: the kernel itself */
+    uint64_t unique;
+    uint64_t inode;
+    const uint8_t *arguments; /* what follows the header, length bytes */
+    uint64_t length;
+    uint64_t done;          /* WRITE: that many bytes of it are already in the live content */
+} cxl_call;
+
+enum { CXL_CALL_LEASE = 0 };  /* the live content of inode will soon want another lease */
+
+typedef struct {
+    uint64_t reads;         /* requests that the threads answered */
+    uint64_t writes;
+    uint64_t read_bytes;
+    uint64_t write_bytes;
+    uint64_t calls;         /* that they handed to the control plane */
+    uint64_t forwarded;     /* to the other end of the socket */
+    uint64_t read_copies;   /* reads that were copied because they lie in several places */
+    uint64_t direct_mapping; /* 1: the kernel lets files that bypass its page cache be mapped */
+} cxl_transport_stats;
+
+/* fuse_fd: a mounted /dev/fuse; control_fd: one end of a SOCK_SEQPACKET pair. Neither is closed here. request_max:
+ * largest READ and WRITE in bytes. file_size_max: writes beyond it become calls. calls: bit n is set when requests
+ * with opcode n become calls, too. verify: as cxl_map_read. */
+int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, uint32_t request_max, uint64_t file_size_max,
+                      uint64_t calls, int verify, cxl_transport **out);
+void cxl_transport_free(cxl_transport *transport);   /* after all workers and ports */
+/* Pass the answers from the socket on to the kernel, in a thread of its own. */
+int cxl_transport_start(cxl_transport *transport);
+/* Make every cxl_transport_serve return 0, wait until they have, and end the thread above. */
+void cxl_transport_stop(cxl_transport *transport);
+void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out);
+
+int cxl_worker_new(cxl_transport *transport, cxl_worker **out);
+void cxl_worker_free(cxl_worker *worker);
+/* Serve requests until one must become a call: 1; 0 when stopped or unmounted; or -errno. */
+int cxl_worker_serve(cxl_worker *worker, cxl_call *out);
+/* Answer with error (an errno) or with data. 0, or -errno when the kernel could not take it. */
+int cxl_transport_reply(cxl_transport *transport, uint64_t unique, int error, const void *data, uint64_t length);
+/* Drop what the kernel caches of an inode; attributes_only: keep its pages. May wait for requests. */
+int cxl_transport_invalidate(cxl_transport *transport, uint64_t inode, int attributes_only);
+
+/* One for each open file, with its live content. */
+int cxl_port_new(uint64_t inode, cxl_map *live, cxl_port **out);
+void cxl_port_free(cxl_port *port);                  /* no handle may lead to it any more */
+/* The live content is another one now; call it between cxl_port_stop and the next cxl_handle_allow. */
+void cxl_port_set_map(cxl_port *port, cxl_map *live);
+/* From here on, until allowed again, every write becomes a call. Waits for writes that are being copied.
+ * Returns the time of the last write since the last call of this or cxl_port_written, ns since 1970, or 0. */
+uint64_t cxl_port_stop(cxl_port *port);
+uint64_t cxl_port_written(cxl_port *port);
+/* Handles: what the kernel names an open file by. Reading is allowed at once where readable. */
+int cxl_handle_open(cxl_transport *transport, uint64_t handle, cxl_port *port, int readable);
+void cxl_handle_close(cxl_transport *transport, uint64_t handle);
+/* Let writes by this thread through this handle go on without a call, until cxl_port_stop. */
+void cxl_handle_allow(cxl_transport *transport, uint64_t handle, uint32_t pid);
 
 #endif

@@ -162,11 +162,14 @@ int cxl_map_attach_lease(cxl_map *map, uint64_t id)
     extent *x = extent_find_locked(engine, id);
     if (x == NULL) {
         result = -ENOENT;
-    } else if (map->lease != NULL || !x->open || x->attached || x->busy) {
+    } else if (map->next_lease != NULL || !x->open || x->attached || x->busy) {
         result = -EBUSY;
     } else {
         x->attached = true;
-        map->lease = x;
+        if (map->lease == NULL)
+            map->lease = x;
+        else
+            map->next_lease = x;
     }
     pthread_mutex_unlock(&engine->lock);
     pthread_mutex_unlock(&map->writer);
@@ -177,12 +180,22 @@ int cxl_map_close_lease(cxl_map *map, uint64_t *media_offset, uint64_t *length)
 {
     *media_offset = *length = 0;
     pthread_mutex_lock(&map->writer);
-    extent *x = map->lease;
-    map->lease = NULL;
-    if (x != NULL)
-        extent_close(map->engine, x, media_offset, length);
+    extent **last = map->next_lease != NULL ? &map->next_lease : &map->lease;
+    int count = (map->lease != NULL) + (map->next_lease != NULL);
+    if (*last != NULL)
+        extent_close(map->engine, *last, media_offset, length);
+    *last = NULL;
     pthread_mutex_unlock(&map->writer);
-    return 0;
+    return count;
+}
+
+int cxl_map_wants_lease(cxl_map *map)
+{
+    pthread_mutex_lock(&map->writer);
+    const extent *x = map->lease;
+    int wants = x != NULL && map->next_lease == NULL && x->capacity - x->length < x->capacity / 2;
+    pthread_mutex_unlock(&map->writer);
+    return wants;
 }
 
 /* An open extent without a map, for the caller alone until unused() (0), or why not. */

@@ -276,7 +276,19 @@ struct cxl_map {
     tree content;
     marks dirty;
     extent *lease;            /* writer */
+    extent *next_lease;       /* writer; takes over when lease is used up */
+    _Atomic uint32_t users;   /* who keeps the map alive: its owner, and reads in flight */
 };
+
+/* One more user; cxl_map_free is what each of them ends with. */
+static inline void map_use(cxl_map *map)
+{
+    atomic_fetch_add_explicit(&map->users, 1, memory_order_relaxed);
+}
+
+/* As cxl_map_peek, and the extent stays held until extent_drop: bytes at *address for a reply. */
+int64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, bool verify, const void **address,
+                 extent **held, cxl_fault *fault);
 
 /* Cut, put references (extent NULL: a hole), set the size, all or nothing, without marks. */
 int map_apply(cxl_map *map, uint64_t cut, const reference *refs, uint64_t count, uint64_t size);

@@ -23,6 +23,7 @@ static cxl_map *map_allocate(cxl_engine *engine, uint64_t owner)
     memset(map, 0, sizeof(*map));
     map->engine = engine;
     map->owner = owner;
+    atomic_init(&map->users, 1);
     tree_init(&map->content);
     pthread_mutex_init(&map->writer, NULL);
     pthread_rwlock_init(&map->lock, NULL);
@@ -97,10 +98,11 @@ int cxl_map_clone(cxl_map *map, cxl_map **out)
 void cxl_map_free(cxl_map *map)
 {
     uint64_t media_offset, length;
-    if (map == NULL)
+    if (map == NULL || atomic_fetch_sub_explicit(&map->users, 1, memory_order_acq_rel) != 1)
         return;
     map_unlink(map);
-    cxl_map_close_lease(map, &media_offset, &length);
+    while (cxl_map_close_lease(map, &media_offset, &length) > 0)
+        ;
     map_destroy(map);
 }
 

@@ -107,8 +107,8 @@ int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t lengt
     return (int64_t)length;
 }
 
-int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify,
-                     const void **address, cxl_fault *fault)
+int64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, bool verify, const void **address,
+                 extent **held, cxl_fault *fault)
 {
     cxl_engine *engine = map->engine;
     extent_range range = {.extent = NULL};
@@ -125,13 +125,25 @@ int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify,
     if (range.extent == NULL)
         return 0;
     int result = verify ? extent_read(engine, &range, NULL, true, fault) : 0;
+    if (result != 0) {
+        extent_drop(engine, range.extent);
+        return result;
+    }
     const uint8_t *base = cxl_media_base(engine->media);
     *address = base + range.extent->media_offset + range.extent_offset;
-    extent_drop(engine, range.extent);
-    if (result != 0)
-        return result;
+    *held = range.extent;
     atomic_fetch_add_explicit(&engine->bytes_read, length, memory_order_relaxed);
     return (int64_t)length;
+}
+
+int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify,
+                     const void **address, cxl_fault *fault)
+{
+    extent *held;
+    int64_t result = map_hold(map, offset, length, verify != 0, address, &held, fault);
+    if (result > 0)
+        extent_drop(map->engine, held);
+    return result;
 }
 
 int cxl_map_punch(cxl_map *map, uint64_t offset, uint64_t length)
@@ -242,6 +254,18 @@ static int write_planned(cxl_map *map, const write_plan *plan, cxl_fault *fault)
     return result;
 }
 
+/* The next lease takes over; false: there is none. */
+static bool change_lease(cxl_map *map)
+{
+    uint64_t media_offset, length;
+    if (map->next_lease == NULL)
+        return false;
+    extent_close(map->engine, map->lease, &media_offset, &length);
+    map->lease = map->next_lease;
+    map->next_lease = NULL;
+    return true;
+}
+
 static int64_t write_locked(cxl_map *map, uint64_t offset, const void *source, uint64_t length,
                             uint64_t *needed, cxl_fault *fault)
 {
@@ -260,7 +284,7 @@ static int64_t write_locked(cxl_map *map, uint64_t offset, const void *source, u
     uint64_t least = carried ? all : continuing ? 1 : smaller(all, BLOCK_BYTES);
     if (room < least) {
         *needed = all;
-        return -EAGAIN;
+        return change_lease(map) ? write_locked(map, offset, source, length, needed, fault) : -EAGAIN;
     }
     if (carried) {
         int result = carry(map, offset, source, length, buffer, &plan, fault);

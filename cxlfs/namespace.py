@@ -17,7 +17,7 @@ import dataclasses
 import enum
 import stat
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cxlfs import layout
 from cxlfs.errors import (
@@ -76,6 +76,20 @@ class Attributes:
     birth_ns: int
 
 
+class Port(Protocol):
+    """Where a data plane reads and writes the live content of an open file by itself."""
+
+    def stop(self) -> int:
+        """It writes no more until allowed to; returns as ``written``."""
+        ...
+
+    def written(self) -> int:
+        """Time of its last write, ns since the epoch; 0: none since the last question."""
+        ...
+
+    def set_content(self, content: FileMap) -> None: ...
+
+
 class Inode:
     """One inode; see the module's invariants. Only ``store`` and ``replay`` change its fields."""
 
@@ -103,6 +117,7 @@ class Inode:
         "name",  # the last one linked since the store was opened: where to look first
         "parent",  # directories: ino of the directory above (root: itself); else the last one seen
         "pins",
+        "port",  # files the data plane serves by itself: its Port, else None
         "rdev",
         "subdirectories",
         "target",  # symlinks
@@ -135,6 +150,7 @@ class Inode:
         self.committed: FileMap | None = None
         self.aside: FileMap | None = None
         self.version: object | None = None
+        self.port: Port | None = None
         self.uncommitted = False
         self.damaged = False
 
@@ -162,6 +178,31 @@ class Inode:
             return self.committed
         return None if self.uncommitted else self.live
 
+    def replace_live(self, content: FileMap) -> None:
+        """Another content is the live one, for the data plane too, which was stopped."""
+        self.live = content
+        if self.port is not None:
+            self.port.set_content(content)
+
+    def stop_writes(self) -> None:
+        """The data plane asks before it writes again; what it wrote so far shows in the times."""
+        if self.port is not None:
+            self._note_written(self.port.stop())
+
+    def note_writes(self) -> None:
+        """Let the times show what the data plane wrote."""
+        if self.port is not None:
+            self._note_written(self.port.written())
+
+    def touch(self, now_ns: int) -> None:
+        """The content changed just now."""
+        self.note_writes()  # they came first
+        self.mtime_ns = self.ctime_ns = now_ns
+
+    def _note_written(self, time_ns: int) -> None:
+        if time_ns:
+            self.mtime_ns = self.ctime_ns = time_ns
+
     def operation(self, **changes: int) -> InodeOperation:
         """The operation that commits the attributes as they are, but for ``changes``.
 
@@ -185,6 +226,7 @@ class Inode:
         return InodeOperation(**values)
 
     def attributes(self) -> Attributes:
+        self.note_writes()
         if self.live is not None:
             size, allocated = self.live.size, self.live.allocated
         elif self.entries is not None:

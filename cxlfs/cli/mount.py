@@ -31,6 +31,7 @@ dead mount that a killed daemon left on MOUNTPOINT is cleared. An ordinary user 
 Options for -o, separated by commas:
   ro, rw                       the same as --read-only, or its opposite
   verify=read|off              the same as --verify
+  transport=native|pyfuse3     the same as --transport
   allow_other                  the same as --allow-other
   commit=SECONDS               how often a file that stays open is committed (30)
   allow_incomplete_overwrite   when two versions of a file do not fit, give up the old one
@@ -81,6 +82,11 @@ class Mounted(Report):
     type=click.Choice(["read", "off"]),
     help="Check every byte read against its checksum (default: read), or trust the media.",
 )
+@click.option(
+    "--transport",
+    type=click.Choice(["native", "pyfuse3"]),
+    help="Serve file data with threads in C (default: native), or with pyfuse3's handlers.",
+)
 @click.option("--allow-other", is_flag=True, help="Let other users in; permissions are checked.")
 @click.option("-o", "options", multiple=True, metavar="OPTS", help="Mount options, see above.")
 @common_options
@@ -89,6 +95,7 @@ def command(
     mountpoint: str,
     options: Sequence[str],
     verify: str | None,
+    transport: str | None,
     *,
     foreground: bool,
     read_only: bool,
@@ -102,6 +109,7 @@ def command(
         options=options,
         read_only=read_only,
         verify=verify,
+        transport=transport,
         allow_other=allow_other,
         debug=wants_debug(),
     )

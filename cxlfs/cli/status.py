@@ -57,6 +57,19 @@ class Media:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Transport:
+    """Who serves a mount's file data, and how many requests that took so far."""
+
+    kind: str
+    threads: int
+    direct_mapping: bool
+    reads: int
+    writes: int
+    calls: int
+    forwarded: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Space:
     """Bytes; ``free_bytes`` counts what deleting and compacting have made available."""
 
@@ -141,6 +154,7 @@ class Status(Report):
     action: str | None
     read_only: bool
     media: Media
+    transport: Transport | None
     space: Space
     journal: Journal
     contents: Contents
@@ -168,6 +182,7 @@ class Status(Report):
             action=action,
             read_only=get.truth("read_only"),
             media=_media(media),
+            transport=None if daemon is None else _transport(get.part("transport")),
             space=_space(get),
             journal=Journal(
                 used_bytes=get.number("journal_used_bytes"),
@@ -204,6 +219,7 @@ class Status(Report):
             rows.append(("mount", f"{quote(self.mountpoint)}, process {self.pid}"))
         rows += [
             ("media", _media_text(self.media)),
+            *([("transport", _transport_text(self.transport))] if self.transport else []),
             ("space", _space_text(self.space)),
             ("journal", _journal_text(self.journal)),
             ("contents", _contents_text(self.contents, self.space)),
@@ -299,6 +315,25 @@ def _media(media: _Getter) -> Media:
         alignment_bytes=media.number("alignment_bytes"),
         dirty_shutdowns=media.number_or_none("dirty_shutdowns"),
     )
+
+
+def _transport(transport: _Getter) -> Transport:
+    return Transport(
+        kind=transport.text("kind"),
+        threads=transport.number("threads"),
+        direct_mapping=transport.truth("direct_mapping"),
+        reads=transport.number("reads"),
+        writes=transport.number("writes"),
+        calls=transport.number("calls"),
+        forwarded=transport.number("forwarded"),
+    )
+
+
+def _transport_text(transport: Transport) -> str:
+    if transport.kind != "native":
+        return f"{transport.kind} serves file data in Python's thread"
+    cache = "page cache bypassed" if transport.direct_mapping else "page cache for mappings"
+    return f"native, {_count(transport.threads, 'thread')}, {cache}"
 
 
 def _space(get: _Getter) -> Space:

@@ -7,7 +7,8 @@ Invariants
 - A CxlfsError becomes its errno, silently: who has something to report has reported it already.
 - Anything else is a defect: it is logged with its traceback, counted, and the store stops writing,
   because nobody knows what state it left behind. Reading goes on.
-- A handler cannot await: it runs to completion, so the store sees one request at a time.
+- A handler cannot await, and holds the lock of its owner: it runs to completion, so the store sees
+  one request at a time, whichever thread serves it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import collections
 import errno
 import functools
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -53,14 +55,30 @@ class Failures:
             log.exception("the store could not be switched to read-only")
 
 
-class HasFailures(Protocol):
+class Owner(Protocol):
+    """Of handlers. ``lock`` is held by whoever uses the store."""
+
     @property
     def failures(self) -> Failures: ...
 
+    @property
+    def lock(self) -> threading.Lock: ...
 
-_Self = TypeVar("_Self", bound=HasFailures)
+
+_Self = TypeVar("_Self", bound=Owner)
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+
+
+def result_of(failures: Failures, place: str, function: Callable[[], _Result]) -> _Result | int:
+    """What ``function`` returns (never a number), or the errno of what it raised."""
+    try:
+        return function()
+    except CxlfsError as error:
+        return error.errno
+    except Exception as error:  # noqa: BLE001  see the invariants
+        failures.report(place, error)
+        return errno.EIO
 
 
 def request(
@@ -72,7 +90,8 @@ def request(
         self: _Self, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> _Result:
         try:
-            return function(self, *args, **kwargs)
+            with self.lock:
+                return function(self, *args, **kwargs)
         except CxlfsError as error:
             raise pyfuse3.FUSEError(error.errno) from None
         except Exception as error:  # noqa: BLE001  see the invariants
@@ -92,7 +111,8 @@ def notice(
         self: _Self, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> None:
         try:
-            function(self, *args, **kwargs)
+            with self.lock:
+                function(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001  see the invariants
             self.failures.report(function.__name__, error)
 

@@ -29,7 +29,7 @@ import trio
 
 from cxlfs import inspect
 from cxlfs.errors import CxlfsError, InvariantError, UsageError
-from cxlfs.fuse.boundary import Failures
+from cxlfs.fuse.boundary import Owner
 from cxlfs.fuse.control_client import AWAIT_CLOSE, short_socket_name
 from cxlfs.fuse.wire import error_to_dict
 from cxlfs.store import Store
@@ -92,11 +92,11 @@ class ControlServer:
     def __init__(
         self,
         store: Store,
-        failures: Failures,
+        owner: Owner,
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         self._store = store
-        self._failures = failures
+        self._owner = owner
         self._handlers = dict(DEFAULT_HANDLERS if handlers is None else handlers)
         self._closed = trio.Event()
         self._close_error: Exception | None = None
@@ -159,7 +159,8 @@ class ControlServer:
             if name == AWAIT_CLOSE:
                 await self._await_close(stream)
                 return
-            for message in self._handler(name)(self._store, parameters):
+            messages = self._handler(name)(self._store, parameters)
+            while (message := self._next(messages)) is not None:
                 await _send(stream, message)
         except CxlfsError as error:
             await _send(stream, error_to_dict(error))
@@ -167,10 +168,14 @@ class ControlServer:
         except (OSError, trio.BrokenResourceError):
             raise
         except Exception as error:  # noqa: BLE001  a defect ends this request only
-            self._failures.report("control request", error)
+            self._owner.failures.report("control request", error)
             await _send(stream, error_to_dict(error))
             return
         await _send(stream, {"message_type": "end"})
+
+    def _next(self, messages: Iterator[Message]) -> Message | None:
+        with self._owner.lock:
+            return next(messages, None)
 
     def _handler(self, name: str) -> Handler:
         handler = self._handlers.get(name)

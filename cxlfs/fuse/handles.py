@@ -78,6 +78,8 @@ class OpenFile:
     """Of writable ones: who decides, by being killed or not, whether a new version is published."""
     may_keep_set_id: bool
     """The opener was root, whose writes leave the set-user-ID bits alone."""
+    writers: set[Process] = dataclasses.field(default_factory=set)
+    """Who is known to have written through it, beside the opener."""
 
 
 class OpenFiles:

@@ -10,6 +10,12 @@ import os
 import socket
 from pathlib import Path
 
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_DIRSYNC = 128
+MS_NOATIME = 1024
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 _PR_SET_IO_FLUSHER = 57
@@ -24,6 +30,23 @@ def umount2(mountpoint: str, flags: int) -> None:
     if _libc.umount2(os.fsencode(mountpoint), flags) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), mountpoint)
+
+
+def mount(source: str, mountpoint: str, file_system_type: str, flags: int, data: str) -> None:
+    """Mount a file system, as the system call of that name does. Raises OSError."""
+    texts = (os.fsencode(text) for text in (source, mountpoint, file_system_type))
+    if _libc.mount(*texts, ctypes.c_ulong(flags), data.encode("ascii")) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), mountpoint)
+
+
+def request_pages_max(proc_root: Path = Path("/proc")) -> int:
+    """How many pages one request of the kernel may carry (a limit since Linux 6.13; 256 before)."""
+    try:
+        limit = (proc_root / "sys" / "fs" / "fuse" / "max_pages_limit").read_text("ascii")
+        return int(limit)
+    except (OSError, ValueError):
+        return 256
 
 
 def protect_process(proc_root: Path = Path("/proc")) -> list[str]:

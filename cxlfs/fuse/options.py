@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from cxlfs.errors import UsageError
 
+TRANSPORTS = ("native", "pyfuse3")
 COMMIT_SECONDS_DEFAULT = 30.0
 COMMIT_SECONDS_MAX = 86_400.0
 
@@ -32,8 +33,10 @@ _IGNORED = frozenset(
 )
 """Written in fstab for other readers, or always so."""
 
+_VALUES = {"verify": ("read", "off"), "transport": TRANSPORTS, "commit": ()}
 _KNOWN_TEXT = (
     "ro, rw, verify=read|off, commit=SECONDS, allow_other, allow_incomplete_overwrite, "
+    "transport=native|pyfuse3, "
     "nosuid, nodev, noexec, noatime"
 )
 
@@ -54,6 +57,8 @@ class MountConfig:
     allow_other: bool = False
     """Other users may enter; permissions are checked either way."""
     kernel_options: tuple[str, ...] = ()
+    transport: str = "native"
+    """Who serves file data: threads in C, or pyfuse3's handlers."""
     debug: bool = False
     log_path: str | None = None
     """Where a background daemon writes; None: in the runtime directory."""
@@ -80,6 +85,7 @@ def make_config(
     read_only: bool = False,
     verify: str | None = None,
     allow_other: bool = False,
+    transport: str | None = None,
     debug: bool = False,
     log_path: str | None = None,
 ) -> MountConfig:
@@ -98,6 +104,8 @@ def make_config(
             config = _apply(config, option.strip())
     if verify is not None:
         config = _apply(config, f"verify={verify}")
+    if transport is not None:
+        config = _apply(config, f"transport={transport}")
     return dataclasses.replace(
         config,
         read_only=config.read_only or read_only,
@@ -119,13 +127,20 @@ def _apply(config: MountConfig, option: str) -> MountConfig:
         return dataclasses.replace(config, debug=True)
     if option in _PASSED_ON:
         return dataclasses.replace(config, kernel_options=(*config.kernel_options, option))
-    if key == "verify" and value in ("read", "off"):
-        return dataclasses.replace(config, verify_reads=value == "read")
-    if key == "commit" and has_value:
-        return dataclasses.replace(config, commit_interval_s=_seconds(value))
-    if key == "verify":
-        raise UsageError(f"verify={value}: not known", next_step="use verify=read or verify=off")
+    if has_value and key in _VALUES:
+        return _apply_value(config, key, value)
     raise UsageError(f"mount option not known: {option}", next_step=f"known are {_KNOWN_TEXT}")
+
+
+def _apply_value(config: MountConfig, key: str, value: str) -> MountConfig:
+    if key == "commit":
+        return dataclasses.replace(config, commit_interval_s=_seconds(value))
+    if value not in _VALUES[key]:
+        known = " or ".join(f"{key}={choice}" for choice in _VALUES[key])
+        raise UsageError(f"{key}={value}: not known", next_step=f"use {known}")
+    if key == "verify":
+        return dataclasses.replace(config, verify_reads=value == "read")
+    return dataclasses.replace(config, transport=value)
 
 
 def _seconds(text: str) -> float:

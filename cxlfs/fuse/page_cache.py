@@ -32,11 +32,14 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import pyfuse3
 import trio
 
 from cxlfs.fuse.handles import OpenFiles
+
+if TYPE_CHECKING:
+    from cxlfs.fuse.data_plane import DataPlane
 
 log = logging.getLogger(__name__)
 
@@ -47,15 +50,19 @@ class PageCache:
     def __init__(
         self,
         files: OpenFiles,
-        invalidate: Callable[[pyfuse3.InodeT, bool], None] = pyfuse3.invalidate_inode,
+        data_plane: DataPlane,
+        lock: threading.Lock,
     ) -> None:
+        self._lock = lock
         self._files = files
-        self._invalidate = invalidate
+        self._data_plane = data_plane
         self._stale: set[int] = set()
         """Inodes whose cached pages may be wrong: the next cached open drops them."""
         self._pending: dict[int, bool] = {}
         """Inodes to invalidate soon; True: only their attributes."""
         self._wake = trio.Event()
+        self._wake_up: Callable[[], None] | None = None
+        """Tells ``run``, from any thread."""
         self._stopped = False
         self._idle = threading.Event()
         """Cleared while the thread is at work."""
@@ -63,7 +70,7 @@ class PageCache:
 
     def is_direct(self, flags: int) -> bool:
         """A file opened with these ``O_`` flags bypasses the page cache."""
-        return flags & os.O_ACCMODE == os.O_WRONLY
+        return self._data_plane.direct_mapping or flags & os.O_ACCMODE == os.O_WRONLY
 
     def keep_at_open(self, ino: int, *, direct: bool) -> bool:
         """Pages that the kernel has of ``ino`` are still true at this open."""
@@ -94,14 +101,22 @@ class PageCache:
 
     def _schedule(self, ino: int, *, attributes_only: bool) -> None:
         self._pending[ino] = attributes_only and self._pending.get(ino, True)
+        if self._wake_up is not None:
+            self._wake_up()
+
+    def _set(self) -> None:
         self._wake.set()
 
     async def run(self) -> None:
         """Carry out what was scheduled, until cancelled."""
+        token = trio.lowlevel.current_trio_token()
+        self._wake_up = lambda: token.run_sync_soon(self._set, idempotent=True)
+        self._set()
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            batch, self._pending = self._pending, {}
+            with self._lock:
+                batch, self._pending = self._pending, {}
             if self._stopped:
                 return
             self._idle.clear()
@@ -123,7 +138,7 @@ class PageCache:
             if self._stopped:
                 return
             try:
-                self._invalidate(pyfuse3.InodeT(ino), attributes_only)
+                self._data_plane.invalidate(ino, attributes_only)
             except OSError as error:
                 # ENOENT: the kernel does not know the inode (any more), so it has no pages of it.
                 # ENOTCONN, EBADF, ENODEV: unmounted meanwhile.

@@ -19,16 +19,18 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pyfuse3
 import trio
 
 from cxlfs.errors import BusyError, CxlfsError, MountError
-from cxlfs.fuse import linux, mountinfo, runtime
-from cxlfs.fuse.control import ControlServer
+from cxlfs.fuse import direct, linux, mountinfo, runtime
+from cxlfs.fuse.attach import attach
+from cxlfs.fuse.control import ControlServer, Message, status
 from cxlfs.fuse.control_verify import verify
+from cxlfs.fuse.data_plane import Workers
 from cxlfs.fuse.detach import detach
 from cxlfs.fuse.operations import Operations
 from cxlfs.fuse.options import MountConfig, fuse_options
@@ -65,12 +67,10 @@ def run(service: Service) -> None:
     """Mount, serve until unmounted or told to stop, close the store. Raises CxlfsError when the
     mount did not come up, ended by a failure, or the store could not be closed.
     """
-    operations = Operations(service.store)
-    service.store.on_event = operations.on_store_event
     with _signals_wait():
         try:
-            _mount(operations, service.config)
-            server = _Server(service, operations)
+            connection = _mount(service.store, service.config)
+            server = _Server(service, connection)
             try:
                 trio.run(server.main)
             finally:
@@ -95,12 +95,43 @@ def _signals_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _mount(operations: Operations, config: MountConfig) -> None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Connection:
+    """A mount whose requests wait to be served. ``workers``: who serves file data, if not
+    pyfuse3's handlers.
+    """
+
+    operations: Operations
+    workers: Workers | None
+
+
+def _mount(store: Store, config: MountConfig) -> _Connection:
+    """Raises MountError, FuseUnavailableError."""
+    if config.transport == "pyfuse3":
+        operations = Operations(store)
+        _init(operations, config, config.mountpoint, fuse_options(config, is_root=_is_root()))
+        workers = None
+    else:
+        workers = Workers(store, attach(config), calls=direct.CALLS)
+        try:
+            operations = Operations(store, data_plane=workers)
+            _init(operations, config, f"/dev/fd/{workers.serves_fd}", set(pyfuse3.default_options))
+        except BaseException:
+            workers.close()
+            raise
+    store.on_event = operations.on_store_event
+    return _Connection(operations, workers)
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _init(operations: Operations, config: MountConfig, target: str, options: set[str]) -> None:
     """Raises MountError with what libfuse had to say, which it only writes to stderr."""
-    options = fuse_options(config, is_root=os.geteuid() == 0)
     with _captured_stderr() as said:
         try:
-            pyfuse3.init(operations, config.mountpoint, options)
+            pyfuse3.init(operations, target, options)
         except RuntimeError as error:
             reasons = [line for line in said() if line]
             reason = reasons[-1] if reasons else "no reason given"
@@ -132,11 +163,13 @@ def _captured_stderr() -> Iterator[Callable[[], list[str]]]:
 class _Server:
     """The tasks of one mount."""
 
-    def __init__(self, service: Service, operations: Operations) -> None:
+    def __init__(self, service: Service, connection: _Connection) -> None:
         self._service = service
-        self._operations = operations
-        self._control = ControlServer(service.store, operations.failures)
+        self._operations = operations = connection.operations
+        self._workers = connection.workers
+        self._control = ControlServer(service.store, operations)
         self._control.register("verify", verify)
+        self._control.register("status", self._status)
         self._registration: Path | None = None
         self._failure: Exception | None = None
         self._stopping = False
@@ -144,6 +177,11 @@ class _Server:
         """major:minor of the mount: what else may be mounted there later is not ours."""
         self._is_quiet = True
         """No thread uses the connection."""
+
+    def _status(self, store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+        """What the store says, and who serves its data."""
+        for message in status(store, parameters):
+            yield {**message, "transport": self._operations.data_plane.describe()}
 
     async def main(self) -> None:
         service = self._service
@@ -163,7 +201,8 @@ class _Server:
                 nursery.start_soon(self._serve_control)
                 await self._serve_mount()
                 await self._quiesce()
-                self._operations.lookups.forget_all()
+                with self._operations.lock:
+                    self._operations.lookups.forget_all()
                 self._hide()
                 self._close_store()
                 await self._control.close(self._failure, seconds_max=_TELL_SECONDS_MAX)
@@ -195,6 +234,8 @@ class _Server:
                 nursery.start_soon(self._maintain)
                 nursery.start_soon(self._operations.page_cache.run)
                 nursery.start_soon(self._announce)
+                if self._workers is not None:
+                    nursery.start_soon(self._serve_data, self._workers)
                 # Handlers never wait, so a second task would only pass a lock to and fro.
                 await pyfuse3.main(min_tasks=1, max_tasks=1)
                 nursery.cancel_scope.cancel()
@@ -210,6 +251,23 @@ class _Server:
                 )
             )
 
+    async def _serve_data(self, workers: Workers) -> None:
+        """Raises MountError when /dev/fuse failed."""
+        token = trio.lowlevel.current_trio_token()
+        ended = trio.Event()
+        errors: list[MountError] = []
+
+        def on_end(error: MountError | None) -> None:
+            errors.extend([error] if error is not None else [])
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(ended.set)
+
+        workers.start(direct.Direct(self._operations, workers.transport), on_end)
+        await ended.wait()
+        if errors:
+            raise errors[0]
+        pyfuse3.terminate()  # the mount is gone; pyfuse3 only sees a socket that stays silent
+
     async def _quiesce(self) -> None:
         """Nothing may use the connection any more. A thread that waits for an answer which the main
         loop did not give before it failed is released by aborting the connection.
@@ -224,6 +282,8 @@ class _Server:
         if self._is_quiet:
             # Never libfuse's own unmount: it would detach whatever is mounted there by now.
             pyfuse3.close(unmount=False)
+            if self._workers is not None:
+                self._workers.close()
         else:
             log.warning("a cache invalidation does not end; the connection is left to the kernel")
 
@@ -231,6 +291,8 @@ class _Server:
         """Close the store and give its source free, so that whoever is told so can open it."""
         store = self._service.store
         try:
+            if self._workers is not None:
+                self._workers.stop()
             store.close()
         except Exception as error:
             log.exception("closing the store failed")
@@ -279,7 +341,8 @@ class _Server:
         while True:
             more = False
             try:
-                more = self._service.store.maintain(time.monotonic())
+                with self._operations.lock:
+                    more = self._service.store.maintain(time.monotonic())
                 problem = ""
             except CxlfsError as error:
                 if error.message != problem:  # said once, not twice a second

@@ -242,16 +242,31 @@ class FileMap:
     # ----------------------------------------------------------------------------------- leases
 
     def attach_lease(self, extent_id: int) -> None:
-        """Append to this open extent from now on."""
+        """Append to this open extent, once the one that may be attached already is used up."""
         code = lib.cxl_map_attach_lease(self.handle, extent_id)
         if code != 0:
             raise failure(code, f"append to extent {extent_id}")
 
     def close_lease(self) -> tuple[int, int]:
-        """Close the open extent: media offset and length of its unused room (0: none)."""
+        """Close the extent attached last: media offset and length of its unused room (0: none)."""
         out = ffi.new("uint64_t[2]")
         lib.cxl_map_close_lease(self.handle, out, out + 1)
         return out[0], out[1]
+
+    def close_leases(self) -> list[tuple[int, int]]:
+        """Close all open extents, the last one first: unused room as :meth:`close_lease`."""
+        out = ffi.new("uint64_t[2]")
+        rooms, left = [], 2
+        while left > 1:
+            left = lib.cxl_map_close_lease(self.handle, out, out + 1)
+            if out[1]:
+                rooms.append((out[0], out[1]))
+        return rooms
+
+    @property
+    def wants_lease(self) -> bool:
+        """The only lease is more than half used up: attach the next one before it is needed."""
+        return bool(lib.cxl_map_wants_lease(self.handle))
 
     # -------------------------------------------------------------------- replay, image, cleaner
 

@@ -244,6 +244,7 @@ class Store:
     ) -> Attributes:
         """Change attributes: committed on return, but for ``size`` with a handle (at its close)."""
         inode = self.namespace.get(ino)
+        inode.note_writes()  # before times are set: they came first
         if size is not None:
             if inode.live is None:
                 raise InvalidArgumentError("only files have a size")
@@ -375,8 +376,8 @@ class Store:
     def read(self, handle: int, offset: int, length: int) -> bytes | memoryview:
         return self.files.read(handle, offset, length)
 
-    def write(self, handle: int, offset: int, data: bytes | memoryview) -> int:
-        return self.files.write(handle, offset, data)
+    def write(self, handle: int, offset: int, data: bytes | memoryview, *, done: int = 0) -> int:
+        return self.files.write(handle, offset, data, done=done)
 
     def flush(self, handle: int, *, writer_killed: bool) -> None:
         self.files.flush(handle, writer_killed=writer_killed)

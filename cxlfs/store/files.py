@@ -31,10 +31,11 @@ from cxlfs.errors import (
     MediaError,
     NoSpaceError,
 )
-from cxlfs.namespace import FileKind, Inode
+from cxlfs.namespace import FileKind, Inode, Port
 from cxlfs.store.versions import Version
 
 if TYPE_CHECKING:
+    from cxlfs.native.maps import FileMap
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
 
@@ -151,7 +152,7 @@ class Files:
             handle.ordinary = False
         atomic = handle is not None and not others and not self.allow_incomplete_overwrite
         self.versions.begin_empty(inode, atomic=atomic, now=time.monotonic())
-        inode.mtime_ns = inode.ctime_ns = self.volume.now()
+        inode.touch(self.volume.now())
 
     # --- data -------------------------------------------------------------------------------
 
@@ -185,8 +186,10 @@ class Files:
         kind = "checksum-error" if corrupt else "media-error"
         self.volume.event(kind, error.message, ino=inode.ino, media_offset=place)
 
-    def write(self, handle_id: int, offset: int, data: bytes | memoryview) -> int:
+    def write(self, handle_id: int, offset: int, data: bytes | memoryview, *, done: int = 0) -> int:
         """All of ``data``, or an error; on line and byte granularity durable (not published) then.
+
+        ``done`` bytes of it are in the live content already (a data plane wrote them).
 
         Raises BadHandleError, NoSpaceError (the range counts as failed), FileTooLargeError, ...
         """
@@ -202,13 +205,13 @@ class Files:
             return 0
         version = self.begin_change(handle)
         try:
-            self._copy_in(inode, version, offset, data)
+            self._copy_in(inode, version, offset, data, done)
         except CxlfsError as error:
             self.change_failed(inode, version, offset, offset + length, error)
             raise
         if version.failed:
             version.repair(offset, offset + length)
-        inode.mtime_ns = inode.ctime_ns = self.volume.now()
+        inode.touch(self.volume.now())
         return length
 
     def begin_change(self, handle: Handle) -> Version:
@@ -222,6 +225,7 @@ class Files:
         self, inode: Inode, version: Version, start: int, end: int, error: CxlfsError
     ) -> None:
         """[start, end) has not got the content that it should have: close will tell."""
+        inode.stop_writes()  # they would not know what they repair
         version.fail(start, end, error)
         self._failed(inode, error)
 
@@ -233,10 +237,14 @@ class Files:
         return self.versions.begin(inode, atomic=atomic, now=time.monotonic())
 
     def _copy_in(
-        self, inode: Inode, version: Version, offset: int, data: bytes | memoryview
+        self,
+        inode: Inode,
+        version: Version,
+        offset: int,
+        data: bytes | memoryview,
+        done: int,
     ) -> None:
         content = inode.content
-        done = 0
         while True:
             taken, needed = content.write(offset + done, data, done)
             done += taken
@@ -270,6 +278,38 @@ class Files:
                 "media-error", error.message, ino=inode.ino, media_offset=error.offset
             )
 
+    # --- a data plane that writes by itself ---------------------------------------------------
+
+    def content_of(self, handle_id: int) -> FileMap:
+        """The live content behind a handle, for the port of a data plane."""
+        return self.get(handle_id).inode.content
+
+    def set_port(self, handle_id: int, port: Port | None) -> None:
+        """Where a data plane reads and writes the file of this handle by itself, or None again."""
+        inode = self.get(handle_id).inode
+        inode.stop_writes()
+        inode.port = port
+
+    def may_write_alone(self, handle_id: int) -> bool:
+        """Further writes through the handle change nothing but content, size and times."""
+        handle = self.get(handle_id)
+        version = handle.inode.version
+        return (
+            handle.wrote
+            and not handle.killed
+            and isinstance(version, Version)
+            and not version.failed
+            and not self.volume.read_only
+        )
+
+    def lease_ahead(self, ino: int) -> None:
+        """Give a file that is being written the room it will want next, where room is plenty."""
+        inode = self.versions.open_versions.get(ino)
+        if inode is not None and isinstance(inode.version, Version):
+            self.versions.lease_ahead(inode, inode.version)
+
+    # --- truncation -------------------------------------------------------------------------
+
     def truncate(self, inode: Inode, size: int, handle: Handle | None) -> None:
         """Ftruncate (with a handle: committed at its close) or truncate (committed on return)."""
         self.volume.require_writable()
@@ -289,7 +329,7 @@ class Files:
             inode.content.truncate(size)
             version.cut(size)
             self.versions.promises.remove(inode, size, layout.FILE_SIZE_MAX)
-            inode.mtime_ns = inode.ctime_ns = self.volume.now()
+            inode.touch(self.volume.now())
         if handle is None and not was_open and not inode.uncommitted and inode.links:
             self.versions.publish(inode, incomplete=bool(inode.flags & layout.INODE_INCOMPLETE))
             if not self._has_writer(inode):
@@ -306,6 +346,7 @@ class Files:
         if not handle.writable:
             return
         if writer_killed:
+            handle.inode.stop_writes()  # whoever writes after this counts as alive
             handle.killed = True
             return
         handle.killed = False

@@ -128,7 +128,7 @@ class Ranges:
             self.versions.promises.remove(inode, offset, end)
         elif not keep_size and end > inode.content.size:
             inode.content.truncate(end)
-        inode.mtime_ns = inode.ctime_ns = self.volume.now()
+        inode.touch(self.volume.now())
 
     def _promise(self, inode: Inode, start: int, end: int, *, emptied: bool) -> None:
         """Keep room for what are holes in the range now, or (emptied) will be: all of it."""
@@ -195,14 +195,14 @@ class Ranges:
             self._require_references(content.mapped(offset_in, length)[1] + 1)
             if content.share(offset_in, length, inode.content, offset_out) is None:
                 # The open extent ends here; the source's next write gets another one.
-                self.versions.close_lease(content)
+                self.versions.close_leases(content)
                 shared = content.share(offset_in, length, inode.content, offset_out)
                 invariant(shared == length, "only a content's own lease keeps its extents open")
         except CxlfsError as error:
             self.files.change_failed(inode, version, offset_out, end, error)
             raise
         version.repair(offset_out, end)
-        inode.mtime_ns = inode.ctime_ns = self.volume.now()
+        inode.touch(self.volume.now())
 
 
 def _require_range(offset: int, length: int) -> None:

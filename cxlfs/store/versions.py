@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from cxlfs.store.volume import Volume
 
 _OPERATION_BYTES = layout.OPERATION_DTYPE.itemsize + layout.OP_EXTENT_DTYPE.itemsize + 8
+_WRITES_PER_LEASE = 4
+"""A lease has room for so many writes as large as the one that asked for the last."""
+_LEASES_AHEAD_MAX = 16
+"""Room for less than so many leases is scarce."""
 _RECORD_REST_BYTES = 1024
 """Of a record: header, attributes of file and directory, a name of full length, padding."""
 
@@ -167,6 +172,7 @@ class Versions:
 
     def begin_empty(self, inode: Inode, *, atomic: bool, now: float) -> Version:
         """The live content becomes empty; a committed one stays behind until publication."""
+        inode.stop_writes()
         version = inode.version
         old_live = inode.content
         self.promises.drop(inode)
@@ -176,12 +182,12 @@ class Versions:
                 version.cut(0)
                 return version
             return self._new(inode, atomic=False, now=now)
-        self.close_lease(old_live)
+        self.close_leases(old_live)
         if isinstance(version, Version) or inode.committed is not None:
             old_live.close()
         else:
             inode.committed = old_live
-        inode.live = FileMap(self.volume.engine, owner=inode.ino)
+        inode.replace_live(FileMap(self.volume.engine, owner=inode.ino))
         if isinstance(version, Version):
             version.failed.clear()
             version.atomic = atomic
@@ -213,27 +219,42 @@ class Versions:
         """Give the live map room that lets a write go on; ``kept_bytes`` (see ``promises``) stay
         available. Raises NoSpaceError.
         """
-        content = inode.content
-        self.close_lease(content)
+        self.close_leases(inode.content)
+        wanted_bytes = max(needed_bytes, wanted_bytes)
+        grown_bytes = max(version.lease_bytes * 2, wanted_bytes * _WRITES_PER_LEASE)
+        wanted_bytes = max(wanted_bytes, version.lease_bytes)
+        self._attach_lease(inode, needed_bytes, wanted_bytes, kept_bytes)
+        version.lease_bytes = min(grown_bytes, LEASE_BYTES_MAX)
+
+    def lease_ahead(self, inode: Inode, version: Version) -> None:
+        """Give the live map the room that its next writes will want, so that none has to wait for
+        it. Nothing happens where room is scarce: there each write takes what it needs.
+        """
+        if self.volume.read_only or not inode.content.wants_lease:
+            return
+        kept_bytes = self.promises.bytes_open()
+        spare_bytes = self.volume.space.available_bytes - kept_bytes
+        if spare_bytes >= version.lease_bytes * _LEASES_AHEAD_MAX:
+            with contextlib.suppress(NoSpaceError):
+                self._attach_lease(inode, LEASE_BYTES_MIN, version.lease_bytes, kept_bytes)
+                version.lease_bytes = min(version.lease_bytes * 2, LEASE_BYTES_MAX)
+
+    def _attach_lease(
+        self, inode: Inode, needed_bytes: int, wanted_bytes: int, kept_bytes: int
+    ) -> None:
         self.volume.refresh_reserve()
-        offset, length = self.volume.space.lease(
-            needed_bytes,
-            max(needed_bytes, wanted_bytes, version.lease_bytes),
-            kept_bytes=kept_bytes,
-        )
-        version.lease_bytes = min(version.lease_bytes * 2, LEASE_BYTES_MAX)
+        offset, length = self.volume.space.lease(needed_bytes, wanted_bytes, kept_bytes=kept_bytes)
         extent_id = self.volume.allocate_extent_id()
         self.volume.engine.lease(extent_id, offset, length)
-        content.attach_lease(extent_id)
+        inode.content.attach_lease(extent_id)
 
-    def close_lease(self, content: FileMap) -> None:
-        offset, length = content.close_lease()
-        if length:
+    def close_leases(self, content: FileMap) -> None:
+        for offset, length in content.close_leases():
             self.volume.space.give_back(offset, length)
 
     def close_map(self, content: FileMap | None) -> None:
         if content is not None:
-            self.close_lease(content)
+            self.close_leases(content)
             content.close()
 
     # --- publishing -------------------------------------------------------------------------
@@ -244,6 +265,7 @@ class Versions:
         ``with_name`` False: the caller links an inode that is still uncommitted afterwards. Stages
         a content that one record cannot hold. Raises NoSpaceError, MediaError, ReadOnlyError.
         """
+        inode.stop_writes()
         flags = inode.flags & ~layout.INODE_INCOMPLETE
         if incomplete:
             flags |= layout.INODE_INCOMPLETE
@@ -339,6 +361,7 @@ class Versions:
         if not isinstance(version, Version):
             return
         self.volume.require_writable()
+        inode.stop_writes()
         live = inode.content
         delta = live.take_delta()
         try:
@@ -396,6 +419,7 @@ class Versions:
 
     def revert(self, inode: Inode, reason: str) -> None:
         """The committed content is live again; what was written is kept aside, incomplete."""
+        inode.stop_writes()
         version = inode.version
         invariant(isinstance(version, Version) and not inode.uncommitted, "nothing to go back to")
         if inode.content.allocated and not self.volume.read_only:
@@ -405,9 +429,12 @@ class Versions:
                 log.info("what was written is not kept aside: %s", error.message)
                 if inode.aside is not None:
                     self.drop_aside(inode)
-        invariant(inode.committed is not None, "an overwrite keeps the committed content")
-        self.close_map(inode.live)
-        inode.live, inode.committed = inode.committed, None
+        if inode.committed is None:
+            raise InvariantError("an overwrite keeps the committed content")
+        given_up = inode.content
+        inode.replace_live(inode.committed)
+        inode.committed = None
+        self.close_map(given_up)
         inode.mtime_ns, inode.ctime_ns = inode.committed_mtime_ns, inode.committed_ctime_ns
         self.end(inode)
         self.volume.counters.reverts += 1
@@ -444,7 +471,7 @@ class Versions:
         if inode.live is None:
             return
         self.promises.drop(inode)
-        self.close_lease(inode.live)
+        self.close_leases(inode.live)
         if inode.version is None and inode.committed is not None:
             self.close_map(inode.committed)
             inode.committed = None

@@ -45,7 +45,7 @@ class Served:
 
     def __init__(self, kernel: Kernel, path: Path) -> None:
         self.path = path
-        self.server = control.ControlServer(kernel.store, kernel.operations.failures)
+        self.server = control.ControlServer(kernel.store, kernel.operations)
         for name, handler in (("slices", slices), ("refuse", refuse), ("fail", fail)):
             self.server.register(name, handler)
         self.server.listen(path)

@@ -17,6 +17,7 @@ from cxlfs.errors import BusyError, MountError, ReadOnlyError
 from cxlfs.fuse import mountinfo
 from cxlfs.fuse.control_client import NoDaemonError, control_request, is_served
 from cxlfs.fuse.mount import unmount
+from cxlfs.fuse.options import TRANSPORTS
 from tests.support.mount import (
     Workplace,
     assert_store_clean,
@@ -269,21 +270,24 @@ def connections(place: Workplace) -> Iterator[Path]:
 
 BROKEN_DAEMON = """
 import sys
-from cxlfs.fuse import operations
+from cxlfs.fuse import direct, operations
 from cxlfs.fuse.mount import make_config, mount_foreground
 
-def broken_request(self, parent_inode, name, ctx):
+def broken_request(*arguments):
     raise SystemError("broken transport")  # before the boundary: as pyfuse3 itself may fail
 
-operations.Operations.lookup = broken_request
-mount_foreground(make_config(sys.argv[1], sys.argv[2]))
+operations.Operations.lookup = direct.Direct.serve = broken_request
+mount_foreground(make_config(sys.argv[1], sys.argv[2], transport=sys.argv[3]))
 """
 
 
-def test_a_failure_of_the_main_loop_leaves_a_dead_mount(unmounted: Workplace) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_failure_of_the_main_loop_leaves_a_dead_mount(
+    unmounted: Workplace, transport: str
+) -> None:
     with (unmounted.root / "stderr").open("wb") as stderr:
         process = unmounted.python(
-            BROKEN_DAEMON, unmounted.source, unmounted.mountpoint, stderr=stderr
+            BROKEN_DAEMON, unmounted.source, unmounted.mountpoint, transport, stderr=stderr
         )
     wait_until(lambda: is_served(str(unmounted.mountpoint)), "it is mounted")
     with pytest.raises(OSError):

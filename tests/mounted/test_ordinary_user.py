@@ -6,9 +6,11 @@ import functools
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,16 @@ def run_as_user(place: Workplace, code: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fuse_for_everyone() -> Iterator[None]:
+    """/dev/fuse as distributions set it up; a bare kernel leaves it to root alone."""
+    device = Path("/dev/fuse")
+    mode = stat.S_IMODE(device.stat().st_mode)
+    device.chmod(mode | 0o666)
+    yield
+    device.chmod(mode)
 
 
 @pytest.fixture

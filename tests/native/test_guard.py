@@ -54,12 +54,13 @@ def test_word_store_is_guarded(cut: MappedRegion) -> None:
 
 
 @pytest.mark.parametrize("name", ["read", "read_into", "crc32c"])
-def test_error_names_the_byte_that_faulted(cut: MappedRegion, name: str) -> None:
+def test_error_names_a_byte_that_faulted(cut: MappedRegion, name: str) -> None:
     with pytest.raises(MediaError) as caught:
         ACCESSES[name](cut, 2 * PAGE - 100, 300)
     assert caught.value.offset is not None
     assert caught.value.length is not None
-    assert 2 * PAGE <= caught.value.offset < 2 * PAGE + 64
+    # Which of the missing bytes is touched first is the copy routine's choice.
+    assert 2 * PAGE <= caught.value.offset < 2 * PAGE + 200
     assert caught.value.offset + caught.value.length == 2 * PAGE + 200
 
 

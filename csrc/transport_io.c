@@ -1,0 +1,111 @@
+/* transport_io.c - READ and WRITE, served from and to the extent map.
+ *
+ * Never: answers with bytes that were not verified where that is asked for, decides what a failed
+ * request means (the control plane repeats it, and finds out).
+ *
+ * Invariants
+ * - The extent that an answer lies in is held until the kernel has copied it.
+ */
+#include <errno.h>
+
+#include "transport.h"
+
+/* --------------------------------------------------------------------------------------- read */
+
+/* False: the kernel could not take them from here. */
+static bool deliver_bytes(cxl_transport *t, const request *r, const void *bytes, size_t length)
+{
+    if (reply(t, r->header->unique, 0, bytes, length) != 0)
+        return false;
+    atomic_fetch_add_explicit(&t->reads, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->read_bytes, length, memory_order_relaxed);
+    return true;
+}
+
+static bool read_map(cxl_worker *worker, const request *r, cxl_map *map, const fuse_wire_read *in)
+{
+    cxl_transport *t = worker->transport;
+    uint8_t *copy = worker->buffer + HEADROOM_BYTES;
+    const void *address;
+    extent *held;
+    cxl_fault fault;
+    int64_t count = map_hold(map, in->offset, in->size, t->verify, &address, &held, &fault);
+    if (count < 0)
+        return false;
+    if (count > 0) {
+        bool delivered = deliver_bytes(t, r, address, (size_t)count);
+        extent_drop(t->engine, held);
+        return delivered;
+    }
+
+    count = cxl_map_read(map, in->offset, copy, in->size, t->verify, &fault);
+    if (count < 0)
+        return false;
+    atomic_fetch_add_explicit(&t->read_copies, count > 0, memory_order_relaxed);
+    return deliver_bytes(t, r, copy, (size_t)count);
+}
+
+bool serve_read(cxl_worker *worker, const request *r)
+{
+    const fuse_wire_read *in = (const void *)r->arguments;
+    cxl_map *map;
+    if (r->length < sizeof(*in) || in->size > worker->transport->request_max)
+        return false;
+    cxl_port *port = port_for_read(worker->transport, in->handle, &map);
+    if (port == NULL)
+        return false;
+    bool served = read_map(worker, r, map, in);
+    cxl_map_free(map);
+    port_drop(port);
+    return served;
+}
+
+/* -------------------------------------------------------------------------------------- write */
+
+/* Bytes of the request that are in the file now. */
+static uint64_t write_map(cxl_map *map, const fuse_wire_write *in, const uint8_t *bytes)
+{
+    uint64_t done = 0, needed;
+    cxl_fault fault;
+    while (done < in->size) {
+        int64_t taken = cxl_map_write(map, in->offset + done, bytes + done, in->size - done,
+                                      &needed, &fault);
+        if (taken <= 0)
+            break;
+        done += (uint64_t)taken;
+    }
+    return done;
+}
+
+static bool is_plain_write(const cxl_transport *t, const request *r)
+{
+    const fuse_wire_write *in = (const void *)r->arguments;
+    return r->length > sizeof(*in) && in->size == r->length - sizeof(*in) &&
+           in->size <= t->file_size_max && in->offset <= t->file_size_max - in->size;
+}
+
+bool serve_write(cxl_worker *worker, const request *r, uint64_t *done)
+{
+    cxl_transport *t = worker->transport;
+    const fuse_wire_write *in = (const void *)r->arguments;
+    cxl_map *map;
+    *done = 0;
+    if (!is_plain_write(t, r))
+        return false;
+    cxl_port *port = port_for_write(t, in->handle, r->header->pid, &map);
+    if (port == NULL)
+        return false;
+    *done = write_map(map, in, r->arguments + sizeof(*in));
+    if (cxl_map_wants_lease(map))
+        worker->lease_inode = port->inode;
+    cxl_map_free(map);
+    port_wrote(port, *done > 0);
+    port_drop(port);
+    if (*done < in->size)
+        return false;
+    const fuse_wire_write_reply written = {.size = in->size};
+    atomic_fetch_add_explicit(&t->writes, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->write_bytes, *done, memory_order_relaxed);
+    reply(t, r->header->unique, 0, &written, sizeof(written));
+    return true;
+}

@@ -1,0 +1,217 @@
+"""Who serves file data: pyfuse3's own handlers, or workers beside them.
+
+With workers this process mounts by itself. Each worker is a thread that reads /dev/fuse in C and
+serves READ and WRITE there; what it cannot decide, and the most frequent other requests, come back
+to Python as calls and are served in the same thread (``direct``). All the rest goes over a socket
+pair to pyfuse3, which takes the other end for /dev/fuse.
+
+Never here: what a request means (``requests``), file data.
+
+Invariants
+- A file has a port from its first open handle to its last.
+- Writes go past the store only while ``Requests.may_write_alone`` holds for their handle and their
+  thread belongs to a known writer; whatever changes that stops the port first (``Inode``).
+- The workers end before the store is closed, and the connection after them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import pyfuse3
+
+from cxlfs import layout
+from cxlfs.errors import MountError
+from cxlfs.fuse import linux
+from cxlfs.native.transport import Port, Transport, Worker
+
+if TYPE_CHECKING:
+    from cxlfs.fuse.direct import Direct
+    from cxlfs.store import Store
+
+log = logging.getLogger(__name__)
+
+WORKERS_MAX = 8
+REQUEST_PAGES_MAX = 1024
+"""4 MiB, where the kernel's limit was raised: a worker has a buffer of that size."""
+PAGE_BYTES = 4096
+
+
+class DataPlane(Protocol):
+    """What ``operations`` tells whoever serves file data."""
+
+    @property
+    def direct_mapping(self) -> bool:
+        """Files that bypass the kernel's page cache can be mapped all the same."""
+        ...
+
+    def opened(self, handle: int, ino: int, *, readable: bool) -> None: ...
+
+    def released(self, handle: int, ino: int) -> None: ...
+
+    def stop_writes(self, ino: int) -> None:
+        """Leave every write to the store again, until it allows otherwise."""
+        ...
+
+    def stop_all_writes(self) -> None: ...
+
+    def describe(self) -> dict[str, object]:
+        """For ``cxlfs status``: kind, and counts where there are any."""
+        ...
+
+    def invalidate(self, ino: int, attributes_only: bool) -> None:  # noqa: FBT001
+        """Make the kernel forget what it caches of ``ino``. Waits for requests; raises OSError."""
+        ...
+
+
+class HandlersOnly:
+    """pyfuse3's handlers serve everything: there is nothing to tell."""
+
+    direct_mapping = False
+
+    def opened(self, handle: int, ino: int, *, readable: bool) -> None: ...
+
+    def released(self, handle: int, ino: int) -> None: ...
+
+    def stop_writes(self, ino: int) -> None: ...
+
+    def stop_all_writes(self) -> None: ...
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "pyfuse3"}
+
+    def invalidate(self, ino: int, attributes_only: bool) -> None:  # noqa: FBT001
+        pyfuse3.invalidate_inode(pyfuse3.InodeT(ino), attributes_only)
+
+
+class Workers:
+    """Threads that serve the mounted /dev/fuse ``fuse_fd``, which is theirs from here on.
+
+    ``serves_fd`` is for pyfuse3, which closes it. Every method that a request leads to is called
+    with the lock of the store held.
+    """
+
+    def __init__(
+        self, store: Store, fuse_fd: int, *, calls: frozenset[int], count: int | None = None
+    ) -> None:
+        self._store = store
+        self._fuse_fd = fuse_fd
+        self._ports: dict[int, tuple[Port, int]] = {}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, self.serves_fd = ours, theirs.detach()
+        pages = min(linux.request_pages_max(), REQUEST_PAGES_MAX)
+        self.transport = Transport(
+            store.volume.engine,
+            fuse_fd=fuse_fd,
+            control_fd=ours.fileno(),
+            request_bytes_max=pages * PAGE_BYTES,
+            file_bytes_max=layout.FILE_SIZE_MAX,
+            calls=calls,
+            verify=store.options.verify_reads,
+        )
+        self.count = count or min(os.cpu_count() or 1, WORKERS_MAX)
+        self._running = 0
+        self._running_lock = threading.Lock()
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def start(self, direct: Direct, on_end: Callable[[MountError | None], None]) -> None:
+        """Begin to serve. ``on_end`` is called in one of the threads when all have ended, after an
+        unmount or :meth:`stop`; and with an error as soon as one of them failed.
+
+        Raises OutOfMemoryError, InvariantError.
+        """
+        workers = [Worker(self.transport) for _ in range(self.count)]
+        self._running = len(workers)
+        self.transport.start()
+        for number, worker in enumerate(workers):
+            threading.Thread(
+                target=self._run,
+                args=(worker, direct, on_end),
+                name=f"cxlfs-data-{number}",
+                daemon=True,
+            ).start()
+
+    def _run(
+        self, worker: Worker, direct: Direct, on_end: Callable[[MountError | None], None]
+    ) -> None:
+        error: MountError | None = None
+        try:
+            while (call := worker.serve()) is not None:
+                direct.serve(call)
+        except OSError as failure:
+            error = MountError(f"/dev/fuse failed: {failure.strerror}")
+        except Exception as failure:
+            log.exception("a thread that serves requests failed")
+            error = MountError(f"serving requests failed: {failure}")
+        with self._running_lock:
+            self._running -= 1
+            is_last = self._running == 0
+        if error is not None or is_last:
+            on_end(error)
+
+    def stop(self) -> None:
+        """Serve nothing any more; before the store is closed. Idempotent. Not with the lock held,
+        which a worker may be waiting for.
+        """
+        self.transport.stop()
+        while self._ports:
+            ino, (port, _) = self._ports.popitem()
+            inode = self._store.namespace.get(ino)
+            inode.note_writes()
+            inode.port = None
+            port.close()
+        self.transport.close()
+
+    def close(self) -> None:
+        """Close the connection: the mount is dead, unless it is gone already. Idempotent."""
+        if self._fuse_fd < 0:
+            return
+        self.stop()
+        self._control.close()
+        os.close(self._fuse_fd)
+        self._fuse_fd = -1
+
+    def describe(self) -> dict[str, object]:
+        counts = self.transport.statistics()._asdict()
+        return {"kind": "native", "threads": self.count, **counts}
+
+    # --- what requests tell -------------------------------------------------------------------
+
+    @property
+    def direct_mapping(self) -> bool:
+        return self.transport.statistics().direct_mapping
+
+    def opened(self, handle: int, ino: int, *, readable: bool) -> None:
+        port, users = self._ports.get(ino, (None, 0))
+        if port is None:
+            port = Port(ino, self._store.files.content_of(handle))
+            self._store.files.set_port(handle, port)
+        self.transport.open_handle(handle, port, readable=readable)
+        self._ports[ino] = (port, users + 1)
+
+    def released(self, handle: int, ino: int) -> None:
+        port, users = self._ports[ino]
+        self.transport.close_handle(handle)
+        if users > 1:
+            self._ports[ino] = (port, users - 1)
+            return
+        del self._ports[ino]
+        self._store.files.set_port(handle, None)
+        port.close()
+
+    def stop_writes(self, ino: int) -> None:
+        if ino in self._ports:
+            self._store.namespace.get(ino).stop_writes()
+
+    def stop_all_writes(self) -> None:
+        for ino in self._ports:
+            self.stop_writes(ino)
+
+    def invalidate(self, ino: int, attributes_only: bool) -> None:  # noqa: FBT001
+        self.transport.invalidate(ino, attributes_only)

@@ -1,0 +1,116 @@
+"""The byte layout of the kernel's requests and replies that are served without libfuse.
+
+Never here: what a request means, reading or writing /dev/fuse. Source: include/uapi/linux/fuse.h.
+
+Invariants
+- All numbers have the machine's own byte order and alignment is explicit: "=" formats.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+from cxlfs.fuse.attributes import CACHE_SECONDS, IO_SIZE_BYTES
+from cxlfs.namespace import Attributes
+
+
+class Opcode(enum.IntEnum):
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    UNLINK = 10
+    RENAME = 12
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    RELEASE = 18
+    FSYNC = 20
+    FLUSH = 25
+    CREATE = 35
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    SYNCFS = 50
+
+
+NUMBER = struct.Struct("=Q")
+"""FORGET: lookups. RENAME: the new directory. The handle that FLUSH, RELEASE, ... begin with."""
+NUMBER_AND_FLAGS = struct.Struct("=QII")
+"""FSYNC: handle, flags. RENAME2: new directory, flags. GETATTR has its flags first."""
+OPEN = struct.Struct("=II")
+CREATE = struct.Struct("=IIII")
+"""Flags, mode, umask, more flags; the name follows."""
+READ = struct.Struct("=QQI20x")
+WRITE = struct.Struct("=QQI20x")
+"""Handle, offset, size."""
+BATCH_FORGET = struct.Struct("=I4x")
+FORGET_ONE = struct.Struct("=QQ")
+FALLOCATE = struct.Struct("=QQQI4x")
+LSEEK = struct.Struct("=QQI4x")
+COPY = struct.Struct("=QQQQQQQ")
+"""Handle and offset in; inode, handle and offset out; length; flags."""
+
+WRITTEN = struct.Struct("=I4x")
+
+OPEN_DIRECT_IO = 1 << 0
+OPEN_KEEP_CACHE = 1 << 1
+OPEN_PARALLEL_DIRECT_WRITES = 1 << 6
+
+_ATTRIBUTES = struct.Struct("=QQQQQQIIIIIIIIII")
+_ATTRIBUTES_REPLY = struct.Struct("=QI4x")
+_ENTRY = struct.Struct("=QQQQII")
+_OPENED = struct.Struct("=QIi")
+_SECTOR_BYTES = 512
+_NS = 1_000_000_000
+
+
+def _attributes(attributes: Attributes) -> bytes:
+    atime, atime_ns = divmod(attributes.atime_ns, _NS)
+    mtime, mtime_ns = divmod(attributes.mtime_ns, _NS)
+    ctime, ctime_ns = divmod(attributes.ctime_ns, _NS)
+    return _ATTRIBUTES.pack(
+        attributes.ino,
+        attributes.size,
+        -(-attributes.allocated_bytes // _SECTOR_BYTES),
+        # Times before 1970 are negative numbers in unsigned fields.
+        atime & 0xFFFF_FFFF_FFFF_FFFF,
+        mtime & 0xFFFF_FFFF_FFFF_FFFF,
+        ctime & 0xFFFF_FFFF_FFFF_FFFF,
+        atime_ns,
+        mtime_ns,
+        ctime_ns,
+        attributes.mode,
+        attributes.nlink,
+        attributes.uid,
+        attributes.gid,
+        attributes.rdev,
+        IO_SIZE_BYTES,
+        0,
+    )
+
+
+def attributes_reply(attributes: Attributes) -> bytes:
+    return _ATTRIBUTES_REPLY.pack(CACHE_SECONDS, 0) + _attributes(attributes)
+
+
+def entry_reply(attributes: Attributes | None) -> bytes:
+    """None: there is no such name, which the kernel may remember."""
+    if attributes is None:
+        return _ENTRY.pack(0, 0, CACHE_SECONDS, 0, 0, 0) + bytes(_ATTRIBUTES.size)
+    entry = _ENTRY.pack(attributes.ino, 0, CACHE_SECONDS, CACHE_SECONDS, 0, 0)
+    return entry + _attributes(attributes)
+
+
+def opened_reply(handle: int, *, direct: bool, keep_cache: bool) -> bytes:
+    flags = OPEN_KEEP_CACHE if keep_cache else 0
+    if direct:
+        flags |= OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES
+    return _OPENED.pack(handle, flags, 0)
+
+
+def names(arguments: memoryview, start: int) -> list[bytes]:
+    """The names, each ended by a zero, from ``start`` on."""
+    return bytes(arguments[start:]).split(b"\0")[:-1]

@@ -1,0 +1,293 @@
+"""What the kernel's requests mean in terms of the store, whoever carries them.
+
+Never here: pyfuse3, the kernel's byte layout (``operations`` and ``direct`` have those), errno
+values (``boundary``), anything that awaits.
+
+Invariants
+- ``lock`` is held by the caller of every method, and by whoever else uses the store meanwhile.
+- One request is one verb of the store, plus bookkeeping of what the kernel knows.
+- A lookup count is raised before the reply that tells the kernel of the inode.
+- The connection negotiates FUSE_HANDLE_KILLPRIV (libfuse asks for it), so set-user-ID and
+  set-group-ID bits and file capabilities are taken away here: by writes and truncation of anyone
+  but root, and by every change of owner. Who writes is known from the opening of the file only.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cxlfs.errors import (
+    ExistsError,
+    InvalidArgumentError,
+    NameTooLongError,
+    NotFoundError,
+    UnsupportedOperationError,
+)
+from cxlfs.fuse import attributes as attributes_module
+from cxlfs.fuse.boundary import Failures
+from cxlfs.fuse.data_plane import DataPlane, HandlersOnly
+from cxlfs.fuse.handles import LookupCounts, OpenFile, OpenFiles
+from cxlfs.fuse.page_cache import PageCache
+from cxlfs.fuse.processes import ProcessTable
+from cxlfs.namespace import Attributes
+from cxlfs.store import Store, StoreEvent
+
+NAME_BYTES_MAX = 255
+CAPABILITY_XATTR = b"security.capability"
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+FALLOC_KEEP_SIZE = 1
+FALLOC_PUNCH_HOLE = 2
+FALLOC_ZERO_RANGE = 16
+
+
+class Caller(NamedTuple):
+    """Who asks; ``tid``: a thread, 0 when not known."""
+
+    uid: int
+    gid: int
+    tid: int
+
+
+class Opened(NamedTuple):
+    """What the kernel is told of an open file; see ``page_cache``."""
+
+    handle: int
+    direct: bool
+    keep_cache: bool
+
+
+class Requests:
+    """State and meaning; see the module."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        processes: ProcessTable | None = None,
+        data_plane: DataPlane | None = None,
+    ) -> None:
+        self.store = store
+        self.lock = threading.Lock()
+        self.data_plane = data_plane if data_plane is not None else HandlersOnly()
+        self.failures = Failures(store)
+        self.lookups = LookupCounts(store)
+        self.files = OpenFiles()
+        self.page_cache = PageCache(self.files, self.data_plane, self.lock)
+        self._processes = processes if processes is not None else ProcessTable()
+        self._set_id: set[int] = set()
+        """Files that lose set-ID bits or capabilities when written; known since they were opened
+        for writing or changed while open.
+        """
+        self._directories: dict[int, int] = {}
+
+    def on_store_event(self, event: StoreEvent) -> None:
+        """The store says that it did something by itself: reverts concern the kernel, the end of
+        all writing whoever writes without asking.
+        """
+        if event.kind == "reverted" and event.ino is not None:
+            self.page_cache.content_replaced(event.ino)
+        elif event.kind == "read-only":
+            self.data_plane.stop_all_writes()
+
+    # --- names ------------------------------------------------------------------------------
+
+    def find(self, parent: int, name: bytes) -> Attributes | None:
+        """What the kernel will know from now on; it may remember an absence, too."""
+        check_name(name)
+        try:
+            attributes = self.store.lookup(parent, name)
+        except NotFoundError:
+            self.store.get_attributes(parent)  # only of a directory that exists
+            return None
+        self.lookups.remember(attributes.ino)
+        return attributes
+
+    def forget_all(self, inode_list: Iterable[tuple[int, int]]) -> None:
+        """The kernel gives back so many references to each inode."""
+        for ino, lookups in inode_list:
+            if self.lookups.forget(ino, lookups):
+                self.page_cache.forgotten(ino)
+                self._set_id.discard(ino)
+
+    def remove(self, parent: int, name: bytes) -> None:
+        check_name(name)
+        self.store.unlink(parent, name)
+
+    def move(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
+        check_name(name)
+        check_name(new_name)
+        if flags not in (0, RENAME_EXCHANGE, RENAME_NOREPLACE):
+            raise InvalidArgumentError(f"rename flags not supported: {flags:#x}")
+        self.store.rename(
+            parent,
+            name,
+            new_parent,
+            new_name,
+            exchange=bool(flags & RENAME_EXCHANGE),
+            no_replace=bool(flags & RENAME_NOREPLACE),
+        )
+
+    # --- modes ------------------------------------------------------------------------------
+
+    def mode_without_privileges(self, ino: int, mode: int | None) -> int | None:
+        """The permission bits to set along with a truncation or a change of owner; also takes the
+        capabilities away. None: leave the mode alone.
+        """
+        current = self.store.get_attributes(ino).mode
+        if not stat.S_ISREG(current):
+            return mode
+        self._remove_capabilities(ino)
+        if mode is None and attributes_module.has_set_id(current):
+            return attributes_module.without_set_id(current) & 0o7777
+        return mode
+
+    def _remove_capabilities(self, ino: int) -> None:
+        if CAPABILITY_XATTR in self.store.list_xattrs(ino):
+            self.store.remove_xattr(ino, CAPABILITY_XATTR)
+
+    def watch_set_id(self, attributes: Attributes) -> None:
+        """Remember whether writes to the file must take privileges away."""
+        if attributes_module.has_set_id(attributes.mode) or (
+            CAPABILITY_XATTR in self.store.list_xattrs(attributes.ino)
+        ):
+            self._set_id.add(attributes.ino)
+            self.data_plane.stop_writes(attributes.ino)
+        else:
+            self._set_id.discard(attributes.ino)
+
+    def _drop_privileges(self, ino: int) -> None:
+        """Someone other than root wrote to, or emptied, a file that has set-ID bits."""
+        mode = self.mode_without_privileges(ino, None)
+        if mode is not None:
+            self.store.set_attributes(ino, mode=mode)
+        self._set_id.discard(ino)
+        self.page_cache.attributes_changed(ino)
+
+    # --- files ------------------------------------------------------------------------------
+
+    def create_file(
+        self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
+    ) -> tuple[Attributes, Opened]:
+        """Make and open a file, or open the one there is; the kernel knows it from now on."""
+        check_name(name)
+        try:
+            attributes, handle = self.store.create(
+                parent, name, mode, caller.uid, caller.gid, flags
+            )
+        except ExistsError:
+            if flags & os.O_EXCL:
+                raise
+            attributes = self.store.lookup(parent, name)
+            opened = self.open_file(attributes.ino, flags, caller)
+        else:
+            opened = self._opened(attributes, handle, flags, caller)
+        self.lookups.remember(attributes.ino)
+        return attributes, opened
+
+    def open_file(self, ino: int, flags: int, caller: Caller) -> Opened:
+        attributes = self.store.get_attributes(ino)
+        handle = self.store.open_file(ino, flags)
+        opened = self._opened(attributes, handle, flags, caller)
+        truncates = flags & os.O_TRUNC
+        if truncates and caller.uid != 0 and ino in self._set_id:
+            self._drop_privileges(ino)
+        return opened
+
+    def _opened(self, attributes: Attributes, handle: int, flags: int, caller: Caller) -> Opened:
+        """Book an open file, and decide how the kernel uses its page cache for it."""
+        ino = attributes.ino
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        direct = self.page_cache.is_direct(flags)
+        opener = self._processes.identify(caller.tid) if writable else None
+        self.files.add(
+            handle,
+            OpenFile(
+                ino=ino,
+                writable=writable,
+                direct=direct,
+                opener=opener,
+                may_keep_set_id=caller.uid == 0,
+            ),
+        )
+        self.data_plane.opened(handle, ino, readable=flags & os.O_ACCMODE != os.O_WRONLY)
+        if not direct:
+            self.data_plane.stop_writes(ino)  # from here on they concern cached pages
+        if writable:
+            self.watch_set_id(attributes)
+        return Opened(handle, direct, self.page_cache.keep_at_open(ino, direct=direct))
+
+    def write_by(
+        self, tid: int, handle: int, offset: int, data: bytes | memoryview, *, done: int = 0
+    ) -> int:
+        """A write of the thread ``tid`` (0: not known), of which ``done`` bytes are written."""
+        file = self.files.get(handle)
+        written = self.store.write(handle, offset, data, done=done)
+        writer = self._processes.identify(tid)
+        if writer is not None:
+            file.writers.add(writer)
+        self._content_changed(file)
+        return written
+
+    def may_write_alone(self, handle: int) -> bool:
+        """Nobody here needs to know of further writes by the thread that wrote last."""
+        file = self.files.get(handle)
+        concerns_cache = file.direct and self.files.has_cached(file.ino)
+        concerns_mode = file.ino in self._set_id and not file.may_keep_set_id
+        return not concerns_cache and not concerns_mode and self.store.files.may_write_alone(handle)
+
+    def allocate(self, handle: int, offset: int, length: int, mode: int) -> None:
+        """fallocate(2), with its mode bits."""
+        if mode & ~(FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE):
+            raise UnsupportedOperationError(f"fallocate mode not supported: {mode:#x}")
+        self.store.allocate(
+            handle,
+            offset,
+            length,
+            keep_size=bool(mode & FALLOC_KEEP_SIZE),
+            punch=bool(mode & FALLOC_PUNCH_HOLE),
+            zero=bool(mode & FALLOC_ZERO_RANGE),
+        )
+        self._content_changed(self.files.get(handle))
+
+    def copy_range(
+        self, handle_in: int, offset_in: int, handle_out: int, offset_out: int, length: int
+    ) -> int:
+        """copy_file_range(2)."""
+        copied = self.store.copy_range(handle_in, offset_in, handle_out, offset_out, length)
+        self._content_changed(self.files.get(handle_out))
+        return copied
+
+    def _content_changed(self, file: OpenFile) -> None:
+        if file.direct:
+            self.page_cache.written_directly(file.ino)
+        if file.ino in self._set_id and not file.may_keep_set_id:
+            self._drop_privileges(file.ino)
+
+    def flush_by(self, tid: int, handle: int) -> None:
+        """A descriptor was closed by the thread ``tid``. A process that neither opened the file nor
+        wrote to it decides nothing; where it is not known (0), it counts as the opener.
+        """
+        file = self.files.get(handle)
+        if not file.writable:
+            return
+        caller = self._processes.identify(tid)
+        if caller is None:
+            caller = file.opener
+        elif caller != file.opener and caller not in file.writers:
+            return
+        self.store.flush(handle, writer_killed=self._processes.is_being_killed(caller))
+
+    def release_file(self, handle: int) -> None:
+        file = self.files.remove(handle)
+        self.data_plane.released(handle, file.ino)
+        self.store.release(handle)
+
+
+def check_name(name: bytes) -> None:
+    if len(name) > NAME_BYTES_MAX:
+        raise NameTooLongError(f"a name has at most {NAME_BYTES_MAX} bytes, this has {len(name)}")

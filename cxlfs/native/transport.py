@@ -1,0 +1,253 @@
+"""The threads that serve file data on /dev/fuse: the Python face of ``cxl_transport``.
+
+Never: mounts, closes a descriptor, decides what a request means.
+
+Invariants
+- No byte of file data is handled here: a call's data is a view of the kernel's buffer.
+- Every call but CALL_LEASE is answered exactly once.
+- A transport keeps its engine alive; what was closed raises.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cxlfs._native import ffi, lib
+from cxlfs.errors import InvariantError, invariant
+from cxlfs.native.extent_calls import failure
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from cxlfs.native.extents import Engine
+    from cxlfs.native.maps import FileMap
+
+
+CALL_LEASE = 0
+"""Opcode of a call that needs no answer: the file of ``inode`` will soon want another lease."""
+
+
+class Call(NamedTuple):
+    """A request that the control plane must answer before its worker serves on.
+
+    ``opcode``: of the FUSE protocol. ``pid``: the calling thread, 0 when the kernel itself asks.
+    ``arguments``: what follows the header. ``done``: bytes of a WRITE that are already in the live
+    content.
+    """
+
+    opcode: int
+    unique: int
+    inode: int
+    uid: int
+    gid: int
+    pid: int
+    arguments: memoryview
+    done: int
+
+
+class TransportStatistics(NamedTuple):
+    """Requests and bytes since the start; ``direct_mapping``: the kernel lets files that bypass
+    its page cache be mapped.
+    """
+
+    reads: int
+    writes: int
+    read_bytes: int
+    write_bytes: int
+    calls: int
+    forwarded: int
+    read_copies: int
+    direct_mapping: bool
+
+
+class Transport:
+    """Serves READ and WRITE of ``fuse_fd`` in its workers, and passes the rest on.
+
+    ``control_fd``: an end of a SOCK_SEQPACKET pair. ``calls``: opcodes that become calls, beside
+    READ and WRITE that cannot be served. The descriptors stay the caller's, open until
+    :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        fuse_fd: int,
+        control_fd: int,
+        request_bytes_max: int,
+        file_bytes_max: int,
+        calls: Iterable[int],
+        verify: bool,
+    ) -> None:
+        self._transport: Any = None
+        self.engine = engine
+        out = ffi.new("cxl_transport **")
+        code = lib.cxl_transport_new(
+            engine.handle,
+            fuse_fd,
+            control_fd,
+            request_bytes_max,
+            file_bytes_max,
+            sum(1 << opcode for opcode in calls),
+            verify,
+            out,
+        )
+        if code != 0:
+            raise failure(code, "make a transport")
+        self._transport = out[0]
+
+    @property
+    def handle(self) -> Any:
+        """The ``cxl_transport *``."""
+        if self._transport is None or self.engine.closed:
+            raise InvariantError("the transport is closed")
+        return self._transport
+
+    def start(self) -> None:
+        """Pass answers from the socket on. Raises InvariantError (no thread could be started)."""
+        code = lib.cxl_transport_start(self.handle)
+        if code != 0:
+            raise failure(code, "start a thread of the transport")
+
+    def stop(self) -> None:
+        """No request is read afterwards: every worker has returned. Idempotent."""
+        if self._transport is not None:
+            lib.cxl_transport_stop(self._transport)
+
+    def close(self) -> None:
+        """Let go of everything, workers included; before the engine is closed. Idempotent."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            invariant(not self.engine.closed, "the transport ends before its engine")
+            lib.cxl_transport_free(transport)
+
+    # ---------------------------------------------------------------------------------- answers
+
+    def reply(self, unique: int, data: Buffer = b"") -> None:
+        """Answer a call. A requester who has gone away meanwhile is no error."""
+        view = ffi.from_buffer(data)
+        lib.cxl_transport_reply(self.handle, unique, 0, view, len(view))
+
+    def reply_error(self, unique: int, error: int) -> None:
+        """Answer a call with an errno."""
+        lib.cxl_transport_reply(self.handle, unique, error, ffi.NULL, 0)
+
+    # ----------------------------------------------------------------------------------- handles
+
+    def open_handle(self, handle: int, port: Port, *, readable: bool) -> None:
+        """The kernel knows ``port``'s file by this handle, too; reads need no call from here on."""
+        code = lib.cxl_handle_open(self.handle, handle, port.handle, readable)
+        if code != 0:
+            raise failure(code, f"open handle {handle}")
+
+    def close_handle(self, handle: int) -> None:
+        lib.cxl_handle_close(self.handle, handle)
+
+    def allow_writes(self, handle: int, pid: int) -> None:
+        """Writes by the thread ``pid`` need no call from here on, until the port is stopped."""
+        lib.cxl_handle_allow(self.handle, handle, pid)
+
+    # --------------------------------------------------------------------------------- the rest
+
+    def invalidate(self, inode: int, attributes_only: bool) -> None:  # noqa: FBT001  as pyfuse3's
+        """Make the kernel forget what it caches of ``inode``. Raises OSError.
+
+        Waits for requests that are being served: not for the thread that serves calls.
+        """
+        code = lib.cxl_transport_invalidate(self.handle, inode, attributes_only)
+        if code != 0:
+            raise OSError(-code, os.strerror(-code))
+
+    def statistics(self) -> TransportStatistics:
+        out = ffi.new("cxl_transport_stats *")
+        lib.cxl_transport_statistics(self.handle, out)
+        return TransportStatistics(
+            out.reads,
+            out.writes,
+            out.read_bytes,
+            out.write_bytes,
+            out.calls,
+            out.forwarded,
+            out.read_copies,
+            bool(out.direct_mapping),
+        )
+
+
+class Worker:
+    """Serves requests in the thread that calls :meth:`serve`; one thread at a time."""
+
+    __slots__ = ("_call", "_worker")
+
+    def __init__(self, transport: Transport) -> None:
+        out = ffi.new("cxl_worker **")
+        code = lib.cxl_worker_new(transport.handle, out)
+        if code != 0:
+            raise failure(code, "make a worker")
+        self._worker = out[0]
+        self._call = ffi.new("cxl_call *")
+
+    def serve(self) -> Call | None:
+        """Serve until there is a call, or, with None, until stopped or unmounted.
+
+        The call and its arguments are valid until the next :meth:`serve`. Raises OSError when
+        /dev/fuse fails.
+        """
+        call = self._call
+        code = lib.cxl_worker_serve(self._worker, call)
+        if code == 0:
+            return None
+        if code < 0:
+            raise OSError(-code, os.strerror(-code))
+        return Call(
+            call.opcode,
+            call.unique,
+            call.inode,
+            call.uid,
+            call.gid,
+            call.pid,
+            memoryview(ffi.buffer(call.arguments, call.length)).toreadonly(),
+            call.done,
+        )
+
+
+class Port:
+    """One open file as the threads see it: its live content, and whether they may write to it."""
+
+    __slots__ = ("_port",)
+
+    def __init__(self, inode: int, content: FileMap) -> None:
+        self._port: Any = None
+        out = ffi.new("cxl_port **")
+        code = lib.cxl_port_new(inode, content.handle, out)
+        if code != 0:
+            raise failure(code, "open a port")
+        self._port = out[0]
+
+    @property
+    def handle(self) -> Any:
+        if self._port is None:
+            raise InvariantError("the port is closed")
+        return self._port
+
+    def set_content(self, content: FileMap) -> None:
+        """The live content is this one now; between :meth:`stop` and the next permission."""
+        lib.cxl_port_set_map(self.handle, content.handle)
+
+    def stop(self) -> int:
+        """Make every write a call from here on; returns as :meth:`written`.
+
+        Waits for writes that are being copied, which wait for nothing else.
+        """
+        return int(lib.cxl_port_stop(self.handle))
+
+    def written(self) -> int:
+        """When the threads last wrote, ns since the epoch, if they did since the last question."""
+        return int(lib.cxl_port_written(self.handle))
+
+    def close(self) -> None:
+        """After the last handle. Idempotent."""
+        port, self._port = self._port, None
+        if port is not None:
+            lib.cxl_port_free(port)
