@@ -584,437 +584,450 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 402), // char const *()(void)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 414), // char const *()(void)
 /*  1 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_delta *, cxl_map *, cxl_map *)
-/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 405), // cxl_delta *
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 411), // cxl_map *
+/*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_delta *, cxl_map *, cxl_map *)
+/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 418), // cxl_delta *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 424), // cxl_map *
 /*  5 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 406), // cxl_engine *
-/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 56), // cxl_extent_info * *
+/*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 419), // cxl_engine *
+/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 68), // cxl_extent_info * *
 /* 10 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t *
 /* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, uint32_t const *, uint64_t, uint64_t *)
+/* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, cxl_change const *, cxl_map * const *, uint64_t, void const *, uint64_t, uint64_t *, uint64_t *)
 /* 13 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 409), // cxl_extent_info const *
+/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 422), // cxl_extent_info const *
 /* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 43), // uint32_t const *
-/* 17 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 18 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 19 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 20 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, cxl_ref * *, uint64_t *, cxl_extent_info * *, uint64_t *, uint32_t * *, uint64_t *)
-/* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 22 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * const *
-/* 23 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 24 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 25 */ _CFFI_OP(_CFFI_OP_POINTER, 414), // cxl_ref * *
-/* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 27 */ _CFFI_OP(_CFFI_OP_NOOP, 9),
-/* 28 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 29 */ _CFFI_OP(_CFFI_OP_POINTER, 182), // uint32_t * *
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 417), // cxl_change const *
+/* 17 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * const *
+/* 18 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 19 */ _CFFI_OP(_CFFI_OP_POINTER, 443), // void const *
+/* 20 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 22 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 23 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 24 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, uint32_t const *, uint64_t, uint64_t *)
+/* 25 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 14),
+/* 27 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 55), // uint32_t const *
+/* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 30 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, uint64_t)
+/* 32 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, cxl_ref * *, uint64_t *, cxl_extent_info * *, uint64_t *, uint32_t * *, uint64_t *)
 /* 33 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 22),
+/* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 17),
 /* 35 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 36 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 37 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 38 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 39 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, int, int, uint32_t, uint64_t, uint64_t, int, cxl_transport * *)
-/* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 41 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7), // int
-/* 42 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 43 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 44 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 45 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 46 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 47 */ _CFFI_OP(_CFFI_OP_POINTER, 227), // cxl_transport * *
-/* 48 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 49 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t)
-/* 50 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 51 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 52 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 53 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
-/* 54 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 55 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 56 */ _CFFI_OP(_CFFI_OP_POINTER, 409), // cxl_extent_info *
-/* 57 */ _CFFI_OP(_CFFI_OP_NOOP, 29),
-/* 58 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 59 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
-/* 60 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 61 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 62 */ _CFFI_OP(_CFFI_OP_POINTER, 410), // cxl_fault *
+/* 37 */ _CFFI_OP(_CFFI_OP_POINTER, 427), // cxl_ref * *
+/* 38 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 39 */ _CFFI_OP(_CFFI_OP_NOOP, 9),
+/* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 41 */ _CFFI_OP(_CFFI_OP_POINTER, 194), // uint32_t * *
+/* 42 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, uint64_t)
+/* 45 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 46 */ _CFFI_OP(_CFFI_OP_NOOP, 17),
+/* 47 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 48 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 49 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, int, int, uint32_t, uint64_t, uint64_t, int, cxl_transport * *)
+/* 52 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 53 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7), // int
+/* 54 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 55 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 57 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 59 */ _CFFI_OP(_CFFI_OP_POINTER, 239), // cxl_transport * *
+/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t)
+/* 62 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 63 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 64 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 65 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 66 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, cxl_map * *)
-/* 68 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 69 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 70 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * *
-/* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 72 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
-/* 73 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 74 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 75 */ _CFFI_OP(_CFFI_OP_POINTER, 416), // cxl_segment_ref * *
+/* 64 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
+/* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 68 */ _CFFI_OP(_CFFI_OP_POINTER, 422), // cxl_extent_info *
+/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 41),
+/* 70 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
+/* 72 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 73 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 74 */ _CFFI_OP(_CFFI_OP_POINTER, 423), // cxl_fault *
+/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 76 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 77 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 78 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
-/* 79 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 80 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 81 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 82 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 77 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 78 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 79 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_map * *)
+/* 80 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 81 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 82 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * *
 /* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
+/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
 /* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 86 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 87 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
-/* 88 */ _CFFI_OP(_CFFI_OP_NOOP, 87),
-/* 89 */ _CFFI_OP(_CFFI_OP_NOOP, 87),
-/* 90 */ _CFFI_OP(_CFFI_OP_POINTER, 415), // cxl_ref const *
-/* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 70),
-/* 92 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 93 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 94 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
-/* 95 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 96 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 97 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 87 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // cxl_segment_ref * *
+/* 88 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 89 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
+/* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 92 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 93 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 94 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
+/* 97 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 98 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 99 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 100 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
-/* 101 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 102 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 103 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 104 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 105 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 106 */ _CFFI_OP(_CFFI_OP_NOOP, 62),
-/* 107 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *)
-/* 109 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 110 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 111 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, cxl_delta * *)
-/* 112 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 113 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // cxl_delta * *
-/* 114 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 115 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, cxl_map * *)
-/* 116 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 117 */ _CFFI_OP(_CFFI_OP_NOOP, 70),
-/* 118 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
-/* 120 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 121 */ _CFFI_OP(_CFFI_OP_NOOP, 90),
-/* 122 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 123 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 124 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 125 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t *, uint64_t *)
-/* 126 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 127 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 128 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 129 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t)
-/* 131 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 132 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 133 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 134 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t, cxl_ref const *, uint64_t, uint64_t, uint64_t *)
-/* 135 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 136 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 137 */ _CFFI_OP(_CFFI_OP_NOOP, 90),
-/* 138 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 139 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
+/* 100 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
+/* 101 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
+/* 102 */ _CFFI_OP(_CFFI_OP_POINTER, 428), // cxl_ref const *
+/* 103 */ _CFFI_OP(_CFFI_OP_NOOP, 82),
+/* 104 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
+/* 107 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 108 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 109 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 110 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 111 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 112 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
+/* 113 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 114 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 115 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 116 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 117 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 118 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
+/* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *)
+/* 121 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 122 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 123 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, cxl_delta * *)
+/* 124 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 125 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // cxl_delta * *
+/* 126 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 127 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, cxl_map * *)
+/* 128 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 129 */ _CFFI_OP(_CFFI_OP_NOOP, 82),
+/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 131 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
+/* 132 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 133 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
+/* 134 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 135 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 136 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 137 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t *, uint64_t *)
+/* 138 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 139 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 140 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 141 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 142 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t, uint64_t)
+/* 142 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t)
 /* 143 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 144 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 146 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 147 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
-/* 148 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 149 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 145 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 146 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, cxl_ref const *, uint64_t, uint64_t, uint64_t *)
+/* 147 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 148 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 149 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
 /* 150 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 151 */ _CFFI_OP(_CFFI_OP_NOOP, 25),
+/* 151 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 152 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 153 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 154 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
+/* 154 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, uint64_t)
 /* 155 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 156 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 157 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 158 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 159 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 160 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 161 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 162 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *)
-/* 163 */ _CFFI_OP(_CFFI_OP_POINTER, 412), // cxl_media *
-/* 164 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 165 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, int)
-/* 166 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
-/* 167 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 168 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 169 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t)
-/* 170 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 158 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 159 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
+/* 160 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 161 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 162 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 163 */ _CFFI_OP(_CFFI_OP_NOOP, 37),
+/* 164 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 165 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 166 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
+/* 167 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 168 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 169 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 170 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 171 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 172 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 173 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, uint64_t)
-/* 174 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
-/* 175 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 176 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 177 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 178 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
-/* 179 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
-/* 180 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 181 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 182 */ _CFFI_OP(_CFFI_OP_POINTER, 43), // uint32_t *
-/* 183 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 172 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 173 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 174 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *)
+/* 175 */ _CFFI_OP(_CFFI_OP_POINTER, 425), // cxl_media *
+/* 176 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 177 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, int)
+/* 178 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 179 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 180 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 181 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t)
+/* 182 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 183 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 184 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 185 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
-/* 186 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
+/* 185 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, uint64_t)
+/* 186 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
 /* 187 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 188 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 189 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 190 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 191 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
-/* 192 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 193 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
-/* 194 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
-/* 195 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 196 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // void *
-/* 197 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 198 */ _CFFI_OP(_CFFI_OP_NOOP, 182),
-/* 199 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 200 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 201 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
-/* 202 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
-/* 203 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 204 */ _CFFI_OP(_CFFI_OP_NOOP, 196),
-/* 205 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 206 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 207 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 208 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, void const *, uint64_t)
-/* 209 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
-/* 210 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 211 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // void const *
-/* 212 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 213 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 214 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
-/* 215 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
-/* 216 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 217 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
-/* 218 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 219 */ _CFFI_OP(_CFFI_OP_NOOP, 182),
-/* 220 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 221 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_media *, void const * *, uint64_t *)
-/* 222 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
-/* 223 */ _CFFI_OP(_CFFI_OP_POINTER, 211), // void const * *
-/* 224 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 189 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 190 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
+/* 191 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 192 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 193 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 194 */ _CFFI_OP(_CFFI_OP_POINTER, 55), // uint32_t *
+/* 195 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 196 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 197 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
+/* 198 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 199 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 200 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 201 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 202 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 203 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
+/* 204 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 205 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
+/* 206 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 207 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 208 */ _CFFI_OP(_CFFI_OP_POINTER, 443), // void *
+/* 209 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 210 */ _CFFI_OP(_CFFI_OP_NOOP, 194),
+/* 211 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 212 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 213 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
+/* 214 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 215 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 216 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
+/* 217 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 218 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 219 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 220 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void const *, uint64_t)
+/* 221 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 222 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 223 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 224 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 225 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 226 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *)
-/* 227 */ _CFFI_OP(_CFFI_OP_POINTER, 418), // cxl_transport *
-/* 228 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 229 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *, cxl_worker * *)
-/* 230 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
-/* 231 */ _CFFI_OP(_CFFI_OP_POINTER, 252), // cxl_worker * *
+/* 226 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
+/* 227 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 228 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 229 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 230 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 231 */ _CFFI_OP(_CFFI_OP_NOOP, 194),
 /* 232 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 233 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *, uint64_t, cxl_port *, int)
-/* 234 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
-/* 235 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 236 */ _CFFI_OP(_CFFI_OP_POINTER, 413), // cxl_port *
-/* 237 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 238 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 239 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *, uint64_t, int)
-/* 240 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
-/* 241 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 242 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 243 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 244 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_transport *, uint64_t, int, void const *, uint64_t)
-/* 245 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
-/* 246 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 247 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 248 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
-/* 249 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 233 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, void const * *, uint64_t *)
+/* 234 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 235 */ _CFFI_OP(_CFFI_OP_POINTER, 19), // void const * *
+/* 236 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 237 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 238 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *)
+/* 239 */ _CFFI_OP(_CFFI_OP_POINTER, 431), // cxl_transport *
+/* 240 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 241 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, cxl_worker * *)
+/* 242 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 243 */ _CFFI_OP(_CFFI_OP_POINTER, 264), // cxl_worker * *
+/* 244 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 245 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, cxl_port *, int)
+/* 246 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 247 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 248 */ _CFFI_OP(_CFFI_OP_POINTER, 426), // cxl_port *
+/* 249 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
 /* 250 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 251 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(cxl_worker *, cxl_call *)
-/* 252 */ _CFFI_OP(_CFFI_OP_POINTER, 420), // cxl_worker *
-/* 253 */ _CFFI_OP(_CFFI_OP_POINTER, 404), // cxl_call *
-/* 254 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 255 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
-/* 256 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 257 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 258 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 259 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 260 */ _CFFI_OP(_CFFI_OP_POINTER, 163), // cxl_media * *
-/* 261 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 262 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(uint32_t, uint64_t)
-/* 263 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 264 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 265 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 266 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(uint64_t, cxl_map *, cxl_port * *)
-/* 267 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 268 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 269 */ _CFFI_OP(_CFFI_OP_POINTER, 236), // cxl_port * *
-/* 270 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 271 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(uint64_t, uint32_t, cxl_media * *)
-/* 272 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 273 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 274 */ _CFFI_OP(_CFFI_OP_NOOP, 260),
-/* 275 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 276 */ _CFFI_OP(_CFFI_OP_FUNCTION, 41), // int()(void)
+/* 251 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, int)
+/* 252 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 253 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 254 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 255 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 256 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, int, void const *, uint64_t)
+/* 257 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 258 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 259 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 260 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 261 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 262 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 263 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_worker *, cxl_call *)
+/* 264 */ _CFFI_OP(_CFFI_OP_POINTER, 433), // cxl_worker *
+/* 265 */ _CFFI_OP(_CFFI_OP_POINTER, 416), // cxl_call *
+/* 266 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 267 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
+/* 268 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 269 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 270 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 271 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 272 */ _CFFI_OP(_CFFI_OP_POINTER, 175), // cxl_media * *
+/* 273 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 274 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint32_t, uint64_t)
+/* 275 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 276 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 277 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
-/* 279 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 280 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 281 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, cxl_map *, cxl_port * *)
+/* 279 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 280 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 281 */ _CFFI_OP(_CFFI_OP_POINTER, 248), // cxl_port * *
 /* 282 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 283 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, int)
-/* 284 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 285 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 286 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 283 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, uint32_t, cxl_media * *)
+/* 284 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 285 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 286 */ _CFFI_OP(_CFFI_OP_NOOP, 272),
 /* 287 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 288 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, uint64_t, cxl_map *, uint64_t)
-/* 289 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 290 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 291 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 292 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 288 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(void)
+/* 289 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 290 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
+/* 291 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 292 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 293 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 294 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 295 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
+/* 295 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, int)
 /* 296 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 297 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 298 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 299 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 300 */ _CFFI_OP(_CFFI_OP_NOOP, 223),
-/* 301 */ _CFFI_OP(_CFFI_OP_NOOP, 62),
-/* 302 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 303 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
+/* 298 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 299 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 300 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, uint64_t, cxl_map *, uint64_t)
+/* 301 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 302 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 303 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 304 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 305 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 306 */ _CFFI_OP(_CFFI_OP_NOOP, 196),
-/* 307 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 308 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 309 */ _CFFI_OP(_CFFI_OP_NOOP, 62),
-/* 310 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 311 */ _CFFI_OP(_CFFI_OP_FUNCTION, 427), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
-/* 312 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 313 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 314 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
-/* 315 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 316 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 317 */ _CFFI_OP(_CFFI_OP_NOOP, 62),
-/* 318 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 319 */ _CFFI_OP(_CFFI_OP_FUNCTION, 43), // uint32_t()(cxl_media const *)
-/* 320 */ _CFFI_OP(_CFFI_OP_POINTER, 412), // cxl_media const *
-/* 321 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 322 */ _CFFI_OP(_CFFI_OP_FUNCTION, 43), // uint32_t()(uint32_t, void const *, size_t)
-/* 323 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 324 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
-/* 325 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
-/* 326 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 327 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
-/* 328 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 329 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 330 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *, uint64_t, uint64_t, uint64_t *)
-/* 331 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 332 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 333 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 334 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 335 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 336 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
-/* 337 */ _CFFI_OP(_CFFI_OP_NOOP, 320),
+/* 306 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 307 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
+/* 308 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 309 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 310 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 311 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 312 */ _CFFI_OP(_CFFI_OP_NOOP, 235),
+/* 313 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
+/* 314 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 315 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
+/* 316 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 317 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 318 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
+/* 319 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 320 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 321 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
+/* 322 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 323 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
+/* 324 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 325 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 326 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 327 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 328 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 329 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
+/* 330 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 331 */ _CFFI_OP(_CFFI_OP_FUNCTION, 55), // uint32_t()(cxl_media const *)
+/* 332 */ _CFFI_OP(_CFFI_OP_POINTER, 425), // cxl_media const *
+/* 333 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 334 */ _CFFI_OP(_CFFI_OP_FUNCTION, 55), // uint32_t()(uint32_t, void const *, size_t)
+/* 335 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 336 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 337 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
 /* 338 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 339 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_port *)
-/* 340 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 339 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
+/* 340 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 341 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 342 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
-/* 343 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 344 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 345 */ _CFFI_OP(_CFFI_OP_FUNCTION, 196), // void *()(cxl_media const *)
-/* 346 */ _CFFI_OP(_CFFI_OP_NOOP, 320),
+/* 342 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *, uint64_t, uint64_t, uint64_t *)
+/* 343 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 344 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 345 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 346 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 347 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 348 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_delta *, cxl_map *)
-/* 349 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
-/* 350 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 351 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 352 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_engine *)
-/* 353 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 354 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 355 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_engine *, cxl_engine_stats *)
-/* 356 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 357 */ _CFFI_OP(_CFFI_OP_POINTER, 407), // cxl_engine_stats *
-/* 358 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 359 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_map *)
-/* 360 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 361 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 362 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_media *)
-/* 363 */ _CFFI_OP(_CFFI_OP_NOOP, 163),
-/* 364 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 365 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_port *)
-/* 366 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
-/* 367 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 368 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_port *, cxl_map *)
-/* 369 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
-/* 370 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 371 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 372 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_transport *)
-/* 373 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
-/* 374 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 375 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_transport *, cxl_transport_stats *)
-/* 376 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
-/* 377 */ _CFFI_OP(_CFFI_OP_POINTER, 419), // cxl_transport_stats *
-/* 378 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 379 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_transport *, uint64_t)
-/* 380 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
-/* 381 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 382 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 383 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_transport *, uint64_t, uint32_t)
-/* 384 */ _CFFI_OP(_CFFI_OP_NOOP, 227),
-/* 385 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 386 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 387 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 388 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(cxl_worker *)
-/* 389 */ _CFFI_OP(_CFFI_OP_NOOP, 252),
+/* 348 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
+/* 349 */ _CFFI_OP(_CFFI_OP_NOOP, 332),
+/* 350 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 351 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_port *)
+/* 352 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
+/* 353 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 354 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
+/* 355 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 356 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 357 */ _CFFI_OP(_CFFI_OP_FUNCTION, 208), // void *()(cxl_media const *)
+/* 358 */ _CFFI_OP(_CFFI_OP_NOOP, 332),
+/* 359 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 360 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_delta *, cxl_map *)
+/* 361 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
+/* 362 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 363 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 364 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_engine *)
+/* 365 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 366 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 367 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_engine *, cxl_engine_stats *)
+/* 368 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 369 */ _CFFI_OP(_CFFI_OP_POINTER, 420), // cxl_engine_stats *
+/* 370 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 371 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_map *)
+/* 372 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 373 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 374 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_media *)
+/* 375 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 376 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 377 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_port *)
+/* 378 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
+/* 379 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 380 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_port *, cxl_map *)
+/* 381 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
+/* 382 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 383 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 384 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_transport *)
+/* 385 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 386 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 387 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_transport *, cxl_transport_stats *)
+/* 388 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 389 */ _CFFI_OP(_CFFI_OP_POINTER, 432), // cxl_transport_stats *
 /* 390 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 391 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
-/* 392 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 393 */ _CFFI_OP(_CFFI_OP_NOOP, 211),
-/* 394 */ _CFFI_OP(_CFFI_OP_NOOP, 87),
-/* 395 */ _CFFI_OP(_CFFI_OP_NOOP, 87),
-/* 396 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 397 */ _CFFI_OP(_CFFI_OP_NOOP, 182),
-/* 398 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 399 */ _CFFI_OP(_CFFI_OP_FUNCTION, 430), // void()(void *)
-/* 400 */ _CFFI_OP(_CFFI_OP_NOOP, 196),
-/* 401 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 402 */ _CFFI_OP(_CFFI_OP_POINTER, 403), // char const *
-/* 403 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 404 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_call
-/* 405 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_delta
-/* 406 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_engine
-/* 407 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_engine_stats
-/* 408 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_event
-/* 409 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_extent_info
-/* 410 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_fault
-/* 411 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // cxl_map
-/* 412 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 11), // cxl_media
-/* 413 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 12), // cxl_port
-/* 414 */ _CFFI_OP(_CFFI_OP_POINTER, 415), // cxl_ref *
-/* 415 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_ref
-/* 416 */ _CFFI_OP(_CFFI_OP_POINTER, 417), // cxl_segment_ref *
-/* 417 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_segment_ref
-/* 418 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 13), // cxl_transport
-/* 419 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_transport_stats
-/* 420 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 14), // cxl_worker
-/* 421 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
-/* 422 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
-/* 423 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
-/* 424 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
-/* 425 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum $5
-/* 426 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
-/* 427 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 428 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // uint8_t const *
-/* 429 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 430 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 391 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_transport *, uint64_t)
+/* 392 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 393 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 394 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 395 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_transport *, uint64_t, uint32_t)
+/* 396 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 397 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 398 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 399 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 400 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_worker *)
+/* 401 */ _CFFI_OP(_CFFI_OP_NOOP, 264),
+/* 402 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 403 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
+/* 404 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 405 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 406 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
+/* 407 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
+/* 408 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 409 */ _CFFI_OP(_CFFI_OP_NOOP, 194),
+/* 410 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 411 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(void *)
+/* 412 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
+/* 413 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 414 */ _CFFI_OP(_CFFI_OP_POINTER, 415), // char const *
+/* 415 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 416 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_call
+/* 417 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_change
+/* 418 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_delta
+/* 419 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // cxl_engine
+/* 420 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_engine_stats
+/* 421 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_event
+/* 422 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_extent_info
+/* 423 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_fault
+/* 424 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 11), // cxl_map
+/* 425 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 12), // cxl_media
+/* 426 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 13), // cxl_port
+/* 427 */ _CFFI_OP(_CFFI_OP_POINTER, 428), // cxl_ref *
+/* 428 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_ref
+/* 429 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // cxl_segment_ref *
+/* 430 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_segment_ref
+/* 431 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 14), // cxl_transport
+/* 432 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_transport_stats
+/* 433 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 15), // cxl_worker
+/* 434 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
+/* 435 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
+/* 436 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
+/* 437 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
+/* 438 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum $5
+/* 439 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
+/* 440 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 441 */ _CFFI_OP(_CFFI_OP_POINTER, 442), // uint8_t const *
+/* 442 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 443 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_CXL_GRANULARITY_BYTE(unsigned long long *o)
@@ -1161,6 +1174,19 @@ static void _cffi_checkfld_typedef_cxl_call(cxl_call *p)
 struct _cffi_align_typedef_cxl_call { char x; cxl_call y; };
 
 _CFFI_UNUSED_FN
+static void _cffi_checkfld_typedef_cxl_change(cxl_change *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  (void)((p->cut) | 0);  /* check that 'cxl_change.cut' is an integer */
+  (void)((p->size) | 0);  /* check that 'cxl_change.size' is an integer */
+  (void)((p->refs_offset) | 0);  /* check that 'cxl_change.refs_offset' is an integer */
+  (void)((p->ref_count) | 0);  /* check that 'cxl_change.ref_count' is an integer */
+  (void)((p->definitions) | 0);  /* check that 'cxl_change.definitions' is an integer */
+}
+struct _cffi_align_typedef_cxl_change { char x; cxl_change y; };
+
+_CFFI_UNUSED_FN
 static void _cffi_checkfld_typedef_cxl_delta(cxl_delta *p)
 {
   /* only to generate compile-time warnings or errors */
@@ -1301,10 +1327,10 @@ _cffi_f_cxl_crc32c(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg1, (char **)&x1);
+      _cffi_type(19), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(19), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1359,28 +1385,28 @@ _cffi_f_cxl_crc32c_each(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg1, (char **)&x1);
+      _cffi_type(19), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(19), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(87), arg2, (char **)&x2);
+      _cffi_type(99), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(87), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(87), arg3, (char **)&x3);
+      _cffi_type(99), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(87), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1390,10 +1416,10 @@ _cffi_f_cxl_crc32c_each(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(182), arg5, (char **)&x5);
+      _cffi_type(194), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(182), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(194), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1547,7 +1573,7 @@ _cffi_f_cxl_dispatch_copy(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(402));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(414));
   return pyresult;
 }
 #else
@@ -1573,7 +1599,7 @@ _cffi_f_cxl_dispatch_crc32c(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(402));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(414));
   return pyresult;
 }
 #else
@@ -1599,7 +1625,7 @@ _cffi_f_cxl_dispatch_fence(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(402));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(414));
   return pyresult;
 }
 #else
@@ -1651,7 +1677,7 @@ _cffi_f_cxl_dispatch_write_back(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(402));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(414));
   return pyresult;
 }
 #else
@@ -1782,10 +1808,10 @@ _cffi_f_cxl_engine_copy_extent(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(62), arg5, (char **)&x5);
+      _cffi_type(74), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(62), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(74), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1915,10 +1941,10 @@ _cffi_f_cxl_engine_define(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(16), arg3, (char **)&x3);
+      _cffi_type(28), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint32_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(16), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(28), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1989,19 +2015,19 @@ _cffi_f_cxl_engine_describe(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(56), arg2, (char **)&x2);
+      _cffi_type(68), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_extent_info *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(56), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(68), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(29), arg3, (char **)&x3);
+      _cffi_type(41), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint32_t * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(29), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(41), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2246,10 +2272,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2271,10 +2297,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(191), arg5, (char **)&x5);
+      _cffi_type(203), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_engine * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(191), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(203), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2342,6 +2368,132 @@ _cffi_f_cxl_engine_publish(PyObject *self, PyObject *args)
 #  define _cffi_f_cxl_engine_publish _cffi_d_cxl_engine_publish
 #endif
 
+static int _cffi_d_cxl_engine_replay(cxl_engine * x0, cxl_extent_info const * x1, uint64_t x2, cxl_change const * x3, cxl_map * const * x4, uint64_t x5, void const * x6, uint64_t x7, uint64_t * x8, uint64_t * x9)
+{
+  return cxl_engine_replay(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_engine_replay(PyObject *self, PyObject *args)
+{
+  cxl_engine * x0;
+  cxl_extent_info const * x1;
+  uint64_t x2;
+  cxl_change const * x3;
+  cxl_map * const * x4;
+  uint64_t x5;
+  void const * x6;
+  uint64_t x7;
+  uint64_t * x8;
+  uint64_t * x9;
+  Py_ssize_t datasize;
+  struct _cffi_freeme_s *large_args_free = NULL;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+  PyObject *arg4;
+  PyObject *arg5;
+  PyObject *arg6;
+  PyObject *arg7;
+  PyObject *arg8;
+  PyObject *arg9;
+
+  if (!PyArg_UnpackTuple(args, "cxl_engine_replay", 10, 10, &arg0, &arg1, &arg2, &arg3, &arg4, &arg5, &arg6, &arg7, &arg8, &arg9))
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(8), arg0, (char **)&x0);
+  if (datasize != 0) {
+    x0 = ((size_t)datasize) <= 640 ? (cxl_engine *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(8), arg0, (char **)&x0,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(14), arg1, (char **)&x1);
+  if (datasize != 0) {
+    x1 = ((size_t)datasize) <= 640 ? (cxl_extent_info const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(14), arg1, (char **)&x1,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x2 = _cffi_to_c_int(arg2, uint64_t);
+  if (x2 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(16), arg3, (char **)&x3);
+  if (datasize != 0) {
+    x3 = ((size_t)datasize) <= 640 ? (cxl_change const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(16), arg3, (char **)&x3,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(17), arg4, (char **)&x4);
+  if (datasize != 0) {
+    x4 = ((size_t)datasize) <= 640 ? (cxl_map * const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(17), arg4, (char **)&x4,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x5 = _cffi_to_c_int(arg5, uint64_t);
+  if (x5 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(19), arg6, (char **)&x6);
+  if (datasize != 0) {
+    x6 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(19), arg6, (char **)&x6,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x7 = _cffi_to_c_int(arg7, uint64_t);
+  if (x7 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(10), arg8, (char **)&x8);
+  if (datasize != 0) {
+    x8 = ((size_t)datasize) <= 640 ? (uint64_t *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(10), arg8, (char **)&x8,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(10), arg9, (char **)&x9);
+  if (datasize != 0) {
+    x9 = ((size_t)datasize) <= 640 ? (uint64_t *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(10), arg9, (char **)&x9,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_engine_replay(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_engine_replay _cffi_d_cxl_engine_replay
+#endif
+
 static int _cffi_d_cxl_engine_segment_refs(cxl_engine * x0, uint64_t x1, cxl_segment_ref * * x2, uint64_t * x3)
 {
   return cxl_engine_segment_refs(x0, x1, x2, x3);
@@ -2380,10 +2532,10 @@ _cffi_f_cxl_engine_segment_refs(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(75), arg2, (char **)&x2);
+      _cffi_type(87), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_segment_ref * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(75), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(87), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2440,10 +2592,10 @@ _cffi_f_cxl_engine_statistics(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(357), arg1, (char **)&x1);
+      _cffi_type(369), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_engine_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(357), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(369), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2499,10 +2651,10 @@ _cffi_f_cxl_engine_usage(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(22), arg1, (char **)&x1);
+      _cffi_type(17), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_map * const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(22), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(17), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2581,10 +2733,10 @@ _cffi_f_cxl_engine_verify(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(62), arg2, (char **)&x2);
+      _cffi_type(74), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(62), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(74), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2709,10 +2861,10 @@ _cffi_f_cxl_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(196), arg0, (char **)&x0);
+      _cffi_type(208), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(196), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(208), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2753,10 +2905,10 @@ _cffi_f_cxl_handle_allow(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2803,10 +2955,10 @@ _cffi_f_cxl_handle_close(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2855,10 +3007,10 @@ _cffi_f_cxl_handle_open(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2868,10 +3020,10 @@ _cffi_f_cxl_handle_open(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(236), arg2, (char **)&x2);
+      _cffi_type(248), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(236), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(248), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3011,10 +3163,10 @@ _cffi_f_cxl_map_clone(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(70), arg1, (char **)&x1);
+      _cffi_type(82), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(70), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(82), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3142,10 +3294,10 @@ _cffi_f_cxl_map_export(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(25), arg3, (char **)&x3);
+      _cffi_type(37), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (cxl_ref * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(25), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(37), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3421,10 +3573,10 @@ _cffi_f_cxl_map_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(70), arg2, (char **)&x2);
+      _cffi_type(82), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(70), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(82), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3494,19 +3646,19 @@ _cffi_f_cxl_map_peek(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(223), arg4, (char **)&x4);
+      _cffi_type(235), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(223), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(235), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(62), arg5, (char **)&x5);
+      _cffi_type(74), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(62), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(74), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3622,10 +3774,10 @@ _cffi_f_cxl_map_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(196), arg2, (char **)&x2);
+      _cffi_type(208), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(196), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(208), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3639,10 +3791,10 @@ _cffi_f_cxl_map_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(62), arg5, (char **)&x5);
+      _cffi_type(74), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(62), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(74), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3742,10 +3894,10 @@ _cffi_f_cxl_map_replay(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(90), arg2, (char **)&x2);
+      _cffi_type(102), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(90), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(102), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3870,10 +4022,10 @@ _cffi_f_cxl_map_set(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(90), arg1, (char **)&x1);
+      _cffi_type(102), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(90), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(102), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4093,10 +4245,10 @@ _cffi_f_cxl_map_take_delta(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(113), arg1, (char **)&x1);
+      _cffi_type(125), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_delta * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(113), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(125), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4244,10 +4396,10 @@ _cffi_f_cxl_map_write(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg2, (char **)&x2);
+      _cffi_type(19), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(19), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4266,10 +4418,10 @@ _cffi_f_cxl_map_write(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(62), arg5, (char **)&x5);
+      _cffi_type(74), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(62), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(74), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4335,10 +4487,10 @@ _cffi_f_cxl_maps_export(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(22), arg1, (char **)&x1);
+      _cffi_type(17), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_map * const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(22), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(17), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4357,10 +4509,10 @@ _cffi_f_cxl_maps_export(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(25), arg4, (char **)&x4);
+      _cffi_type(37), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (cxl_ref * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(25), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(37), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4393,10 +4545,10 @@ _cffi_f_cxl_maps_export(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(29), arg8, (char **)&x8);
+      _cffi_type(41), arg8, (char **)&x8);
   if (datasize != 0) {
     x8 = ((size_t)datasize) <= 640 ? (uint32_t * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(29), arg8, (char **)&x8,
+    if (_cffi_convert_array_argument(_cffi_type(41), arg8, (char **)&x8,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4471,46 +4623,46 @@ _cffi_f_cxl_maps_import(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(87), arg2, (char **)&x2);
+      _cffi_type(99), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(87), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(87), arg3, (char **)&x3);
+      _cffi_type(99), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(87), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(87), arg4, (char **)&x4);
+      _cffi_type(99), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(87), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(90), arg5, (char **)&x5);
+      _cffi_type(102), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(90), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(102), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(70), arg6, (char **)&x6);
+      _cffi_type(82), arg6, (char **)&x6);
   if (datasize != 0) {
     x6 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(70), arg6, (char **)&x6,
+    if (_cffi_convert_array_argument(_cffi_type(82), arg6, (char **)&x6,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4570,10 +4722,10 @@ _cffi_f_cxl_media_anonymous(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(260), arg2, (char **)&x2);
+      _cffi_type(272), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(260), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(272), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4608,10 +4760,10 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(320), arg0, (char **)&x0);
+      _cffi_type(332), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(320), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(332), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4623,7 +4775,7 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(196));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(208));
   if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
   return pyresult;
 }
@@ -4644,10 +4796,10 @@ _cffi_f_cxl_media_close(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4692,10 +4844,10 @@ _cffi_f_cxl_media_copy(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4705,10 +4857,10 @@ _cffi_f_cxl_media_copy(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg2, (char **)&x2);
+      _cffi_type(19), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(19), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4759,10 +4911,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4772,10 +4924,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg2, (char **)&x2);
+      _cffi_type(19), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(19), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4785,10 +4937,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(182), arg4, (char **)&x4);
+      _cffi_type(194), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(182), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(194), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4835,10 +4987,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4852,10 +5004,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(182), arg3, (char **)&x3);
+      _cffi_type(194), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(182), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(194), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4899,10 +5051,10 @@ _cffi_f_cxl_media_fence(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4937,10 +5089,10 @@ _cffi_f_cxl_media_granularity(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(320), arg0, (char **)&x0);
+      _cffi_type(332), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(320), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(332), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5003,10 +5155,10 @@ _cffi_f_cxl_media_map(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(260), arg4, (char **)&x4);
+      _cffi_type(272), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(260), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(272), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5053,10 +5205,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5066,10 +5218,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(196), arg2, (char **)&x2);
+      _cffi_type(208), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(196), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(208), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5131,10 +5283,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5144,10 +5296,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(196), arg2, (char **)&x2);
+      _cffi_type(208), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(196), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(208), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5157,10 +5309,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(182), arg4, (char **)&x4);
+      _cffi_type(194), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(182), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(194), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5210,10 +5362,10 @@ _cffi_f_cxl_media_record(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5258,10 +5410,10 @@ _cffi_f_cxl_media_record_mark(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5308,19 +5460,19 @@ _cffi_f_cxl_media_record_view(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(223), arg1, (char **)&x1);
+      _cffi_type(235), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(223), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(235), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5364,10 +5516,10 @@ _cffi_f_cxl_media_size(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(320), arg0, (char **)&x0);
+      _cffi_type(332), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(320), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(332), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5412,10 +5564,10 @@ _cffi_f_cxl_media_store(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5425,10 +5577,10 @@ _cffi_f_cxl_media_store(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg2, (char **)&x2);
+      _cffi_type(19), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(19), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5475,10 +5627,10 @@ _cffi_f_cxl_media_store_u64(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5529,10 +5681,10 @@ _cffi_f_cxl_media_write_back(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(163), arg0, (char **)&x0);
+      _cffi_type(175), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(163), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5573,10 +5725,10 @@ _cffi_f_cxl_port_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(236), arg0, (char **)&x0);
+      _cffi_type(248), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(248), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5632,10 +5784,10 @@ _cffi_f_cxl_port_new(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(269), arg2, (char **)&x2);
+      _cffi_type(281), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_port * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(269), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(281), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5674,10 +5826,10 @@ _cffi_f_cxl_port_set_map(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(236), arg0, (char **)&x0);
+      _cffi_type(248), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(248), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5721,10 +5873,10 @@ _cffi_f_cxl_port_stop(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(236), arg0, (char **)&x0);
+      _cffi_type(248), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(248), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5759,10 +5911,10 @@ _cffi_f_cxl_port_written(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(236), arg0, (char **)&x0);
+      _cffi_type(248), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(248), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5795,10 +5947,10 @@ _cffi_f_cxl_transport_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5841,10 +5993,10 @@ _cffi_f_cxl_transport_invalidate(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5938,10 +6090,10 @@ _cffi_f_cxl_transport_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(47), arg7, (char **)&x7);
+      _cffi_type(59), arg7, (char **)&x7);
   if (datasize != 0) {
     x7 = ((size_t)datasize) <= 640 ? (cxl_transport * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(47), arg7, (char **)&x7,
+    if (_cffi_convert_array_argument(_cffi_type(59), arg7, (char **)&x7,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5988,10 +6140,10 @@ _cffi_f_cxl_transport_reply(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6005,10 +6157,10 @@ _cffi_f_cxl_transport_reply(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(211), arg3, (char **)&x3);
+      _cffi_type(19), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(211), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(19), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6047,10 +6199,10 @@ _cffi_f_cxl_transport_start(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6089,19 +6241,19 @@ _cffi_f_cxl_transport_statistics(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(377), arg1, (char **)&x1);
+      _cffi_type(389), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_transport_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(377), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(389), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6134,10 +6286,10 @@ _cffi_f_cxl_transport_stop(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6170,10 +6322,10 @@ _cffi_f_cxl_worker_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(252), arg0, (char **)&x0);
+      _cffi_type(264), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_worker *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(252), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(264), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6214,19 +6366,19 @@ _cffi_f_cxl_worker_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(227), arg0, (char **)&x0);
+      _cffi_type(239), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(227), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(231), arg1, (char **)&x1);
+      _cffi_type(243), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_worker * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(231), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(243), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6267,19 +6419,19 @@ _cffi_f_cxl_worker_serve(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(252), arg0, (char **)&x0);
+      _cffi_type(264), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_worker *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(252), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(264), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(253), arg1, (char **)&x1);
+      _cffi_type(265), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_call *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(253), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(265), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6318,110 +6470,111 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "CXL_GRANULARITY_PAGE", (void *)_cffi_const_CXL_GRANULARITY_PAGE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_READ_ONLY", (void *)_cffi_const_CXL_MAP_READ_ONLY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_SYNC", (void *)_cffi_const_CXL_MAP_SYNC, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 322), (void *)_cffi_d_cxl_crc32c },
-  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 391), (void *)_cffi_d_cxl_crc32c_each },
+  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 334), (void *)_cffi_d_cxl_crc32c },
+  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 403), (void *)_cffi_d_cxl_crc32c_each },
   { "cxl_delta_apply", (void *)_cffi_f_cxl_delta_apply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 2), (void *)_cffi_d_cxl_delta_apply },
-  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 348), (void *)_cffi_d_cxl_delta_cancel },
+  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 360), (void *)_cffi_d_cxl_delta_cancel },
   { "cxl_dispatch_copy", (void *)_cffi_f_cxl_dispatch_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_copy },
   { "cxl_dispatch_crc32c", (void *)_cffi_f_cxl_dispatch_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_crc32c },
   { "cxl_dispatch_fence", (void *)_cffi_f_cxl_dispatch_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_fence },
-  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 276), (void *)_cffi_d_cxl_dispatch_init },
+  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 288), (void *)_cffi_d_cxl_dispatch_init },
   { "cxl_dispatch_write_back", (void *)_cffi_f_cxl_dispatch_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_write_back },
-  { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 78), (void *)_cffi_d_cxl_engine_close_lease },
-  { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 100), (void *)_cffi_d_cxl_engine_copy_extent },
-  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 278), (void *)_cffi_d_cxl_engine_dead_segments },
-  { "cxl_engine_define", (void *)_cffi_f_cxl_engine_define, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_cxl_engine_define },
-  { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 53), (void *)_cffi_d_cxl_engine_describe },
-  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 352), (void *)_cffi_d_cxl_engine_drop_unreferenced },
-  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 352), (void *)_cffi_d_cxl_engine_free },
-  { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 94), (void *)_cffi_d_cxl_engine_lease },
+  { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 90), (void *)_cffi_d_cxl_engine_close_lease },
+  { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 112), (void *)_cffi_d_cxl_engine_copy_extent },
+  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 290), (void *)_cffi_d_cxl_engine_dead_segments },
+  { "cxl_engine_define", (void *)_cffi_f_cxl_engine_define, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 24), (void *)_cffi_d_cxl_engine_define },
+  { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 65), (void *)_cffi_d_cxl_engine_describe },
+  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 364), (void *)_cffi_d_cxl_engine_drop_unreferenced },
+  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 364), (void *)_cffi_d_cxl_engine_free },
+  { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 106), (void *)_cffi_d_cxl_engine_lease },
   { "cxl_engine_list", (void *)_cffi_f_cxl_engine_list, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 7), (void *)_cffi_d_cxl_engine_list },
-  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 185), (void *)_cffi_d_cxl_engine_new },
-  { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 49), (void *)_cffi_d_cxl_engine_publish },
-  { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 72), (void *)_cffi_d_cxl_engine_segment_refs },
-  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 355), (void *)_cffi_d_cxl_engine_statistics },
-  { "cxl_engine_usage", (void *)_cffi_f_cxl_engine_usage, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_cxl_engine_usage },
-  { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 59), (void *)_cffi_d_cxl_engine_verify },
-  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 342), (void *)_cffi_d_cxl_fault_count },
-  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 262), (void *)_cffi_d_cxl_fault_set },
-  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 399), (void *)_cffi_d_cxl_free },
-  { "cxl_handle_allow", (void *)_cffi_f_cxl_handle_allow, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 383), (void *)_cffi_d_cxl_handle_allow },
-  { "cxl_handle_close", (void *)_cffi_f_cxl_handle_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 379), (void *)_cffi_d_cxl_handle_close },
-  { "cxl_handle_open", (void *)_cffi_f_cxl_handle_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 233), (void *)_cffi_d_cxl_handle_open },
-  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 327), (void *)_cffi_d_cxl_map_allocated },
-  { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 130), (void *)_cffi_d_cxl_map_attach_lease },
-  { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 115), (void *)_cffi_d_cxl_map_clone },
-  { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 125), (void *)_cffi_d_cxl_map_close_lease },
-  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 147), (void *)_cffi_d_cxl_map_export },
-  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 359), (void *)_cffi_d_cxl_map_free },
-  { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 108), (void *)_cffi_d_cxl_map_is_dirty },
-  { "cxl_map_mapped", (void *)_cffi_f_cxl_map_mapped, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 330), (void *)_cffi_d_cxl_map_mapped },
-  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 154), (void *)_cffi_d_cxl_map_move },
-  { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 67), (void *)_cffi_d_cxl_map_new },
-  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 295), (void *)_cffi_d_cxl_map_peek },
-  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_punch },
-  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 303), (void *)_cffi_d_cxl_map_read },
-  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 327), (void *)_cffi_d_cxl_map_ref_count },
-  { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 134), (void *)_cffi_d_cxl_map_replay },
-  { "cxl_map_seek", (void *)_cffi_f_cxl_map_seek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 283), (void *)_cffi_d_cxl_map_seek },
-  { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 119), (void *)_cffi_d_cxl_map_set },
-  { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 130), (void *)_cffi_d_cxl_map_set_size },
-  { "cxl_map_share", (void *)_cffi_f_cxl_map_share, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 288), (void *)_cffi_d_cxl_map_share },
-  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 327), (void *)_cffi_d_cxl_map_size },
-  { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 111), (void *)_cffi_d_cxl_map_take_delta },
-  { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 130), (void *)_cffi_d_cxl_map_truncate },
-  { "cxl_map_wants_lease", (void *)_cffi_f_cxl_map_wants_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 108), (void *)_cffi_d_cxl_map_wants_lease },
-  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 311), (void *)_cffi_d_cxl_map_write },
-  { "cxl_maps_export", (void *)_cffi_f_cxl_maps_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 20), (void *)_cffi_d_cxl_maps_export },
-  { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_cxl_maps_import },
-  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 271), (void *)_cffi_d_cxl_media_anonymous },
-  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 345), (void *)_cffi_d_cxl_media_base },
-  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 362), (void *)_cffi_d_cxl_media_close },
-  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 208), (void *)_cffi_d_cxl_media_copy },
-  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 214), (void *)_cffi_d_cxl_media_copy_crc },
-  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 178), (void *)_cffi_d_cxl_media_crc },
-  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 162), (void *)_cffi_d_cxl_media_fence },
-  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 319), (void *)_cffi_d_cxl_media_granularity },
-  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 255), (void *)_cffi_d_cxl_media_map },
-  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 201), (void *)_cffi_d_cxl_media_read },
-  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 193), (void *)_cffi_d_cxl_media_read_crc },
-  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 165), (void *)_cffi_d_cxl_media_record },
-  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 169), (void *)_cffi_d_cxl_media_record_mark },
-  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 221), (void *)_cffi_d_cxl_media_record_view },
-  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 336), (void *)_cffi_d_cxl_media_size },
-  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 208), (void *)_cffi_d_cxl_media_store },
-  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 173), (void *)_cffi_d_cxl_media_store_u64 },
-  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 173), (void *)_cffi_d_cxl_media_write_back },
-  { "cxl_port_free", (void *)_cffi_f_cxl_port_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 365), (void *)_cffi_d_cxl_port_free },
-  { "cxl_port_new", (void *)_cffi_f_cxl_port_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 266), (void *)_cffi_d_cxl_port_new },
-  { "cxl_port_set_map", (void *)_cffi_f_cxl_port_set_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 368), (void *)_cffi_d_cxl_port_set_map },
-  { "cxl_port_stop", (void *)_cffi_f_cxl_port_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_port_stop },
-  { "cxl_port_written", (void *)_cffi_f_cxl_port_written, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_port_written },
-  { "cxl_transport_free", (void *)_cffi_f_cxl_transport_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 372), (void *)_cffi_d_cxl_transport_free },
-  { "cxl_transport_invalidate", (void *)_cffi_f_cxl_transport_invalidate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 239), (void *)_cffi_d_cxl_transport_invalidate },
-  { "cxl_transport_new", (void *)_cffi_f_cxl_transport_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 39), (void *)_cffi_d_cxl_transport_new },
-  { "cxl_transport_reply", (void *)_cffi_f_cxl_transport_reply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 244), (void *)_cffi_d_cxl_transport_reply },
-  { "cxl_transport_start", (void *)_cffi_f_cxl_transport_start, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 226), (void *)_cffi_d_cxl_transport_start },
-  { "cxl_transport_statistics", (void *)_cffi_f_cxl_transport_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 375), (void *)_cffi_d_cxl_transport_statistics },
-  { "cxl_transport_stop", (void *)_cffi_f_cxl_transport_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 372), (void *)_cffi_d_cxl_transport_stop },
-  { "cxl_worker_free", (void *)_cffi_f_cxl_worker_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 388), (void *)_cffi_d_cxl_worker_free },
-  { "cxl_worker_new", (void *)_cffi_f_cxl_worker_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 229), (void *)_cffi_d_cxl_worker_new },
-  { "cxl_worker_serve", (void *)_cffi_f_cxl_worker_serve, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 251), (void *)_cffi_d_cxl_worker_serve },
+  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 197), (void *)_cffi_d_cxl_engine_new },
+  { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 61), (void *)_cffi_d_cxl_engine_publish },
+  { "cxl_engine_replay", (void *)_cffi_f_cxl_engine_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_cxl_engine_replay },
+  { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_cxl_engine_segment_refs },
+  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 367), (void *)_cffi_d_cxl_engine_statistics },
+  { "cxl_engine_usage", (void *)_cffi_f_cxl_engine_usage, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 44), (void *)_cffi_d_cxl_engine_usage },
+  { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 71), (void *)_cffi_d_cxl_engine_verify },
+  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 354), (void *)_cffi_d_cxl_fault_count },
+  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 274), (void *)_cffi_d_cxl_fault_set },
+  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 411), (void *)_cffi_d_cxl_free },
+  { "cxl_handle_allow", (void *)_cffi_f_cxl_handle_allow, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 395), (void *)_cffi_d_cxl_handle_allow },
+  { "cxl_handle_close", (void *)_cffi_f_cxl_handle_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 391), (void *)_cffi_d_cxl_handle_close },
+  { "cxl_handle_open", (void *)_cffi_f_cxl_handle_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 245), (void *)_cffi_d_cxl_handle_open },
+  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_map_allocated },
+  { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_attach_lease },
+  { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 127), (void *)_cffi_d_cxl_map_clone },
+  { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 137), (void *)_cffi_d_cxl_map_close_lease },
+  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 159), (void *)_cffi_d_cxl_map_export },
+  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 371), (void *)_cffi_d_cxl_map_free },
+  { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 120), (void *)_cffi_d_cxl_map_is_dirty },
+  { "cxl_map_mapped", (void *)_cffi_f_cxl_map_mapped, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 342), (void *)_cffi_d_cxl_map_mapped },
+  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 166), (void *)_cffi_d_cxl_map_move },
+  { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 79), (void *)_cffi_d_cxl_map_new },
+  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 307), (void *)_cffi_d_cxl_map_peek },
+  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 154), (void *)_cffi_d_cxl_map_punch },
+  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 315), (void *)_cffi_d_cxl_map_read },
+  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_map_ref_count },
+  { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 146), (void *)_cffi_d_cxl_map_replay },
+  { "cxl_map_seek", (void *)_cffi_f_cxl_map_seek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 295), (void *)_cffi_d_cxl_map_seek },
+  { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 131), (void *)_cffi_d_cxl_map_set },
+  { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_set_size },
+  { "cxl_map_share", (void *)_cffi_f_cxl_map_share, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 300), (void *)_cffi_d_cxl_map_share },
+  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_map_size },
+  { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 123), (void *)_cffi_d_cxl_map_take_delta },
+  { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_truncate },
+  { "cxl_map_wants_lease", (void *)_cffi_f_cxl_map_wants_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 120), (void *)_cffi_d_cxl_map_wants_lease },
+  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 323), (void *)_cffi_d_cxl_map_write },
+  { "cxl_maps_export", (void *)_cffi_f_cxl_maps_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_cxl_maps_export },
+  { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 96), (void *)_cffi_d_cxl_maps_import },
+  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 283), (void *)_cffi_d_cxl_media_anonymous },
+  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 357), (void *)_cffi_d_cxl_media_base },
+  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 374), (void *)_cffi_d_cxl_media_close },
+  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 220), (void *)_cffi_d_cxl_media_copy },
+  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 226), (void *)_cffi_d_cxl_media_copy_crc },
+  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 190), (void *)_cffi_d_cxl_media_crc },
+  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 174), (void *)_cffi_d_cxl_media_fence },
+  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 331), (void *)_cffi_d_cxl_media_granularity },
+  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 267), (void *)_cffi_d_cxl_media_map },
+  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 213), (void *)_cffi_d_cxl_media_read },
+  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 205), (void *)_cffi_d_cxl_media_read_crc },
+  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 177), (void *)_cffi_d_cxl_media_record },
+  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 181), (void *)_cffi_d_cxl_media_record_mark },
+  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 233), (void *)_cffi_d_cxl_media_record_view },
+  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 348), (void *)_cffi_d_cxl_media_size },
+  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 220), (void *)_cffi_d_cxl_media_store },
+  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 185), (void *)_cffi_d_cxl_media_store_u64 },
+  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 185), (void *)_cffi_d_cxl_media_write_back },
+  { "cxl_port_free", (void *)_cffi_f_cxl_port_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 377), (void *)_cffi_d_cxl_port_free },
+  { "cxl_port_new", (void *)_cffi_f_cxl_port_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 278), (void *)_cffi_d_cxl_port_new },
+  { "cxl_port_set_map", (void *)_cffi_f_cxl_port_set_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 380), (void *)_cffi_d_cxl_port_set_map },
+  { "cxl_port_stop", (void *)_cffi_f_cxl_port_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 351), (void *)_cffi_d_cxl_port_stop },
+  { "cxl_port_written", (void *)_cffi_f_cxl_port_written, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 351), (void *)_cffi_d_cxl_port_written },
+  { "cxl_transport_free", (void *)_cffi_f_cxl_transport_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 384), (void *)_cffi_d_cxl_transport_free },
+  { "cxl_transport_invalidate", (void *)_cffi_f_cxl_transport_invalidate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 251), (void *)_cffi_d_cxl_transport_invalidate },
+  { "cxl_transport_new", (void *)_cffi_f_cxl_transport_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 51), (void *)_cffi_d_cxl_transport_new },
+  { "cxl_transport_reply", (void *)_cffi_f_cxl_transport_reply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 256), (void *)_cffi_d_cxl_transport_reply },
+  { "cxl_transport_start", (void *)_cffi_f_cxl_transport_start, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 238), (void *)_cffi_d_cxl_transport_start },
+  { "cxl_transport_statistics", (void *)_cffi_f_cxl_transport_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 387), (void *)_cffi_d_cxl_transport_statistics },
+  { "cxl_transport_stop", (void *)_cffi_f_cxl_transport_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 384), (void *)_cffi_d_cxl_transport_stop },
+  { "cxl_worker_free", (void *)_cffi_f_cxl_worker_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 400), (void *)_cffi_d_cxl_worker_free },
+  { "cxl_worker_new", (void *)_cffi_f_cxl_worker_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 241), (void *)_cffi_d_cxl_worker_new },
+  { "cxl_worker_serve", (void *)_cffi_f_cxl_worker_serve, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 263), (void *)_cffi_d_cxl_worker_serve },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
   { "opcode", offsetof(cxl_call, opcode),
               sizeof(((cxl_call *)0)->opcode),
-              _CFFI_OP(_CFFI_OP_NOOP, 43) },
+              _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "uid", offsetof(cxl_call, uid),
            sizeof(((cxl_call *)0)->uid),
-           _CFFI_OP(_CFFI_OP_NOOP, 43) },
+           _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "gid", offsetof(cxl_call, gid),
            sizeof(((cxl_call *)0)->gid),
-           _CFFI_OP(_CFFI_OP_NOOP, 43) },
+           _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "pid", offsetof(cxl_call, pid),
            sizeof(((cxl_call *)0)->pid),
-           _CFFI_OP(_CFFI_OP_NOOP, 43) },
+           _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "unique", offsetof(cxl_call, unique),
               sizeof(((cxl_call *)0)->unique),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6430,13 +6583,28 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "arguments", offsetof(cxl_call, arguments),
                  sizeof(((cxl_call *)0)->arguments),
-                 _CFFI_OP(_CFFI_OP_NOOP, 428) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 441) },
   { "length", offsetof(cxl_call, length),
               sizeof(((cxl_call *)0)->length),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "done", offsetof(cxl_call, done),
             sizeof(((cxl_call *)0)->done),
             _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "cut", offsetof(cxl_change, cut),
+           sizeof(((cxl_change *)0)->cut),
+           _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "size", offsetof(cxl_change, size),
+            sizeof(((cxl_change *)0)->size),
+            _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "refs_offset", offsetof(cxl_change, refs_offset),
+                   sizeof(((cxl_change *)0)->refs_offset),
+                   _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "ref_count", offsetof(cxl_change, ref_count),
+                 sizeof(((cxl_change *)0)->ref_count),
+                 _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "definitions", offsetof(cxl_change, definitions),
+                   sizeof(((cxl_change *)0)->definitions),
+                   _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "size", offsetof(cxl_delta, size),
             sizeof(((cxl_delta *)0)->size),
             _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6454,13 +6622,13 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "refs", offsetof(cxl_delta, refs),
             sizeof(((cxl_delta *)0)->refs),
-            _CFFI_OP(_CFFI_OP_NOOP, 414) },
+            _CFFI_OP(_CFFI_OP_NOOP, 427) },
   { "extents", offsetof(cxl_delta, extents),
                sizeof(((cxl_delta *)0)->extents),
-               _CFFI_OP(_CFFI_OP_NOOP, 56) },
+               _CFFI_OP(_CFFI_OP_NOOP, 68) },
   { "crcs", offsetof(cxl_delta, crcs),
             sizeof(((cxl_delta *)0)->crcs),
-            _CFFI_OP(_CFFI_OP_NOOP, 182) },
+            _CFFI_OP(_CFFI_OP_NOOP, 194) },
   { "extents", offsetof(cxl_engine_stats, extents),
                sizeof(((cxl_engine_stats *)0)->extents),
                _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6487,10 +6655,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                        _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "kind", offsetof(cxl_event, kind),
             sizeof(((cxl_event *)0)->kind),
-            _CFFI_OP(_CFFI_OP_NOOP, 43) },
+            _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "thread", offsetof(cxl_event, thread),
               sizeof(((cxl_event *)0)->thread),
-              _CFFI_OP(_CFFI_OP_NOOP, 43) },
+              _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "offset", offsetof(cxl_event, offset),
               sizeof(((cxl_event *)0)->offset),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6511,16 +6679,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "first_chunk", offsetof(cxl_extent_info, first_chunk),
                    sizeof(((cxl_extent_info *)0)->first_chunk),
-                   _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "crc_count", offsetof(cxl_extent_info, crc_count),
                  sizeof(((cxl_extent_info *)0)->crc_count),
-                 _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "error", offsetof(cxl_fault, error),
              sizeof(((cxl_fault *)0)->error),
-             _CFFI_OP(_CFFI_OP_NOOP, 426) },
+             _CFFI_OP(_CFFI_OP_NOOP, 439) },
   { "chunk", offsetof(cxl_fault, chunk),
              sizeof(((cxl_fault *)0)->chunk),
-             _CFFI_OP(_CFFI_OP_NOOP, 43) },
+             _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "file_offset", offsetof(cxl_fault, file_offset),
                    sizeof(((cxl_fault *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6535,10 +6703,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                     _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "expected", offsetof(cxl_fault, expected),
                 sizeof(((cxl_fault *)0)->expected),
-                _CFFI_OP(_CFFI_OP_NOOP, 43) },
+                _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "actual", offsetof(cxl_fault, actual),
               sizeof(((cxl_fault *)0)->actual),
-              _CFFI_OP(_CFFI_OP_NOOP, 43) },
+              _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "file_offset", offsetof(cxl_ref, file_offset),
                    sizeof(((cxl_ref *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6590,68 +6758,71 @@ static const struct _cffi_field_s _cffi_fields[] = {
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "$cxl_call", 404, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_call", 416, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_call), offsetof(struct _cffi_align_typedef_cxl_call, y), 0, 9 },
-  { "$cxl_delta", 405, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 9, 8 },
-  { "$cxl_engine_stats", 407, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 17, 8 },
-  { "$cxl_event", 408, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 25, 4 },
-  { "$cxl_extent_info", 409, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 29, 6 },
-  { "$cxl_fault", 410, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 35, 8 },
-  { "$cxl_ref", 415, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 43, 4 },
-  { "$cxl_segment_ref", 417, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 47, 4 },
-  { "$cxl_transport_stats", 419, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 51, 8 },
-  { "cxl_engine", 406, _CFFI_F_OPAQUE,
+  { "$cxl_change", 417, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_change), offsetof(struct _cffi_align_typedef_cxl_change, y), 9, 5 },
+  { "$cxl_delta", 418, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 14, 8 },
+  { "$cxl_engine_stats", 420, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 22, 8 },
+  { "$cxl_event", 421, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 30, 4 },
+  { "$cxl_extent_info", 422, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 34, 6 },
+  { "$cxl_fault", 423, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 40, 8 },
+  { "$cxl_ref", 428, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 48, 4 },
+  { "$cxl_segment_ref", 430, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 52, 4 },
+  { "$cxl_transport_stats", 432, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 56, 8 },
+  { "cxl_engine", 419, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_map", 411, _CFFI_F_OPAQUE,
+  { "cxl_map", 424, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_media", 412, _CFFI_F_OPAQUE,
+  { "cxl_media", 425, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_port", 413, _CFFI_F_OPAQUE,
+  { "cxl_port", 426, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_transport", 418, _CFFI_F_OPAQUE,
+  { "cxl_transport", 431, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_worker", 420, _CFFI_F_OPAQUE,
+  { "cxl_worker", 433, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "$1", 421, _cffi_prim_int(4, 0),
+  { "$1", 434, _cffi_prim_int(4, 0),
     "CXL_GRANULARITY_BYTE,CXL_GRANULARITY_LINE,CXL_GRANULARITY_PAGE" },
-  { "$2", 422, _cffi_prim_int(4, 0),
+  { "$2", 435, _cffi_prim_int(4, 0),
     "CXL_MAP_READ_ONLY,CXL_MAP_SYNC" },
-  { "$3", 423, _cffi_prim_int(4, 0),
+  { "$3", 436, _cffi_prim_int(4, 0),
     "CXL_EVENT_STORE,CXL_EVENT_COPY,CXL_EVENT_WRITE_BACK,CXL_EVENT_FENCE,CXL_EVENT_MARK" },
-  { "$4", 424, _cffi_prim_int(4, 0),
+  { "$4", 437, _cffi_prim_int(4, 0),
     "CXL_FAULT_ALLOCATE,CXL_FAULT_WRITE_BACK,CXL_FAULT_COPY,CXL_FAULT_MSYNC,CXL_FAULT_MAP,CXL_FAULT_FENCE,"
     "CXL_FAULT_KINDS" },
-  { "$5", 425, _cffi_prim_int(4, 0),
+  { "$5", 438, _cffi_prim_int(4, 0),
     "CXL_CALL_LEASE" },
 };
 
 static const struct _cffi_typename_s _cffi_typenames[] = {
-  { "cxl_call", 404 },
-  { "cxl_delta", 405 },
-  { "cxl_engine", 406 },
-  { "cxl_engine_stats", 407 },
-  { "cxl_event", 408 },
-  { "cxl_extent_info", 409 },
-  { "cxl_fault", 410 },
-  { "cxl_map", 411 },
-  { "cxl_media", 412 },
-  { "cxl_port", 413 },
-  { "cxl_ref", 415 },
-  { "cxl_segment_ref", 417 },
-  { "cxl_transport", 418 },
-  { "cxl_transport_stats", 419 },
-  { "cxl_worker", 420 },
+  { "cxl_call", 416 },
+  { "cxl_change", 417 },
+  { "cxl_delta", 418 },
+  { "cxl_engine", 419 },
+  { "cxl_engine_stats", 420 },
+  { "cxl_event", 421 },
+  { "cxl_extent_info", 422 },
+  { "cxl_fault", 423 },
+  { "cxl_map", 424 },
+  { "cxl_media", 425 },
+  { "cxl_port", 426 },
+  { "cxl_ref", 428 },
+  { "cxl_segment_ref", 430 },
+  { "cxl_transport", 431 },
+  { "cxl_transport_stats", 432 },
+  { "cxl_worker", 433 },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -6661,12 +6832,12 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   _cffi_typenames,
-  107,  /* num_globals */
-  15,  /* num_struct_unions */
+  108,  /* num_globals */
+  16,  /* num_struct_unions */
   5,  /* num_enums */
-  15,  /* num_typenames */
+  16,  /* num_typenames */
   NULL,  /* no includes */
-  431,  /* num_types */
+  444,  /* num_types */
   0,  /* flags */
 };
 

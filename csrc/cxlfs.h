@@ -200,6 +200,20 @@ int cxl_map_set(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad
 int cxl_map_set_size(cxl_map *map, uint64_t size);
 /* One replayed change, all or nothing: cut to cut bytes, cxl_map_set, cxl_map_set_size. */
 int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t count, uint64_t size, uint64_t *bad);
+/* What a row of records says of contents, in its order: change i comes behind the first changes[i].definitions
+ * definitions; its references lie at data + refs_offset (a multiple of 8), the checksums of definitions at
+ * data + crc_index * 4. 0, or what cxl_engine_define and cxl_map_replay return: then *changes_done took effect,
+ * and definition *definitions_done is at fault, or, when it waits for none, the next change. */
+typedef struct {
+    uint64_t cut;
+    uint64_t size;
+    uint64_t refs_offset;
+    uint64_t ref_count;
+    uint64_t definitions;
+} cxl_change;
+int cxl_engine_replay(cxl_engine *engine, const cxl_extent_info *infos, uint64_t info_count,
+                      const cxl_change *changes, cxl_map *const *maps, uint64_t change_count, const void *data,
+                      uint64_t length, uint64_t *definitions_done, uint64_t *changes_done);
 /* References that overlap [offset, offset+length), clipped to it, holes left out. *out: cxl_free. */
 int cxl_map_export(cxl_map *map, uint64_t offset, uint64_t length, cxl_ref **out, uint64_t *count);
 /* Re-aim references into [extent_offset, +length) of old_id at new_id, new_offset. Keeps dirty marks. */

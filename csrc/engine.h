@@ -120,7 +120,6 @@ bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t leng
 extent *extent_find_locked(cxl_engine *engine, uint64_t id);
 extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
                              uint64_t chunks);
-void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead);
 int extent_grow_crcs(cxl_engine *engine, extent *x, uint64_t chunks);
 /* A held extent, or NULL. */
 extent *extent_take(cxl_engine *engine, uint64_t id);

@@ -67,11 +67,15 @@ int table_init(cxl_engine *engine)
     return 0;
 }
 
+/* Bucket by bucket as they are: taking extents out one by one would shrink the table under the walk. */
 void table_free(cxl_engine *engine)
 {
     for (uint64_t i = 0; i < engine->table_size; i++) {
-        while (engine->table[i] != NULL)
-            extent_destroy_locked(engine, engine->table[i], false);
+        for (extent *x = engine->table[i], *next; x != NULL; x = next) {
+            next = x->next;
+            engine_release(engine, x->crcs, x->crc_capacity * sizeof(*x->crcs));
+            engine_release(engine, x, sizeof(*x));
+        }
     }
     engine_release(engine, engine->table, engine->table_size * sizeof(*engine->table));
 }
@@ -137,7 +141,7 @@ static void queue_dead(cxl_engine *engine, segment_state *segment)
 }
 
 /* count_dead: its segment may have died with it (not when a definition is undone). */
-void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead)
+static void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead)
 {
     extent **link = bucket_of(engine, x->id);
     segment_state *segment = segment_of(engine, x);
@@ -405,7 +409,9 @@ int cxl_engine_define(cxl_engine *engine, const cxl_extent_info *infos, uint64_t
         return 0;
     if (!definitions_fit(engine, infos, count, crc_count, bad))
         return -EINVAL;
-    definition_undo *undos = cxl_allocate(count * sizeof(*undos));
+    definition_undo few[4], *undos = few;
+    if (count > sizeof(few) / sizeof(few[0]))
+        undos = cxl_allocate(count * sizeof(*undos));
     if (undos == NULL)
         return -ENOMEM;
     pthread_mutex_lock(&engine->lock);
@@ -425,6 +431,7 @@ int cxl_engine_define(cxl_engine *engine, const cxl_extent_info *infos, uint64_t
         }
     }
     pthread_mutex_unlock(&engine->lock);
-    free(undos);
+    if (undos != few)
+        free(undos);
     return result;
 }

@@ -13,6 +13,8 @@
 
 #include "engine.h"
 
+enum { FEW = 4 };                /* references of a change that need no memory of their own */
+
 /* --------------------------------------------------------------------------------------- life */
 
 static cxl_map *map_allocate(cxl_engine *engine, uint64_t owner)
@@ -226,49 +228,62 @@ static bool range_of_file(uint64_t offset, uint64_t length)
     return length != 0 && offset <= FILE_OFFSET_MAX && length <= FILE_OFFSET_MAX - offset;
 }
 
-static void drop_all(cxl_engine *engine, reference *refs, uint64_t count)
+/* References with a hold on each extent; most changes have a few, which need no memory. */
+typedef struct {
+    reference *list;
+    uint64_t count;
+    reference few[FEW];
+} held_references;
+
+static void drop_all(cxl_engine *engine, held_references *held)
 {
-    for (uint64_t i = 0; i < count; i++) {
-        if (refs[i].extent != NULL)
-            extent_drop(engine, refs[i].extent);
+    for (uint64_t i = 0; i < held->count; i++) {
+        if (held->list[i].extent != NULL)
+            extent_drop(engine, held->list[i].extent);
     }
-    free(refs);
+    if (held->list != held->few)
+        free(held->list);
 }
 
-/* References with a hold on each extent (NULL: a hole), or -EINVAL with *bad, or -ENOMEM. */
-static int resolve(cxl_engine *engine, const cxl_ref *refs, uint64_t count, reference **out,
+/* One reference (extent NULL: a hole) with a hold, which engine.lock is wanted for. */
+static bool resolve_one_locked(cxl_engine *engine, const cxl_ref *ref, reference *out)
+{
+    *out = (reference){ref->file_offset, ref->length, NULL, ref->extent_offset};
+    if (!range_of_file(ref->file_offset, ref->length))
+        return false;
+    if (ref->extent_id == 0)
+        return true;
+    extent *x = extent_find_locked(engine, ref->extent_id);
+    if (x == NULL)
+        return false;
+    uint64_t known = extent_snapshot(engine, x, 0, 0, NULL);
+    if (ref->extent_offset > known || ref->length > known - ref->extent_offset)
+        return false;
+    extent_hold(x);
+    out->extent = x;
+    return true;
+}
+
+/* 0, or -EINVAL with *bad, or -ENOMEM; then nothing is held. */
+static int resolve(cxl_engine *engine, const cxl_ref *refs, uint64_t count, held_references *out,
                    uint64_t *bad)
 {
-    uint64_t i = 0;
-    int result = 0;
-    reference *list = cxl_allocate(larger(count, 1) * sizeof(*list));
-    if (list == NULL)
+    bool good = true;
+    out->count = 0;
+    out->list = count <= FEW ? out->few : cxl_allocate(count * sizeof(reference));
+    if (out->list == NULL)
         return -ENOMEM;
     pthread_mutex_lock(&engine->lock);
-    for (; i < count && result == 0; i++) {
-        const cxl_ref *ref = &refs[i];
-        extent *x = ref->extent_id == 0 ? NULL : extent_find_locked(engine, ref->extent_id);
-        list[i] = (reference){ref->file_offset, ref->length, NULL, ref->extent_offset};
-        if (!range_of_file(ref->file_offset, ref->length) || (ref->extent_id != 0 && x == NULL)) {
-            result = -EINVAL;
-        } else if (x != NULL) {
-            uint64_t known = extent_snapshot(engine, x, 0, 0, NULL);
-            if (ref->extent_offset > known || ref->length > known - ref->extent_offset) {
-                result = -EINVAL;
-            } else {
-                extent_hold(x);
-                list[i].extent = x;
-            }
-        }
+    while (good && out->count < count) {
+        good = resolve_one_locked(engine, &refs[out->count], &out->list[out->count]);
+        out->count += good;
     }
     pthread_mutex_unlock(&engine->lock);
-    if (result != 0) {
-        *bad = i - 1;
-        drop_all(engine, list, i);
-        return result;
-    }
-    *out = list;
-    return 0;
+    if (good)
+        return 0;
+    *bad = out->count;
+    drop_all(engine, out);
+    return -EINVAL;
 }
 
 static int put_references(cxl_map *map, const reference *refs, uint64_t count)
@@ -315,31 +330,31 @@ int map_apply(cxl_map *map, uint64_t cut, const reference *refs, uint64_t count,
 int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t count, uint64_t size,
                    uint64_t *bad)
 {
-    reference *list;
+    held_references held;
     *bad = 0;
     if (size > FILE_OFFSET_MAX)
         return -EFBIG;
-    int result = resolve(map->engine, refs, count, &list, bad);
+    int result = resolve(map->engine, refs, count, &held, bad);
     if (result != 0)
         return result;
-    result = map_apply(map, cut, list, count, size);
-    drop_all(map->engine, list, count);
+    result = map_apply(map, cut, held.list, count, size);
+    drop_all(map->engine, &held);
     return result;
 }
 
 int cxl_map_set(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad)
 {
-    reference *list;
+    held_references held;
     *bad = 0;
     if (count == 0)
         return 0;
-    int result = resolve(map->engine, refs, count, &list, bad);
+    int result = resolve(map->engine, refs, count, &held, bad);
     if (result != 0)
         return result;
     pthread_mutex_lock(&map->writer);
-    result = put_batch(map, list, count);
+    result = put_batch(map, held.list, count);
     pthread_mutex_unlock(&map->writer);
-    drop_all(map->engine, list, count);
+    drop_all(map->engine, &held);
     return result;
 }
 
@@ -448,7 +463,7 @@ int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owne
                     const uint64_t *sizes, const uint64_t *first, const cxl_ref *refs,
                     cxl_map **out, uint64_t *bad)
 {
-    reference *list;
+    held_references held;
     uint64_t done = 0;
     *bad = 0;
     if (map_count == 0)
@@ -465,17 +480,17 @@ int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owne
             return -EINVAL;
     }
     uint64_t total = first[map_count];
-    int result = resolve(engine, refs, total, &list, bad);
+    int result = resolve(engine, refs, total, &held, bad);
     if (result != 0)
         return result;
     for (; done < map_count && result == 0; done++) {
-        result = import_one(engine, owners[done], sizes[done], list + first[done],
+        result = import_one(engine, owners[done], sizes[done], held.list + first[done],
                             first[done + 1] - first[done], &out[done]);
     }
     if (result != 0) {
         for (done--; done > 0; done--)
             cxl_map_free(out[done - 1]);
     }
-    drop_all(engine, list, total);
+    drop_all(engine, &held);
     return result;
 }

@@ -29,7 +29,8 @@ _CONTENT = packer(layout.OP_CONTENT_DTYPE)
 _INO = packer(layout.OP_INO_DTYPE)
 _MOVE = packer(layout.OP_MOVE_DTYPE)
 _REF_BYTES = layout.REF_DTYPE.itemsize
-_CHUNKS_MAX = 1 << 24
+CHUNKS_MAX = 1 << 24
+"""Checksums that one operation can hold."""
 _PADDING = [bytes(count) for count in (0, 7, 6, 5, 4, 3, 2, 1)]
 
 
@@ -283,7 +284,7 @@ def _decode_extent(data: bytes, start: int, end: int, _flags: int) -> Operation:
     extent_id, media_offset, length, first_chunk, count = _EXTENT.unpack_from(data, start)
     first = start + _EXTENT.size
     last = first + 4 * count
-    if count > _CHUNKS_MAX or last > end:
+    if count > CHUNKS_MAX or last > end:
         raise _MalformedError("checksum count")
     if extent_id >= layout.NUMBER_LIMIT:
         raise _MalformedError("extent number")
@@ -334,6 +335,23 @@ _DECODERS: dict[int, tuple[int, Callable[[bytes, int, int, int], Operation]]] = 
     layout.OP_ASIDE_DROP: (8 + _INO.size, _decode_aside_drop),
     layout.OP_MOVE: (8 + _MOVE.size, _decode_move),
 }
+
+
+LEAST_BYTES = {kind: least for kind, (least, _decoder) in _DECODERS.items()}
+"""Bytes of header and body of each kind of operation, without what follows them."""
+
+
+def decode_one(data: bytes, kind: int, flags: int) -> Operation:
+    """One operation of a known kind, header and body, of LEAST_BYTES or more.
+
+    Raises CorruptionError.
+    """
+    try:
+        return _DECODERS[kind][1](data, _HEADER.size, len(data), flags)
+    except _MalformedError as error:
+        raise CorruptionError(
+            f"malformed journal operation: {error}", structure="journal record"
+        ) from error
 
 
 def decode(payload: bytes, count: int, media_offset: int) -> list[Operation]:

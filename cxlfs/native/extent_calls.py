@@ -52,6 +52,17 @@ SEGMENT_REF_DTYPE = np.dtype(
 )
 """``cxl_segment_ref``: extent bytes that a map of ``owner`` refers to."""
 
+CHANGE_DTYPE = np.dtype(
+    [
+        ("cut", "u8"),
+        ("size", "u8"),
+        ("refs_offset", "u8"),
+        ("ref_count", "u8"),
+        ("definitions", "u8"),
+    ]
+)
+"""``cxl_change``: how a content changes, behind so many definitions of extents."""
+
 CRC_DTYPE = np.dtype("u4")
 
 

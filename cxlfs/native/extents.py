@@ -20,6 +20,7 @@ import numpy.typing as npt
 from cxlfs._native import ffi, lib
 from cxlfs.errors import CorruptionError, DataFault, InvariantError, invariant
 from cxlfs.native.extent_calls import (
+    CHANGE_DTYPE,
     CRC_DTYPE,
     EXTENT_INFO_DTYPE,
     REF_DTYPE,
@@ -36,6 +37,7 @@ from cxlfs.native.extent_calls import (
 from cxlfs.native.maps import Delta, FileMap
 
 __all__ = [
+    "CHANGE_DTYPE",
     "EXTENT_INFO_DTYPE",
     "REF_DTYPE",
     "SEGMENT_REF_DTYPE",
@@ -43,6 +45,7 @@ __all__ = [
     "Engine",
     "EngineStatistics",
     "FileMap",
+    "ReplayStop",
     "Verification",
 ]
 
@@ -70,6 +73,14 @@ class Verification(NamedTuple):
     faults: list[DataFault]
     fault_count: int
     bytes_checked: int
+
+
+class ReplayStop(NamedTuple):
+    """Where :meth:`Engine.replay` stopped: the first definition or change that cannot be."""
+
+    definition: int | None
+    change: int | None
+    error: CorruptionError
 
 
 class Engine:
@@ -152,6 +163,44 @@ class Engine:
         code = lib.cxl_engine_define(self.handle, info, 1, sums, len(crcs) // 4, scratch.bad)
         if code != 0:
             raise bad_input(code, "extent", extent_id)
+
+    def replay(
+        self, infos: Rows, changes: Rows, contents: list[FileMap], data: bytes | bytearray
+    ) -> ReplayStop | None:
+        """:meth:`define` and ``FileMap.replay`` in the order of the records in ``data``.
+
+        Change i (CHANGE_DTYPE) is one of ``contents[i]`` behind its first ``definitions`` of
+        ``infos``; checksums and references stand in ``data``. None: all took effect. Else what
+        comes before the stop did. Raises OutOfMemoryError.
+        """
+        rows = ffi.from_buffer("cxl_extent_info[]", np.ascontiguousarray(infos))
+        list_ = ffi.from_buffer("cxl_change[]", np.ascontiguousarray(changes))
+        invariant(infos.dtype == EXTENT_INFO_DTYPE, "definitions have the layout of C")
+        invariant(changes.dtype == CHANGE_DTYPE, "changes have the layout of C")
+        invariant(len(list_) == len(contents), "a content for each change")
+        maps = ffi.new("cxl_map *[]", FileMap.handles(contents) or [ffi.NULL])
+        defined, changed = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        code = lib.cxl_engine_replay(
+            self.handle,
+            rows,
+            len(rows),
+            list_,
+            maps,
+            len(list_),
+            ffi.from_buffer(data),
+            len(data),
+            defined,
+            changed,
+        )
+        if code == 0:
+            return None
+        definition, change = int(defined[0]), int(changed[0])
+        at_change = change < len(list_) and int(changes["definitions"][change]) == definition
+        structure, index = ("reference", change) if at_change else ("extent", definition)
+        error = bad_input(-errno.EINVAL if code == -errno.EFBIG else code, structure, index)
+        if not isinstance(error, CorruptionError):
+            raise error
+        return ReplayStop(None if at_change else definition, change if at_change else None, error)
 
     def retain(self, on: bool) -> None:  # noqa: FBT001 - a switch, named by its verb
         """On, as from the beginning: defined extents stay without references, because a later
@@ -282,7 +331,7 @@ class Engine:
         code = lib.cxl_maps_import(self.handle, count, *views, rows, out, bad)
         if code != 0:
             raise bad_input(code, "reference", bad[0])
-        return [FileMap(self, owner=int(owners[i]), handle=out[i]) for i in range(count)]
+        return FileMap.adopt(self, owners.tolist(), ffi.unpack(out, count) if count else [])
 
     def export_maps(
         self, maps: Sequence[FileMap]

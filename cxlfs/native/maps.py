@@ -75,6 +75,26 @@ class FileMap:
                 raise failure(code, "make a map")
             self._map = out[0]
 
+    @classmethod
+    def adopt(cls, engine: Engine, owners: list[int], handles: list[Any]) -> list[FileMap]:
+        """Take over many handles, in half the time that making each by itself takes."""
+        made = []
+        for owner, handle in zip(owners, handles, strict=True):
+            content = cls.__new__(cls)
+            content._map = handle  # noqa: SLF001 - one of its own
+            content.engine = engine
+            content.owner = owner
+            made.append(content)
+        return made
+
+    @staticmethod
+    def handles(contents: list[FileMap]) -> list[Any]:
+        """The handle of each, as cheap as 100 000 of them must be."""
+        found = [content._map for content in contents]  # noqa: SLF001 - of its own kind
+        if contents and (contents[0].engine.closed or None in found):
+            raise _closed()
+        return found
+
     @property
     def closed(self) -> bool:
         return self._map is None or self.engine.closed

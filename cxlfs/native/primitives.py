@@ -125,7 +125,7 @@ def crc32c(data: Source, seed: int = 0) -> int:
 
 
 def crc32c_each(
-    data: bytes,
+    data: Source,
     offsets: npt.NDArray[np.uint64],
     lengths: npt.NDArray[np.uint64],
     seed: int = 0,
@@ -134,14 +134,15 @@ def crc32c_each(
 
     Raises InvariantError unless every range lies in ``data``.
     """
-    size = np.uint64(len(data))
+    source = ffi.from_buffer(data)
+    size = np.uint64(len(source))
     invariant(len(lengths) == len(offsets), "as many lengths as offsets")
     invariant(bool((lengths <= size).all()), "ranges are not longer than the data")
     invariant(bool((offsets <= size - lengths).all()), "ranges lie in the data")
     out = np.empty(len(offsets), dtype=np.uint32)
     lib.cxl_crc32c_each(
         seed,
-        data,
+        source,
         ffi.from_buffer("uint64_t[]", np.ascontiguousarray(offsets, dtype=np.uint64)),
         ffi.from_buffer("uint64_t[]", np.ascontiguousarray(lengths, dtype=np.uint64)),
         len(offsets),

@@ -242,10 +242,10 @@ def _replay_segment(
 ) -> None:
     state.chain.append(header)
     reader = journal_reader.SegmentReader(media, block, header, expected_lsn=state.last_lsn + 1)
-    for record in reader:
-        replayer.apply(record)
-        state.records += 1
-        state.last_lsn = record.lsn
+    for batch in reader.batches():
+        replayer.apply(batch)
+        state.records += len(batch)
+    state.last_lsn = reader.scan.last_lsn
     state.scans.append(reader.scan)
     if reader.scan.lost_lsn is not None:
         state.lost = (

@@ -1,10 +1,16 @@
 """Applying journal records to a namespace and an extent engine during recovery.
 
-Never here: reading the journal, writing anything.
+Many records at once: names change in Python, operation by operation; extents and contents change in
+C, in their own order, whenever something depends on them, at the latest behind the last record. Of
+attributes that are set several times the last ones count, which are set at the end.
+
+Never here: reading the journal, taking it apart, writing anything.
 
 Invariants
-- Deterministic: the same records over the same image give the same state; no clock, no randomness.
-- Nothing in a record is trusted: what does not fit the state raises CorruptionError.
+- Deterministic: the same records over the same image give the same state, however they are divided
+  into batches; no clock, no randomness.
+- Nothing in a record is trusted: what does not fit the state raises CorruptionError. The state is
+  worth nothing then.
 """
 
 from __future__ import annotations
@@ -12,71 +18,243 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cxlfs import operations
+import numpy as np
+
+from cxlfs import layout, operation_columns, operations
 from cxlfs.errors import CorruptionError, InvalidArgumentError, NamespaceError
 from cxlfs.namespace import FileKind, Inode, Namespace
 from cxlfs.native.maps import FileMap
 
 if TYPE_CHECKING:
-    from cxlfs.journal_reader import Record
+    from cxlfs.journal_reader import RecordBatch
     from cxlfs.native.extents import Engine
+    from cxlfs.operation_columns import OperationColumns
+
+_TYPE_BITS = 0o170000
+_RUN_MIN = 64
+"""Operations that are worth more than being applied one by one."""
+
+
+class _Changes:
+    """Extents and contents of one batch, on their way to the engine."""
+
+    def __init__(self, engine: Engine, batch: RecordBatch, found: OperationColumns) -> None:
+        self._engine = engine
+        self._batch = batch
+        self._found = found
+        self._defined = self._changed = 0
+        self.contents: list[FileMap] = []
+        """Those that the first of the changes are of."""
+
+    def flush(self, definitions: int) -> None:
+        """Apply ``definitions`` in all, and every change whose content is known."""
+        found = self._found
+        defined, changed = self._defined, self._changed
+        self._defined, self._changed = definitions, len(self.contents)
+        changes = found.changes[changed : self._changed].copy()
+        changes["definitions"] -= defined
+        stop = self._engine.replay(
+            found.extents[defined:definitions], changes, self.contents[changed:], self._batch.data
+        )
+        if stop is not None:
+            if stop.change is not None:
+                record = found.change_records[changed + stop.change]
+            else:
+                record = found.extent_records[defined + (stop.definition or 0)]
+            raise _contradiction(self._batch, int(record), stop.error) from stop.error
+
+
+def _live(inode: Inode | None) -> FileMap | None:
+    return None if inode is None else inode.live
+
+
+def _plain_runs(found: OperationColumns) -> list[tuple[int, int]]:
+    """Where many inode and content operations follow each other, from the start of a record on."""
+    plain = found.kinds == layout.OP_INODE
+    plain[found.kinds == layout.OP_CONTENT] = ~found.asides
+    others = np.flatnonzero(~plain)
+    firsts = np.concatenate(([0], others + 1))
+    ends = np.concatenate((others, [len(plain)]))
+    long = ends - firsts >= _RUN_MIN
+    runs = []
+    for first, end in zip(firsts[long].tolist(), ends[long].tolist(), strict=True):
+        before = found.records[first - 1] if first else -1
+        begin = first + int(np.searchsorted(found.records[first:end], before + 1))
+        if begin < end:
+            runs.append((begin, end))
+    return runs
+
+
+def _contradiction(
+    batch: RecordBatch, record: int, error: NamespaceError | CorruptionError
+) -> CorruptionError:
+    return CorruptionError(
+        f"journal record {batch.rows['lsn'][record]} contradicts the state: {error.message}",
+        structure="journal record",
+        media_offset=int(batch.media_offsets[record]),
+    )
 
 
 class Replayer:
-    """Applies records one after the other; ``next_extent_id`` follows what they define."""
+    """Applies batches of records; ``next_extent_id`` follows what they define."""
 
     def __init__(self, namespace: Namespace, engine: Engine, *, next_extent_id: int) -> None:
         self.namespace = namespace
         self.engine = engine
         self.next_extent_id = next_extent_id
         self.last_time_ns = 0
-        self._lsn = self._time_ns = 0
+        self._changes: _Changes
+        self._record = 0  # whose operation is applied, and
+        self._definitions = 0  # how many definitions of the batch come before that
+        self._attributes: dict[int, int] = {}  # inode number: its last row of this batch
+        self._commits: dict[int, int] = {}  # inode number: last record of this batch to publish it
+        self._dropped: list[FileMap] = []  # of inodes that are gone; changes to them may be waiting
         self._apply: dict[type, Callable[..., None]] = {
-            operations.InodeOperation: self._inode,
             operations.LinkOperation: self._link,
             operations.UnlinkOperation: self._unlink,
             operations.SymlinkOperation: self._symlink,
             operations.XattrSetOperation: self._xattr_set,
             operations.XattrRemoveOperation: self._xattr_remove,
-            operations.ExtentOperation: self._extent,
-            operations.ContentOperation: self._content,
             operations.PromoteOperation: self._promote,
             operations.AsideDropOperation: self._aside_drop,
             operations.MoveOperation: self._move,
         }
 
-    def apply(self, record: Record) -> None:
-        """Apply one record. Raises CorruptionError when it contradicts the state."""
-        self._lsn, self._time_ns = record.lsn, record.time_ns
-        self.last_time_ns = record.time_ns
-        ops = operations.decode(record.payload, record.operation_count, record.media_offset)
-        handlers = self._apply
+    def apply(self, batch: RecordBatch) -> None:
+        """Apply records. Raises CorruptionError when one is malformed or contradicts the state."""
+        rows = batch.rows
+        found = operation_columns.decode(
+            batch.data,
+            batch.starts + layout.RECORD_DTYPE.itemsize,
+            rows["payload_bytes"].astype(np.int64),
+            rows["operation_count"].astype(np.int64),
+        )
+        self._changes = _Changes(self.engine, batch, found)
+        self._attributes.clear()
+        self._commits.clear()
+        self.namespace.on_drop = self._drop
         try:
-            for op in ops:
-                handlers[type(op)](op)
-            if self.namespace.orphan_count():
-                self.namespace.reap()
-        except (NamespaceError, InvalidArgumentError, CorruptionError) as error:
-            raise CorruptionError(
-                f"journal record {record.lsn} contradicts the state: {error.message}",
-                structure="journal record",
-                media_offset=record.media_offset,
-            ) from error
+            self._apply_names(batch, found)
+        finally:
+            self.namespace.on_drop = None
+        self._changes.flush(len(found.extents))
+        for content in self._dropped:
+            content.close()
+        self._dropped.clear()
+        self._set_attributes(found.attributes(list(self._attributes.values())).tolist())
+        self._set_commits(rows["lsn"].tolist(), rows["time_ns"].tolist())
+        if len(found.extents):
+            self.next_extent_id = max(self.next_extent_id, int(found.extents["id"].max()) + 1)
+        self.last_time_ns = int(rows["time_ns"][-1])
+        if found.good_records < len(batch):
+            _raise_malformed(batch, found.good_records)
 
-    def _inode(self, op: operations.InodeOperation) -> None:
-        inode = self.namespace.inodes.get(op.ino)
+    def _apply_names(self, batch: RecordBatch, found: OperationColumns) -> None:
+        """All operations but definitions, in order; contents are only put down for the engine."""
+        done, self._record = 0, 0
+        try:
+            for first, end in _plain_runs(found):
+                self._in_order(found, done, first)
+                self._reap()
+                if not self._together(found, first, end):
+                    self._in_order(found, first, end)
+                done = end
+            self._in_order(found, done, len(found.kinds))
+            self._reap()
+        except (NamespaceError, CorruptionError) as error:
+            raise _contradiction(batch, self._record, error) from error
+
+    def _reap(self) -> None:
+        """At the end of a record: what has lost its last name is gone."""
+        if self.namespace.orphan_count():
+            self.namespace.reap()
+
+    def _in_order(self, found: OperationColumns, first: int, end: int) -> None:
+        """Operations [first, end), one after the other."""
+        columns = (found.kinds, found.records, found.indexes)
+        for kind, record, index in zip(*(c[first:end].tolist() for c in columns), strict=True):
+            if record != self._record:
+                self._reap()
+                self._record = record
+            if kind == layout.OP_INODE:
+                self._inode(int(found.inos[index]), int(found.modes[index]), index)
+            elif kind == layout.OP_CONTENT:
+                self._content(int(found.change_inos[index]), aside=bool(found.asides[index]))
+            else:
+                op = found.others[index]
+                self._definitions = found.other_definitions[index]
+                self._apply[type(op)](op)
+
+    def _together(self, found: OperationColumns, first: int, end: int) -> bool:
+        """Inode and content operations [first, end) of files that exist; False, and nothing is
+        changed, when they do not or when something is wrong. Each file is looked at once.
+        """
+        get = self.namespace.inodes.get
+        kinds, indexes = found.kinds[first:end], found.indexes[first:end]
+        rows, changes = indexes[kinds == layout.OP_INODE], indexes[kinds == layout.OP_CONTENT]
+        inos, which = np.unique(found.inos[rows], return_inverse=True)
+        owners, whose = np.unique(found.change_inos[changes], return_inverse=True)
+        inodes = [get(ino) for ino in inos.tolist()]
+        modes = np.array([0 if inode is None else inode.mode for inode in inodes], dtype=np.uint32)
+        if ((modes[which] ^ found.modes[rows]) & _TYPE_BITS).any():
+            return False
+        contents = [_live(get(ino)) for ino in owners.tolist()]
+        if None in contents or None in inodes:
+            return False
+        last = np.empty(len(inos), dtype=np.int64)
+        last[which] = rows  # of equal indexes the last one counts
+        self._attributes.update(zip(inos.tolist(), last.tolist(), strict=True))
+        self._changes.contents.extend(np.array(contents, dtype=object)[whose].tolist())
+        last = np.empty(len(owners), dtype=np.int64)
+        last[whose] = found.change_records[changes]
+        self._commits.update(zip(owners.tolist(), last.tolist(), strict=True))
+        self._record = int(found.records[end - 1])
+        return True
+
+    def _inode(self, ino: int, mode: int, row: int) -> None:
+        inode = self.namespace.inodes.get(ino)
         if inode is None:
-            inode = Inode(op.ino, op.mode, op.uid, op.gid, rdev=op.rdev, flags=op.flags)
+            inode = Inode(ino, mode, 0, 0)
             if inode.kind is FileKind.FILE:
-                inode.live = FileMap(self.engine, owner=op.ino)
+                inode.live = FileMap(self.engine, owner=ino)
             self.namespace.add(inode)
-        elif (inode.mode ^ op.mode) & 0o170000:
+        elif (inode.mode ^ mode) & _TYPE_BITS:
             raise InvalidArgumentError("an inode cannot change its type")
-        inode.mode, inode.uid, inode.gid = op.mode, op.uid, op.gid
-        inode.rdev, inode.flags = op.rdev, op.flags
-        inode.atime_ns, inode.birth_ns = op.atime_ns, op.birth_ns
-        inode.mtime_ns = inode.committed_mtime_ns = op.mtime_ns
-        inode.ctime_ns = inode.committed_ctime_ns = op.ctime_ns
+        self._attributes[ino] = row
+
+    def _content(self, ino: int, *, aside: bool) -> None:
+        inode = self._file(ino)
+        if aside:
+            if inode.aside is None:
+                inode.aside = FileMap(self.engine, owner=ino)
+            self._changes.contents.append(inode.aside)
+        else:
+            self._changes.contents.append(inode.content)
+            self._commits[ino] = self._record
+
+    def _drop(self, inode: Inode) -> None:
+        """The inode goes: its contents last until what waits for them was applied."""
+        self._attributes.pop(inode.ino, None)
+        self._commits.pop(inode.ino, None)
+        self._dropped.extend(c for c in (inode.live, inode.aside) if c is not None)
+        inode.live = inode.aside = None
+
+    def _set_attributes(self, rows: list[tuple[int, ...]]) -> None:
+        inodes = self.namespace.inodes
+        for ino, mode, uid, gid, rdev, flags, _, atime, mtime, ctime, birth in rows:
+            inode = inodes[ino]
+            inode.mode, inode.uid, inode.gid = mode, uid, gid
+            inode.rdev, inode.flags = rdev, flags
+            inode.atime_ns, inode.birth_ns = atime, birth
+            inode.mtime_ns = inode.committed_mtime_ns = mtime
+            inode.ctime_ns = inode.committed_ctime_ns = ctime
+
+    def _set_commits(self, lsns: list[int], times_ns: list[int]) -> None:
+        for ino, record in self._commits.items():
+            inode = self.namespace.inodes[ino]
+            inode.commit_lsn, inode.commit_ns = lsns[record], times_ns[record]
+
+    # --- the rarer operations ---------------------------------------------------------------
 
     def _link(self, op: operations.LinkOperation) -> None:
         inode = self.namespace.get(op.ino)
@@ -101,36 +279,23 @@ class Replayer:
     def _xattr_remove(self, op: operations.XattrRemoveOperation) -> None:
         self.namespace.remove_xattr(self.namespace.get(op.ino), op.name)
 
-    def _extent(self, op: operations.ExtentOperation) -> None:
-        self.engine.define_one(op.id, op.media_offset, op.length, op.first_chunk, op.crcs)
-        self.next_extent_id = max(self.next_extent_id, op.id + 1)
-
-    def _content(self, op: operations.ContentOperation) -> None:
-        inode = self._file(op.ino)
-        if op.aside:
-            if inode.aside is None:
-                inode.aside = FileMap(self.engine, owner=op.ino)
-            target = inode.aside
-        else:
-            target = inode.content
-            inode.commit_lsn, inode.commit_ns = self._lsn, self._time_ns
-        target.replay(op.cut, op.refs, op.size)
-
     def _promote(self, op: operations.PromoteOperation) -> None:
         inode = self._file(op.ino)
         if inode.aside is None:
             raise InvalidArgumentError("there is no version to promote")
-        inode.content.close()
+        self._dropped.append(inode.content)
         inode.live, inode.aside = inode.aside, None
-        inode.commit_lsn, inode.commit_ns = self._lsn, self._time_ns
+        self._commits[op.ino] = self._record
 
     def _aside_drop(self, op: operations.AsideDropOperation) -> None:
         inode = self._file(op.ino)
         if inode.aside is not None:
-            inode.aside.close()
+            self._dropped.append(inode.aside)
             inode.aside = None
 
     def _move(self, op: operations.MoveOperation) -> None:
+        """References move as they are now: all that was to come before must have."""
+        self._changes.flush(self._definitions)
         for ino in op.inos:
             inode = self._file(ino)
             for content in (inode.live, inode.aside):
@@ -144,3 +309,12 @@ class Replayer:
         if inode.live is None:
             raise InvalidArgumentError("not a file")
         return inode
+
+
+def _raise_malformed(batch: RecordBatch, record: int) -> None:
+    """Say what is wrong with a record that operation_columns refused."""
+    offset = int(batch.media_offsets[record])
+    operations.decode(batch.payload(record), int(batch.rows["operation_count"][record]), offset)
+    raise CorruptionError(
+        "malformed journal record", structure="journal record", media_offset=offset
+    )

@@ -12,7 +12,13 @@ import numpy.typing as npt
 import pytest
 
 from cxlfs.errors import CorruptionError, InvariantError
-from cxlfs.native.extents import EXTENT_INFO_DTYPE, REF_DTYPE, Engine, FileMap
+from cxlfs.native.extents import (
+    CHANGE_DTYPE,
+    EXTENT_INFO_DTYPE,
+    REF_DTYPE,
+    Engine,
+    FileMap,
+)
 from tests.native.test_extent_writes import refs_of
 from tests.support.extents import (
     CHUNK_BYTES,
@@ -335,3 +341,95 @@ def try_reading(content: FileMap) -> None:
     for offset in range(0, content.size, 20_000):
         with contextlib.suppress(CorruptionError):
             content.read(offset, 20_000)
+
+
+# --- a row of records -----------------------------------------------------------------------------
+
+NEW: list[Info] = [(20 + i, START + 300_000 + 64 * i, 50, i, 0, 1) for i in range(6)]
+SUMS = crcs_of([10, 11, 12, 13, 14, 15]).tobytes()
+
+
+def changes_of(rows: list[tuple[int, int, int, int, int]]) -> npt.NDArray[np.void]:
+    return np.array(rows, dtype=CHANGE_DTYPE)
+
+
+def test_replay_keeps_the_order(place: Room) -> None:
+    """Every change sees the definitions before it, and none behind it."""
+    content, other = (FileMap(place.engine, owner=i) for i in (1, 2))
+    refs = refs_from([(0, 50, 20, 0), (50, 10, 22, 0), (0, 5, 21, 0)])
+    data = SUMS + refs.tobytes()
+    changes = changes_of([(0, 50, 24, 1, 1), (50, 60, 56, 1, 3), (0, 5, 88, 1, 3)])
+    maps = [content, content, other]
+    assert place.engine.replay(infos_of(NEW), changes, maps, data) is None
+    assert content.export(0, 99).tolist() == [(0, 50, 20, 0), (50, 10, 22, 0)]
+    assert other.export(0, 99).tolist() == [(0, 5, 21, 0)]
+    assert (content.size, other.size) == (60, 5)
+    assert {info[0] for info in NEW} < set(place.engine.list()["id"].tolist())
+    assert not content.is_dirty
+
+
+@pytest.mark.parametrize("stop", range(3))
+def test_replay_stops_where_a_definition_comes_too_late(place: Room, stop: int) -> None:
+    content = FileMap(place.engine, owner=1)
+    refs = refs_from([(0, 50, 20, 0), (0, 40, 21, 0), (0, 30, 22, 0)])
+    before = [1, 2, 3]
+    before[stop] = stop
+    rows = [(0, 50 - 10 * i, 24 + 32 * i, 1, before[i]) for i in range(3)]
+    found = place.engine.replay(
+        infos_of(NEW), changes_of(rows), [content] * 3, SUMS + refs.tobytes()
+    )
+    assert found is not None
+    assert (found.definition, found.change) == (None, stop)
+    assert content.size == (0, 50, 40)[stop]
+
+
+def test_replay_stops_at_an_impossible_definition(place: Room) -> None:
+    content = FileMap(place.engine, owner=1)
+    for wrong in ((23, 5, 50, 3, 0, 1), (23, START + 400_000, 50, 6, 0, 1), (7, START, 9, 0, 0, 1)):
+        infos = infos_of([*NEW[:3], wrong, *NEW[4:]])
+        changes = changes_of([(0, 9, 0, 0, 1), (0, 99, 0, 0, 5)])
+        found = place.engine.replay(infos, changes, [content] * 2, SUMS)
+        assert found is not None
+        assert (found.definition, found.change) == (3, None)
+        assert content.size == 9
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (0, 50, 1, 1, 1),  # not aligned
+        (0, 50, 32, 1, 1),  # leaves the data
+        (0, 50, 24, 2, 1),
+        (0, 50, MOST & ~7, 1, 1),
+        (0, 50, 24, MOST, 1),
+        (0, 50, 24, 1 << 59, 1),
+        (1 << 63, 50, 24, 1, 1),
+        (0, 1 << 63, 24, 1, 1),
+    ],
+)
+def test_replay_refuses_impossible_numbers(
+    place: Room, change: tuple[int, int, int, int, int]
+) -> None:
+    content = FileMap(place.engine, owner=1)
+    data = SUMS + refs_from([(0, 50, 20, 0)]).tobytes()
+    found = place.engine.replay(infos_of(NEW), changes_of([change]), [content], data)
+    assert found is not None
+    assert (found.definition, found.change) == (None, 0)
+    assert content.size == content.ref_count == 0
+
+
+def test_replay_refuses_what_is_closed(place: Room) -> None:
+    content = FileMap(place.engine, owner=1)
+    content.close()
+    with pytest.raises(InvariantError):
+        place.engine.replay(infos_of([]), changes_of([(0, 0, 0, 0, 0)]), [content], b"")
+    with pytest.raises(InvariantError):
+        place.engine.replay(infos_of([]), changes_of([(0, 0, 0, 0, 0)]), [], b"")
+
+
+def test_closed_with_definitions_that_nothing_refers_to(place: Room) -> None:
+    """As after a replay that broke off: far more than the table is shrunk for on the way."""
+    rows: list[Info] = [(i, START + 64 * i, 64, i - 10, 0, 1) for i in range(10, 8000)]
+    engine = place.another_engine()
+    engine.define(infos_of(rows), crcs_of(list(range(8000))))
+    engine.close()

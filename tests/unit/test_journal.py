@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from cxlfs import journal, journal_reader, layout, segments, superblock
 from cxlfs.errors import InvariantError
 from cxlfs.media import Granularity, MemoryMedia
+from cxlfs.native import crc32c
 from tests.support.stores import format_small
 
 HEADER = segments.SegmentHeader(
@@ -54,6 +56,15 @@ class Bench:
             offset = self.block.segment_offset(index) + position
             byte = self.media.read(offset, 1)[0] ^ value
             self.media.store(offset, bytes([byte]))
+
+
+@pytest.fixture(autouse=True, params=[None, 256])
+def window_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything once more with windows that hold a record or two."""
+    if request.param is not None:
+        for name in ("_WINDOW_BYTES_FIRST", "_WINDOW_BYTES_MAX", "_RECORD_BYTES"):
+            monkeypatch.setattr(journal_reader, name, request.param)
+        monkeypatch.setattr(journal_reader, "_LOOK_AHEAD_BYTES", request.param)
 
 
 @pytest.fixture
@@ -202,6 +213,61 @@ def test_record_at_the_end_of_the_segment() -> None:
     assert len(records) == 120
     assert scan.end == 65536
     bench.media.close()
+
+
+def test_payload_that_looks_like_a_record(bench: Bench) -> None:
+    """Bytes that a user chose, at a place where the next record could begin."""
+    first = bench.block.segment_offset(10) + layout.SEGMENT_HEADER_BYTES
+    header = bench.media.read(first, 64)
+    bench.fill([header * 3, b"a" * 8, bench.media.read(first + 64, 64) * 9, b"b" * 8])
+    records, scan = bench.read()
+    assert [record.lsn for record in records] == list(range(100, 109))
+    assert scan.lost_lsn is None
+
+
+def test_many_records_behind_a_damaged_one(bench: Bench) -> None:
+    payloads = [b"%08d" % number for number in range(300)]
+    bench.fill(payloads)
+    for start in bench.ends[4:300:50]:
+        bench.spoil(start + 70, (10,))
+    reader = journal_reader.SegmentReader(bench.media, bench.block, HEADER, expected_lsn=100)
+    batches = list(reader.batches())
+    records = [record for batch in batches for record in batch]
+    assert [record.payload for record in records] == PAYLOADS + payloads
+    assert reader.scan.mirror_used == 6
+    for batch in batches:
+        for record in batch:
+            data = bench.media.read(record.media_offset, record.length)
+            assert record.lsn == int.from_bytes(data[16:24], "little")
+            assert record.copy_number == (record.media_offset > bench.block.segment_offset(20))
+
+
+def test_forged_headers_are_not_summed_for_ever(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each claims the rest of the segment as its payload, and to prove that a record is missing."""
+    seed = segments.record_seed(HEADER.nonce, HEADER.epoch, bench.block.uuid)
+    size = bench.block.segment_size_bytes
+    for position in range(bench.ends[-1] + 64, size, 64):
+        row = np.zeros(1, dtype=layout.RECORD_DTYPE)
+        row["magic"], row["type"] = layout.RECORD_MAGIC, layout.RECORD_TRANSACTION
+        row["length"] = size - position
+        row["lsn"], row["fenced_lsn"] = 1000 + position, 999
+        row["epoch"] = HEADER.epoch
+        row["crc"] = crc32c(row.tobytes()[:60], seed)
+        bench.media.store(bench.block.segment_offset(10) + position, row.tobytes())
+    summed = 0
+
+    def counting(data: bytes, start: int = 0) -> int:
+        nonlocal summed
+        summed += len(data)
+        return crc32c(data, start)
+
+    monkeypatch.setattr(journal_reader, "crc32c", counting)
+    records, scan = bench.read()
+    assert len(records) == len(PAYLOADS)
+    assert scan.lost_lsn == 105
+    assert summed < 12 * size
 
 
 def test_header_from_either_copy(bench: Bench) -> None:
