@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,11 @@ _INODE = packer(layout.IMAGE_INODE_DTYPE)
 _NAME = packer(layout.IMAGE_NAME_DTYPE)
 _XATTR = packer(layout.IMAGE_XATTR_DTYPE)
 _SUMMED_BYTES = layout.IMAGE_DTYPE.itemsize - 4
+_INODE_COLUMNS = (
+    *("ino", "mode", "uid", "gid", "rdev", "flags"),
+    *("atime_ns", "mtime_ns", "ctime_ns", "birth_ns", "commit_lsn", "commit_ns"),
+)
+"""What an Inode is made of, in its order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -247,7 +253,8 @@ def load(
     _load_inodes(namespace, rows, info)
     _load_content(namespace, engine, rows, refs)
     _load_names(namespace, sections)
-    _load_strings(namespace, sections)
+    links = int(((rows["mode"] & 0o170000) == 0o120000).sum())
+    _load_strings(namespace, sections, links)
     root = namespace.inodes.get(ROOT_INO)
     if root is None or root.entries is None:
         raise _damage("there is no root directory")
@@ -257,22 +264,15 @@ def load(
 
 
 def _load_inodes(namespace: Namespace, rows: npt.NDArray[np.void], info: ImageInfo) -> None:
-    inodes = namespace.inodes
     flags_known = layout.INODE_FLAGS_KNOWN | layout.INODE_ASIDE
-    for row in rows.tolist():
-        (ino, mode, uid, gid, rdev, flags, _, atime, mtime, ctime, birth, lsn, commit_ns) = row[:13]
-        inode = Inode(ino, mode, uid, gid, rdev=rdev, flags=flags & ~layout.INODE_ASIDE)
-        inode.atime_ns = atime
-        inode.mtime_ns = inode.committed_mtime_ns = mtime
-        inode.ctime_ns = inode.committed_ctime_ns = ctime
-        inode.birth_ns = birth
-        inode.commit_lsn = lsn
-        inode.commit_ns = commit_ns
-        _require(not flags & ~flags_known, "unknown inode flags")
-        inodes[ino] = inode
+    _require(not (rows["flags"] & ~np.uint32(flags_known)).any(), "unknown inode flags")
+    columns = {name: rows[name].tolist() for name in _INODE_COLUMNS}
+    columns["flags"] = (rows["flags"] & ~np.uint32(layout.INODE_ASIDE)).tolist()
+    inos = columns["ino"]
+    inodes = namespace.inodes
+    inodes.update(zip(inos, map(Inode, *columns.values()), strict=True))
     _require(len(inodes) == len(rows) and 0 not in inodes, "an inode number appears twice")
-    if len(rows):
-        _require(int(rows["ino"].max()) < info.next_ino, "inode number beyond the counter")
+    _require(max(inos, default=0) < info.next_ino, "inode number beyond the counter")
 
 
 def _load_content(
@@ -320,38 +320,74 @@ def _load_content(
 
 def _load_names(namespace: Namespace, sections: dict[int, bytes]) -> None:
     rows = np.frombuffer(sections[layout.SECTION_NAMES], dtype=layout.IMAGE_NAME_DTYPE)
-    strings = sections[layout.SECTION_STRINGS]
-    ends = rows["name_offset"] + rows["name_bytes"]
-    _require(
-        not (rows["name_offset"] > len(strings)).any() and not (ends > len(strings)).any(),
-        "a name lies outside the string section",
-    )
+    names = _names(rows, sections[layout.SECTION_STRINGS])
     inodes = namespace.inodes
-    parents, children = rows["parent"].tolist(), rows["ino"].tolist()
-    for parent, ino, start, end in zip(
-        parents, children, rows["name_offset"].tolist(), ends.tolist(), strict=True
-    ):
-        name = strings[start:end]
-        directory, inode = inodes.get(parent), inodes.get(ino)
-        if directory is None or inode is None or directory.entries is None:
-            raise _damage("a name without its directory or its inode")
-        if not 0 < len(name) <= layout.NAME_BYTES_MAX or b"/" in name or b"\0" in name:
-            raise _damage("an impossible name")
-        if name in directory.entries or name in (b".", b".."):
-            raise _damage("a name appears twice")
-        directory.entries[name] = ino
-        inode.links += 1
-        inode.parent = parent
-        if inode.entries is not None:
-            directory.subdirectories += 1
-            _require(inode.links == 1 and ino != ROOT_INO, "a directory has two names")
+    parents, children = rows["parent"], rows["ino"].tolist()
+    borders = np.flatnonzero(parents[1:] != parents[:-1]) + 1
+    directories: list[Inode] = []
+    for first, end in itertools.pairwise([0, *borders.tolist(), len(rows)]):
+        if first == end:
+            break
+        directory = inodes.get(int(parents[first]))
+        if directory is None or directory.entries is None:
+            raise _damage("a name without its directory")
+        before = len(directory.entries)
+        directory.entries.update(zip(names[first:end], children[first:end], strict=True))
+        _require(len(directory.entries) == before + end - first, "a name appears twice")
+        parent = directory.ino
+        for ino in children[first:end]:
+            inode = inodes.get(ino)
+            if inode is None:
+                raise _damage("a name without its inode")
+            inode.links += 1
+            inode.parent = parent
+            if inode.entries is not None:
+                directory.subdirectories += 1
+                directories.append(inode)
+                _require(inode.links == 1 and ino != ROOT_INO, "a directory has two names")
     namespace.name_bytes += int(rows["name_bytes"].sum())
     namespace.string_items += len(rows)
     nameless = sum(1 for inode in inodes.values() if not inode.links)
     _require(nameless <= 1, "an inode has no name")
+    _check_tree(namespace, directories)
 
 
-def _load_strings(namespace: Namespace, sections: dict[int, bytes]) -> None:
+def _names(rows: npt.NDArray[np.void], strings: bytes) -> list[bytes]:
+    """The name of each row; raises CorruptionError when one is impossible."""
+    starts, lengths = rows["name_offset"], rows["name_bytes"]
+    ends = starts + lengths
+    _require(
+        not (starts > len(strings)).any() and not (ends > len(strings)).any(),
+        "a name lies outside the string section",
+    )
+    possible = (lengths > 0) & (lengths <= layout.NAME_BYTES_MAX)
+    _require(possible.all(), "an impossible name")
+    names = [strings[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    # One look at all of them finds what none may hold.
+    together = b"".join(names)
+    wrong = b"/" in together or b"\0" in together or b"." in names or b".." in names
+    _require(not wrong, "an impossible name")
+    return names
+
+
+def _check_tree(namespace: Namespace, directories: list[Inode]) -> None:
+    """Every directory, which has one name, lies below the root directory: none above itself.
+
+    No verb makes a loop, and none would hang on one, but what hangs on it could never be reached.
+    """
+    inodes = namespace.inodes
+    reached: set[int] = {ROOT_INO}
+    for directory in directories:
+        way: set[int] = set()
+        ino: int = directory.ino
+        while ino not in reached:
+            _require(ino not in way, "the directories form a loop")
+            way.add(ino)
+            ino = inodes[ino].parent
+        reached |= way
+
+
+def _load_strings(namespace: Namespace, sections: dict[int, bytes], link_count: int) -> None:
     strings = sections[layout.SECTION_STRINGS]
     for kind in (layout.SECTION_XATTRS, layout.SECTION_SYMLINKS):
         rows = np.frombuffer(sections[kind], dtype=layout.IMAGE_XATTR_DTYPE)
@@ -369,5 +405,5 @@ def _load_strings(namespace: Namespace, sections: dict[int, bytes]) -> None:
                 name = strings[start:middle]
                 _require(0 < len(name) <= layout.XATTR_NAME_BYTES_MAX, "a bad attribute name")
                 namespace.set_xattr(inode, name, value)
-    links = (i for i in namespace.inodes.values() if i.kind is FileKind.SYMLINK)
-    _require(all(link.target for link in links), "a symbolic link without target")
+    # Each of them is of another symbolic link.
+    _require(len(rows) == link_count, "a symbolic link without target")

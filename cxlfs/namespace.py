@@ -58,6 +58,9 @@ _KINDS = {
 }
 
 
+_DIRECTORY = FileKind.DIRECTORY  # looked up in its class it takes as long as ten fields
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attributes:
     """What stat tells; times in ns since the epoch, ``mode`` with the type bits."""
@@ -127,23 +130,44 @@ class Inode:
         "xattrs",  # dict or None when there are none
     )
 
-    def __init__(
-        self, ino: int, mode: int, uid: int, gid: int, *, rdev: int = 0, flags: int = 0
+    def __init__(  # noqa: PLR0917 - by position, see below
+        self,
+        ino: int,
+        mode: int,
+        uid: int,
+        gid: int,
+        rdev: int = 0,
+        flags: int = 0,
+        atime_ns: int = 0,
+        mtime_ns: int = 0,
+        ctime_ns: int = 0,
+        birth_ns: int = 0,
+        commit_lsn: int = 0,
+        commit_ns: int = 0,
     ) -> None:
+        """The order is that of the columns of an image: by position 10 000 are made in 8 ms, by
+        name in 18. Raises CorruptionError when ``mode`` names no type.
+        """
+        kind = _KINDS.get(mode & 0o170000)
+        if kind is None:
+            raise CorruptionError(f"no such file type: mode {mode:#o}", structure="inode")
         self.ino = ino
         self.mode = mode
-        self.kind = kind_of(mode)
+        self.kind = kind
         self.uid = uid
         self.gid = gid
         self.rdev = rdev
         self.flags = flags
-        self.atime_ns = self.mtime_ns = self.ctime_ns = self.birth_ns = 0
-        self.committed_mtime_ns = self.committed_ctime_ns = 0
-        self.commit_lsn = self.commit_ns = 0
+        self.atime_ns = atime_ns
+        self.mtime_ns = self.committed_mtime_ns = mtime_ns
+        self.ctime_ns = self.committed_ctime_ns = ctime_ns
+        self.birth_ns = birth_ns
+        self.commit_lsn = commit_lsn
+        self.commit_ns = commit_ns
         self.links = self.subdirectories = self.pins = self.handles = 0
         self.parent = 0
         self.name = b""
-        self.entries: dict[bytes, int] | None = {} if self.kind is FileKind.DIRECTORY else None
+        self.entries: dict[bytes, int] | None = {} if kind is _DIRECTORY else None
         self.target = b""
         self.xattrs: dict[bytes, bytes] | None = None
         self.live: FileMap | None = None
@@ -254,14 +278,6 @@ def entries_of(directory: Inode) -> dict[bytes, int]:
     if directory.entries is None:
         raise InvariantError("only directories have entries")
     return directory.entries
-
-
-def kind_of(mode: int) -> FileKind:
-    """The kind that st_mode names; raises CorruptionError for none."""
-    kind = _KINDS.get(stat.S_IFMT(mode))
-    if kind is None:
-        raise CorruptionError(f"no such file type: mode {mode:#o}", structure="inode")
-    return kind
 
 
 class Namespace:
