@@ -119,7 +119,7 @@ typedef struct {
 } cxl_extent_info;
 
 typedef struct {
-    int32_t error;           /* 0, -EIO (media fault), -EBADMSG (checksum) */
+    int32_t error;           /* 0, -EIO (media fault), -EBADMSG (checksum), -EREMOTEIO (a fence failed) */
     uint32_t chunk;
     uint64_t file_offset;    /* where in the file the first damaged piece begins */
     uint64_t length;         /* of that piece */
@@ -270,7 +270,7 @@ typedef struct {
     cxl_extent_info *extents; /* every extent the refs name whose definition is new or longer than published */
     uint32_t *crcs;
 } cxl_delta;
-int cxl_map_take_delta(cxl_map *map, cxl_delta **out);
+int cxl_map_take_delta(cxl_map *map, cxl_delta **out);   /* -EIO, or -EREMOTEIO when a fence failed */
 /* After the record is durable: the extents count as published; target (may be NULL, may be another map or the
  * same, which has the content already) gets cut, refs and size. Frees the delta; on -ENOMEM nothing has
  * changed and it may be applied again. */

@@ -199,8 +199,8 @@ static int pad_lease(cxl_map *map)
     int result = append_begin(engine, x, 0, &state, &fault);
     if (result == 0)
         result = append_bytes(engine, x, &state, zeros, padding, &fault);
-    if (result == 0 && engine->fenced_writes)
-        result = cxl_media_fence(engine->media);
+    if (result == 0)
+        result = append_fence(engine);
     if (result == 0)
         append_commit(engine, x, &state);
     return result;

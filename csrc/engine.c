@@ -286,8 +286,11 @@ int cxl_engine_copy_extent(cxl_engine *engine, uint64_t source_id, uint64_t sour
         result = append_begin(engine, target, padding, &state, fault);
     if (result == 0)
         result = copy_checked(engine, source, source_offset, length, target, &state, fault);
-    if (result == 0 && engine->fenced_writes)
-        result = cxl_media_fence(engine->media);
+    if (result == 0) {
+        int fenced = append_fence(engine);
+        fault->error = fenced;
+        result = fenced == -EREMOTEIO ? -EIO : fenced;
+    }
     if (result == 0)
         append_commit(engine, target, &state);
     unused(engine, target);

@@ -146,6 +146,9 @@ typedef struct {
 } append_state;
 
 uint32_t chunk_seed(uint64_t id, uint64_t chunk);
+/* LINE, BYTE: what this thread appended is durable then. -EREMOTEIO when that failed: unlike -EIO it
+ * says nothing of one range, but that nobody knows what of all that was stored survives. */
+int append_fence(cxl_engine *engine);
 /* Bytes of padding that an append must put first, because published bytes end off alignment. */
 uint64_t append_padding(cxl_engine *engine, extent *x);
 /* Room for data in an open extent after that padding. */

@@ -96,6 +96,12 @@ int append_bytes(cxl_engine *engine, extent *x, append_state *state, const void 
     return 0;
 }
 
+int append_fence(cxl_engine *engine)
+{
+    int result = engine->fenced_writes ? cxl_media_fence(engine->media) : 0;
+    return result == -EIO ? -EREMOTEIO : result;
+}
+
 void append_commit(cxl_engine *engine, extent *x, const append_state *state)
 {
     uint64_t more = chunks_of(engine, state->offset) - chunks_of(engine, x->length);

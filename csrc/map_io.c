@@ -229,13 +229,14 @@ static int write_planned(cxl_map *map, const write_plan *plan, cxl_fault *fault)
     int result = append_begin(engine, x, plan->padding, &state, fault);
     if (result == 0)
         result = append_bytes(engine, x, &state, plan->bytes, length, fault);
-    if (result == 0 && engine->fenced_writes) {
-        result = cxl_media_fence(engine->media);
-        if (result != 0)
+    if (result == 0) {
+        int fenced = append_fence(engine);
+        if (fenced != 0)
             *fault = (cxl_fault){
-                .error = result, .extent_id = x->id, .length = length,
+                .error = fenced, .extent_id = x->id, .length = length,
                 .media_offset = x->media_offset + state.start,
             };
+        result = fenced == -EREMOTEIO ? -EIO : fenced;
     }
     fault->file_offset = plan->start;
     if (result != 0)

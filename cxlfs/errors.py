@@ -73,11 +73,16 @@ class MediaError(CxlfsError):
         *,
         offset: int | None = None,
         length: int | None = None,
+        not_durable: bool = False,
         next_step: str | None = None,
     ) -> None:
+        """``not_durable``: a write-back or a fence failed, so that nobody knows what of all that
+        was stored survives. Otherwise the range named is all that is concerned.
+        """
         super().__init__(message, next_step=next_step)
         self.offset = offset
         self.length = length
+        self.not_durable = not_durable
 
 
 class NotPersistentError(MediaError):

@@ -66,6 +66,10 @@ CHANGE_DTYPE = np.dtype(
 CRC_DTYPE = np.dtype("u4")
 
 
+NOT_DURABLE = -errno.EREMOTEIO
+"""What C says instead of -EIO when a fence failed."""
+
+
 class Scratch(threading.local):
     """Out parameters of the hot calls, for each thread."""
 
@@ -126,6 +130,7 @@ def data_failure(code: int, verb: str, fault: Any) -> CxlfsError | InvariantErro
             f"at media offset {found.media_offset}",
             offset=found.media_offset,
             length=found.length,
+            not_durable=fault.error == NOT_DURABLE,
         )
     error.fault = found
     return error

@@ -29,6 +29,7 @@ from cxlfs.errors import (
 from cxlfs.native.extent_calls import (
     CRC_DTYPE,
     EXTENT_INFO_DTYPE,
+    NOT_DURABLE,
     REF_DTYPE,
     Rows,
     bad_input,
@@ -343,8 +344,10 @@ class FileMap:
         """
         out = ffi.new("cxl_delta **")
         code = lib.cxl_map_take_delta(self.handle, out)
-        if code == -errno.EIO:
-            raise MediaError("the end of the open extent could not be padded")
+        if code in (-errno.EIO, NOT_DURABLE):
+            raise MediaError(
+                "the end of the open extent could not be padded", not_durable=code == NOT_DURABLE
+            )
         if code != 0:
             raise failure(code, "take a delta")
         return Delta(self, out[0])

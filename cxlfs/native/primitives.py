@@ -319,7 +319,7 @@ class MappedRegion:
         self._check_range(offset, length)
         code = lib.cxl_media_write_back(self.handle, offset, length)
         if code != 0:
-            self._raise_error(code, "written back", offset, length)
+            self._raise_error(code, "written back", offset, length, not_durable=True)
 
     def fence(self) -> None:
         """Complete what this thread wrote back or copied (PAGE: what any thread did).
@@ -329,7 +329,7 @@ class MappedRegion:
         """
         code = lib.cxl_media_fence(self.handle)
         if code != 0:
-            self._raise_error(code, "made durable", 0, self.size_bytes)
+            self._raise_error(code, "made durable", 0, self.size_bytes, not_durable=True)
 
     def persist(self, offset: int, length: int) -> None:
         """:meth:`write_back` and :meth:`fence`."""
@@ -375,7 +375,14 @@ class MappedRegion:
             )
 
     def _raise_error(
-        self, code: int, verb: str, offset: int, length: int, *, fault_offset: int | None = None
+        self,
+        code: int,
+        verb: str,
+        offset: int,
+        length: int,
+        *,
+        fault_offset: int | None = None,
+        not_durable: bool = False,
     ) -> None:
         """The error of a failed call; with ``fault_offset`` it names the byte that faulted."""
         if code == -errno.EROFS:
@@ -389,4 +396,9 @@ class MappedRegion:
             text += f" (fault at {fault_offset})"
             offset, length = fault_offset, offset + length - fault_offset
         reason = self.describe_fault()
-        raise MediaError(f"{text}: {reason}" if reason else text, offset=offset, length=length)
+        raise MediaError(
+            f"{text}: {reason}" if reason else text,
+            offset=offset,
+            length=length,
+            not_durable=not_durable,
+        )

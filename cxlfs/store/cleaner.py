@@ -135,6 +135,7 @@ class Cleaner:
             for batch in self._batches(_ranges(refs)):
                 self._move(batch)
         except (CorruptionError, MediaError) as error:
+            self.volume.watch(error)
             if self.volume.read_only:
                 raise
             self.unmovable.add(index)

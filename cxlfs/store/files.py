@@ -8,7 +8,8 @@ Invariants
 - A handle that truncated the file makes an atomic overwrite, until it was flushed without having
   written (shell redirection), or somebody who did not truncate writes too: then it is ordinary.
 - A killed writer of an atomic overwrite that nobody else goes on with brings the old content back
-  when its handle is released; a new file that it leaves is committed, marked incomplete.
+  when the last handle is released; a new file that it leaves is committed, marked incomplete. To go
+  on is to write: who only opened the file too, or truncated it before, publishes nothing of it.
 - No byte of file data is looked at by Python: buffers go to and from the engine as they are.
 """
 
@@ -130,15 +131,16 @@ class Files:
         if not isinstance(version, Version) and not inode.uncommitted:
             return
         failed = self.versions.error_of(inode)
+        killed = handle.killed or _left_by_killed(inode, handle)
         if isinstance(version, Version) and version.atomic and not inode.uncommitted:
-            if handle.killed:
+            if killed:
                 self.versions.revert(inode, "the writer was killed")
                 return
             if failed is not None:
                 self.versions.revert(inode, f"a write failed ({failed.message})")
                 return
         new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
-        incomplete = new and (handle.killed or failed is not None)
+        incomplete = new and (killed or failed is not None)
         self.versions.publish(inode, incomplete=incomplete)
 
     def truncate_to_nothing(self, inode: Inode, handle: Handle | None) -> None:
@@ -277,6 +279,7 @@ class Files:
             self.volume.event(
                 "media-error", error.message, ino=inode.ino, media_offset=error.offset
             )
+        self.volume.watch(error)
 
     # --- a data plane that writes by itself ---------------------------------------------------
 
@@ -348,11 +351,13 @@ class Files:
         if writer_killed:
             handle.inode.stop_writes()  # whoever writes after this counts as alive
             handle.killed = True
+            if isinstance(handle.inode.version, Version) and (handle.wrote or handle.truncated):
+                handle.inode.version.killed = True
             return
         handle.killed = False
         if handle.truncated and not handle.wrote:
             handle.ordinary = True
-        self._publish_checked(handle.inode)
+        self._publish_checked(handle)
 
     def fsync(self, handle_id: int) -> None:
         """Publish durably; raises as flush."""
@@ -360,15 +365,15 @@ class Files:
         if not handle.writable:
             self.volume.fence() if not self.volume.read_only else None
             return
-        self._publish_checked(handle.inode)
+        self._publish_checked(handle)
 
-    def _publish_checked(self, inode: Inode) -> None:
+    def _publish_checked(self, handle: Handle) -> None:
+        inode = handle.inode
         error = self.versions.error_of(inode)
         if error is not None:
             raise error
-        if inode.links == 0:
-            return
-        self.versions.publish(inode, incomplete=False)
+        if inode.links and not _left_by_killed(inode, handle):
+            self.versions.publish(inode, incomplete=False)
 
     def commit_old_versions(self, *, older_than: float) -> bool:
         """Periodic commit of what has been open for long; True when there was something to do.
@@ -417,6 +422,14 @@ class Files:
     @property
     def open_count(self) -> int:
         return len(self._handles)
+
+
+def _left_by_killed(inode: Inode, handle: Handle) -> bool:
+    """What is not committed is a killed writer's, and ``handle`` has nothing to do with it."""
+    version = inode.version
+    if not isinstance(version, Version) or not version.killed or handle.wrote:
+        return False
+    return not handle.truncated or inode.content.size > 0
 
 
 def _is_atomic(inode: Inode) -> bool:

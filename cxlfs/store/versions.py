@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cxlfs import layout
-from cxlfs.errors import CxlfsError, InvariantError, NoSpaceError, invariant
+from cxlfs.errors import CxlfsError, InvariantError, MediaError, NoSpaceError, invariant
 from cxlfs.native.maps import Delta, FileMap
 from cxlfs.operations import (
     AsideDropOperation,
@@ -64,12 +64,14 @@ class Version:
     """Live content that is not committed.
 
     ``atomic``: an overwrite; the previous content comes back unless it is published.
-    ``staged``: ``inode.aside`` holds what the periodic commit has made durable of it.
+    ``staged``: ``inode.aside`` holds what the periodic commit has made durable of it. ``killed``: a
+    writer was killed; who has written nothing does not publish what that one left.
     """
 
     atomic: bool
     began_monotonic: float
     staged: bool = False
+    killed: bool = False
     lease_bytes: int = LEASE_BYTES_MIN
     failed: list[FailedRange] = dataclasses.field(default_factory=list)
 
@@ -180,6 +182,7 @@ class Versions:
             old_live.truncate(0)
             if isinstance(version, Version):
                 version.cut(0)
+                version.killed = False
                 return version
             return self._new(inode, atomic=False, now=now)
         self.close_leases(old_live)
@@ -191,6 +194,7 @@ class Versions:
         if isinstance(version, Version):
             version.failed.clear()
             version.atomic = atomic
+            version.killed = False
             return version
         return self._new(inode, atomic=atomic, now=now)
 
@@ -275,13 +279,13 @@ class Versions:
         self.volume.require_writable()
         if not isinstance(version, Version):
             version = self._new(inode, atomic=False, now=0.0)
-        delta = inode.content.take_delta()
+        delta = self._take_delta(inode.content)
         if not self._fits(delta):
             delta.cancel(inode.content)
             if inode.uncommitted:
                 self._commit_name(inode)
             self.stage(inode)
-            delta = inode.content.take_delta()
+            delta = self._take_delta(inode.content)
         ops: list[Operation] = [
             inode.operation(flags=flags, mtime_ns=inode.mtime_ns, ctime_ns=inode.ctime_ns)
         ]
@@ -298,6 +302,13 @@ class Versions:
         elif inode.aside is not None and not incomplete:
             ops.append(AsideDropOperation(inode.ino))
         return Prepared(self, inode, delta, ops, flags)
+
+    def _take_delta(self, content: FileMap) -> Delta:
+        try:
+            return content.take_delta()
+        except MediaError as error:
+            self.volume.watch(error)
+            raise
 
     def publish(self, inode: Inode, *, incomplete: bool) -> None:
         """Make the live content the committed one. Durable when it returns."""
@@ -363,7 +374,7 @@ class Versions:
         self.volume.require_writable()
         inode.stop_writes()
         live = inode.content
-        delta = live.take_delta()
+        delta = self._take_delta(live)
         try:
             self.fence_data()
             if version.staged:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from cxlfs import image, journal, layout, operations, roots, segments
 from cxlfs.errors import (
+    CxlfsError,
     InvariantError,
     LimitError,
     MediaError,
@@ -164,6 +165,11 @@ class Volume:
     def require_writable(self) -> None:
         if self.read_only_reason is not None:
             raise ReadOnlyError(f"the store is read-only: {self.read_only_reason}")
+
+    def watch(self, error: CxlfsError) -> None:
+        """Outside :meth:`writing`: a failed copy concerns its range, a failed fence everything."""
+        if isinstance(error, MediaError) and error.not_durable:
+            self.stop_writing(f"the media failed: {error.message}")
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Callable
@@ -247,6 +248,91 @@ def test_close_is_idempotent_and_final(store: Store) -> None:
     store.close()
     store.abandon()
     assert Store.open(store.media).recovery.clean
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FENCE, FaultKind.WRITE_BACK])
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_failed_fence_under_a_write_stops_writing(shop: Shop, kind: FaultKind, nth: int) -> None:
+    """Line granularity: also where the engine fences, and where a segment is taken into use."""
+    shop.damaged = True
+    store = shop.new(granularity=Granularity.LINE)
+    ino = write_file(store, 1, b"a", b"durable")
+    handle = store.open_file(ino, os.O_RDWR)
+    set_fault(kind, nth)
+    failed = 0
+    try:
+        for number in range(40):
+            try:
+                store.write(handle, number * 5000, b"x" * 5000)
+            except MediaError:
+                failed += 1
+                break
+            assert not store.read_only
+    finally:
+        set_fault(kind, 0)
+    if failed:
+        assert store.read_only
+        with pytest.raises(ReadOnlyError):
+            store.write(handle, 0, b"again")
+        with pytest.raises(MediaError):
+            store.flush(handle, writer_killed=False)
+        assert any(event.kind == "read-only" for event in shop.events)
+    store.release(handle)
+    assert failed or kind is FaultKind.WRITE_BACK
+    store.close()
+    if failed:
+        assert read_file(shop.reopen(store), ino) == b"durable"
+
+
+def test_failed_copy_fails_its_range_alone(shop: Shop) -> None:
+    """A media fault says nothing about what was stored elsewhere."""
+    store = shop.new(granularity=Granularity.LINE)
+    ino = write_file(store, 1, b"a", b"durable")
+    handle = store.open_file(ino, os.O_RDWR)
+    set_fault(FaultKind.COPY, 1)
+    try:
+        with pytest.raises(MediaError):
+            store.write(handle, 0, b"x" * 5000)
+    finally:
+        set_fault(FaultKind.COPY, 0)
+    assert not store.read_only
+    store.write(handle, 0, b"y" * 5000)
+    close(store, handle)
+    assert read_file(store, ino) == b"y" * 5000
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_failed_fence_of_the_cleaner_stops_writing(shop: Shop, nth: int) -> None:
+    shop.damaged = True
+    store = shop.new(granularity=Granularity.LINE)
+    for number in range(40):
+        write_file(store, 1, b"f%d" % number, b"%d" % number * 3000)
+    for number in range(0, 40, 2):
+        store.unlink(1, b"f%d" % number)
+    ino = store.lookup(1, b"f1").ino
+    set_fault(FaultKind.FENCE, nth)
+    try:
+        with contextlib.suppress(MediaError):
+            store.cleaner._clean_round(0.97)
+    finally:
+        set_fault(FaultKind.FENCE, 0)
+    assert store.read_only
+    assert read_file(store, ino) == b"1" * 3000
+
+
+def test_failed_fence_of_the_padding_stops_writing(shop: Shop) -> None:
+    """What is published ends where no later byte shares its word: the last bytes come at close."""
+    shop.damaged = True
+    store = shop.new(granularity=Granularity.LINE)
+    ino, handle = create(store, b"n", b"x" * 4100)
+    set_fault(FaultKind.FENCE, 1)
+    try:
+        with pytest.raises(MediaError):
+            store.flush(handle, writer_killed=False)
+    finally:
+        set_fault(FaultKind.FENCE, 0)
+    assert store.read_only
+    assert read_file(store, ino) == b"x" * 4100
 
 
 @pytest.mark.parametrize("nth", range(1, 8))

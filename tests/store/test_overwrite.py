@@ -274,6 +274,52 @@ def test_killed_writer_that_another_handle_goes_on_with(store: Store, old: int) 
     assert read_file(store, old) == b"second"
 
 
+@pytest.mark.parametrize("order", ["flush first", "release first"])
+@pytest.mark.parametrize("truncates", [True, False])
+def test_who_wrote_nothing_does_not_publish_what_a_killed_writer_left(
+    shop: Shop, store: Store, old: int, truncates: bool, order: str
+) -> None:
+    """Neither by closing, nor by fsync, nor by being the last."""
+    flags = os.O_RDWR | (os.O_TRUNC if truncates else 0)
+    idle = store.open_file(old, flags)
+    writer = open_for_overwrite(store, b"a", b"half of it" * 300)
+    store.flush(writer, writer_killed=True)
+    if order == "release first":
+        store.release(writer)
+    store.fsync(idle)
+    store.flush(idle, writer_killed=False)
+    if order == "flush first":
+        store.release(writer)
+    store.release(idle)
+    assert read_file(store, old) == b"old" * 3000
+    assert read_file(shop.reopen(store), old) == b"old" * 3000
+
+
+def test_who_truncated_after_the_kill_publishes_nothing_but_that(
+    shop: Shop, store: Store, old: int
+) -> None:
+    writer = open_for_overwrite(store, b"a", b"half of it")
+    store.flush(writer, writer_killed=True)
+    other = store.open_file(old, os.O_WRONLY | os.O_TRUNC)
+    close(store, other)
+    store.release(writer)
+    assert read_file(store, old) == b""
+    assert read_file(shop.reopen(store), old) == b""
+
+
+def test_a_killed_creator_leaves_an_incomplete_file_to_who_only_opened_it(
+    store: Store, shop: Shop
+) -> None:
+    ino, writer = create(store, b"n", b"half of it")
+    idle = store.open_file(ino, os.O_RDWR)
+    close(store, writer, killed=True)
+    close(store, idle)
+    assert store.get_xattr(ino, b"user.cxlfs.state") == b"incomplete"
+    again = shop.reopen(store)
+    assert again.get_xattr(ino, b"user.cxlfs.state") == b"incomplete"
+    assert read_file(again, ino) == b"half of it"
+
+
 def test_a_reader_does_not_keep_a_killed_overwrite(store: Store, old: int) -> None:
     reader = store.open_file(old, os.O_RDONLY)
     close(store, open_for_overwrite(store, b"a", b"new"), killed=True)
