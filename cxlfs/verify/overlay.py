@@ -39,6 +39,9 @@ class _View(Media):
     def read(self, offset: int, length: int) -> bytes:
         return self._viewed.read(offset, length)
 
+    def read_into(self, offset: int, target: Target) -> None:
+        self._viewed.read_into(offset, target)
+
     def crc32c(self, offset: int, length: int, seed: int = 0) -> int:
         return self._viewed.crc32c(offset, length, seed)
 

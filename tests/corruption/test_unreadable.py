@@ -10,6 +10,7 @@ import pytest
 
 from cxlfs.errors import MediaError
 from cxlfs.media import MemoryMedia, open_media
+from cxlfs.native import Target
 from cxlfs.store import Store, StoreOptions
 from cxlfs.verify import ERROR, run_passes
 from cxlfs.verify.repair import apply, plan
@@ -38,6 +39,10 @@ class PoisonedMedia(MemoryMedia):
     def read(self, offset: int, length: int) -> bytes:
         self._refuse(offset, length)
         return super().read(offset, length)
+
+    def read_into(self, offset: int, target: Target) -> None:
+        self._refuse(offset, memoryview(target).nbytes)
+        super().read_into(offset, target)
 
     def crc32c(self, offset: int, length: int, seed: int = 0) -> int:
         self._refuse(offset, length)
