@@ -99,6 +99,13 @@ typedef struct {
     uint64_t capacity;
 } cxl_recorder;
 
+typedef struct {
+    uint64_t first;
+    uint64_t end;
+} dirty_range;
+
+enum { DIRTY_RANGES = 8, DIRTY_GAP = 1 << 20 };
+
 struct cxl_media {
     uint8_t *base;
     uint64_t size;
@@ -106,11 +113,16 @@ struct cxl_media {
     bool read_only;
     bool anonymous;
     cxl_recorder recorder;
-    /* PAGE: what the next fence must msync, as one range, empty when dirty_first >= dirty_end; a
-     * second msync costs another barrier of the device, clean pages in between cost nothing. */
+    /* PAGE: what the next fence must msync: sorted, further apart than DIRTY_GAP, joined where the
+     * gap is smallest when there are more than DIRTY_RANGES. One msync over all of them would save
+     * the barrier of the device that each costs, but wait for every page in between that somebody
+     * else left dirty, above all a daemon that was killed. Measured on ext4 (virtio disk), two pages
+     * in different halves of a file of 512 MiB: 1.17 ms with an msync for each, 1.02 with one over
+     * all, 1.01 with fdatasync, 1.05 with sync_file_range before each; the same when 256 MiB lie
+     * dirty in between: 3 ms, 80, 85. */
     pthread_mutex_t dirty_lock;  /* of the two below */
-    uint64_t dirty_first;
-    uint64_t dirty_end;
+    dirty_range dirty[DIRTY_RANGES + 1];
+    uint32_t dirty_count;
     pthread_mutex_t fence_lock;  /* PAGE: held over msync: a fence waits for the ranges others took */
     atomic_bool failed;          /* PAGE: an msync failed once */
 };

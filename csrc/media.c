@@ -4,11 +4,12 @@
  *
  * Invariants
  * - base is not moved and size does not change while the media lives.
- * - PAGE: every page stored through write_back or copy lies in [dirty_first, dirty_end) until an
+ * - PAGE: every page stored through write_back or copy lies in one of the dirty ranges until an
  *   msync that began later has covered it, or has failed for good.
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -124,14 +125,44 @@ void *cxl_media_base(const cxl_media *media)
 
 /* -------------------------------------------------------------------------- write back */
 
+/* Make one of neighbours with no more than gap between them. */
+static void join_dirty(cxl_media *media, uint64_t gap)
+{
+    dirty_range *list = media->dirty;
+    uint32_t last = 0;
+    for (uint32_t i = 1; i < media->dirty_count; i++) {
+        if (list[i].first <= list[last].end || list[i].first - list[last].end <= gap) {
+            if (list[i].end > list[last].end)
+                list[last].end = list[i].end;
+        } else {
+            list[++last] = list[i];
+        }
+    }
+    media->dirty_count = last + 1;
+}
+
+static uint64_t smallest_gap(const cxl_media *media)
+{
+    uint64_t smallest = UINT64_MAX;
+    for (uint32_t i = 1; i < media->dirty_count; i++) {
+        uint64_t gap = media->dirty[i].first - media->dirty[i - 1].end;
+        if (gap < smallest)
+            smallest = gap;
+    }
+    return smallest;
+}
+
 void cxl_media_remember_dirty(cxl_media *media, uint64_t offset, uint64_t length)
 {
     pthread_mutex_lock(&media->dirty_lock);
-    bool empty = media->dirty_first >= media->dirty_end;
-    if (empty || offset < media->dirty_first)
-        media->dirty_first = offset;
-    if (empty || offset + length > media->dirty_end)
-        media->dirty_end = offset + length;
+    dirty_range *list = media->dirty;
+    uint32_t place = media->dirty_count++;
+    for (; place > 0 && list[place - 1].first > offset; place--)
+        list[place] = list[place - 1];
+    list[place] = (dirty_range){offset, offset + length};
+    join_dirty(media, DIRTY_GAP);
+    if (media->dirty_count > DIRTY_RANGES)
+        join_dirty(media, smallest_gap(media));
     pthread_mutex_unlock(&media->dirty_lock);
 }
 
@@ -190,18 +221,18 @@ static int sync_pages(cxl_media *media, uint64_t first, uint64_t end)
 
 static int fence_pages(cxl_media *media)
 {
-    int result = 0;
+    dirty_range list[DIRTY_RANGES];
     pthread_mutex_lock(&media->fence_lock);
     pthread_mutex_lock(&media->dirty_lock);
-    uint64_t first = media->dirty_first, end = media->dirty_end;
-    media->dirty_first = media->dirty_end = 0;
+    uint32_t count = media->dirty_count;
+    memcpy(list, media->dirty, count * sizeof(list[0]));
+    media->dirty_count = 0;
     pthread_mutex_unlock(&media->dirty_lock);
-    if (atomic_load(&media->failed)) {
-        result = -EIO;
-    } else if (first < end && sync_pages(media, first, end) != 0) {
-        atomic_store(&media->failed, true);
-        result = -EIO;
+    for (uint32_t i = 0; i < count && !atomic_load(&media->failed); i++) {
+        if (sync_pages(media, list[i].first, list[i].end) != 0)
+            atomic_store(&media->failed, true);
     }
+    int result = atomic_load(&media->failed) ? -EIO : 0;
     pthread_mutex_unlock(&media->fence_lock);
     return result;
 }

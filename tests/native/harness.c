@@ -1,5 +1,5 @@
-/* harness.c - what of csrc/ cannot be seen from Python: which bytes a copy writes back, and guards inside
- * guards. Linked with the sources themselves; prints what is wrong and exits 1. */
+/* harness.c - what of csrc/ cannot be seen from Python: which bytes a copy writes back, which pages a fence
+ * makes durable, and guards inside guards. Linked with the sources themselves; prints what is wrong and exits 1. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,8 +126,78 @@ static void check_nested_guards(void)
     CHECK(result == -EIO && fault == 5000, "a guard after a jump over a guard");
 }
 
+/* --------------------------------------------------------------------- which pages a fence msyncs */
+
+enum { FILE_PAGES = 1 << 14, PAGE_BYTES = 4096 };
+
+static bool waiting[FILE_PAGES];       /* stored since the last fence */
+static bool synced[FILE_PAGES];        /* by msync since then */
+static uint8_t *file_base;
+static int msync_calls;
+
+/* In place of the one of libc. */
+int msync(void *address, size_t length, int flags)
+{
+    size_t offset = (size_t)((uint8_t *)address - file_base);
+    CHECK(offset % PAGE_BYTES == 0 && flags == MS_SYNC, "msync of %zu bytes at %zu", length, offset);
+    for (size_t page = offset / PAGE_BYTES; page * PAGE_BYTES < offset + length; page++)
+        synced[page] = true;
+    msync_calls++;
+    return 0;
+}
+
+static void store_somewhere(cxl_media *media, bool copied)
+{
+    static const uint8_t zeros[3 * PAGE_BYTES];
+    uint64_t length = 1 + (uint64_t)rand() % sizeof zeros;
+    uint64_t offset = ((uint64_t)rand() << 8 | (uint64_t)rand() % 256) % (FILE_PAGES * (uint64_t)PAGE_BYTES - length);
+    if (copied) {
+        CHECK(cxl_media_copy(media, offset, zeros, length) == 0, "a copy");
+    } else {
+        CHECK(cxl_media_store(media, offset, zeros, length) == 0, "a store");
+        CHECK(cxl_media_write_back(media, offset, length) == 0, "a write-back");
+    }
+    for (uint64_t page = offset / PAGE_BYTES; page * PAGE_BYTES < offset + length; page++)
+        waiting[page] = true;
+}
+
+static void check_fence(cxl_media *media, int stores)
+{
+    memset(waiting, 0, sizeof waiting);
+    memset(synced, 0, sizeof synced);
+    msync_calls = 0;
+    for (int i = 0; i < stores; i++)
+        store_somewhere(media, rand() % 2);
+    CHECK(cxl_media_fence(media) == 0, "a fence");
+    CHECK(msync_calls <= DIRTY_RANGES, "%d calls of msync", msync_calls);
+    int distance = DIRTY_GAP / PAGE_BYTES + 1;
+    for (int page = 0; page < FILE_PAGES; page++) {
+        CHECK(synced[page] || !waiting[page], "page %d is not durable after a fence", page);
+        bool near = !synced[page] || stores > DIRTY_RANGES;
+        for (int other = page - distance; !near && other <= page + distance; other++)
+            near = other >= 0 && other < FILE_PAGES && waiting[other];
+        CHECK(near, "page %d was synced for nothing", page);
+    }
+}
+
+static void check_fences(void)
+{
+    cxl_media *media;
+    FILE *file = tmpfile();
+    if (ftruncate(fileno(file), FILE_PAGES * (off_t)PAGE_BYTES) != 0)
+        abort();
+    CHECK(cxl_media_map(fileno(file), FILE_PAGES * (uint64_t)PAGE_BYTES, 0, CXL_GRANULARITY_PAGE, &media) == 0,
+          "a file cannot be mapped");
+    file_base = cxl_media_base(media);
+    for (int round = 0; round < 300; round++)
+        check_fence(media, rand() % 20);
+    cxl_media_close(media);
+    fclose(file);
+}
+
 int main(void)
 {
+    check_fences();
     area = aligned_alloc(CXL_LINE, AREA);
     check_nested_guards();
     check_ragged_copies();

@@ -31,7 +31,7 @@ STRICT = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_ragged_copies_and_nested_guards(tmp_path: Path) -> None:
+def test_ragged_copies_fences_and_nested_guards(tmp_path: Path) -> None:
     binary = tmp_path / "harness"
     files = [HERE / "harness.c", *(CSRC / name for name in SOURCES)]
     options = ["-std=gnu11", "-O2", *STRICT, "-D_GNU_SOURCE", "-pthread", f"-I{CSRC}"]
