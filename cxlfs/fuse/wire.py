@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from cxlfs.errors import CorruptionError, CxlfsError, MediaError, NoSpaceError
 
 _FIELDS: dict[type[CxlfsError], tuple[str, ...]] = {
-    MediaError: ("offset", "length"),
+    MediaError: ("offset", "length", "not_durable"),
     CorruptionError: ("structure", "media_offset", "expected", "actual"),
     NoSpaceError: ("needed_bytes", "available_bytes"),
 }

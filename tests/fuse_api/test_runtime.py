@@ -167,7 +167,7 @@ def test_logs_are_named_after_mount_points(tmp_path: Path, mountpoint: str, name
     "error",
     [
         BusyError("busy", next_step="wait"),
-        MediaError("bad", offset=5, length=7),
+        MediaError("bad", offset=5, length=7, not_durable=True),
         CorruptionError("bad", structure="root", media_offset=9, expected=1, actual=2),
         NoSpaceError("full", needed_bytes=5, available_bytes=3),
     ],
