@@ -1170,6 +1170,7 @@ static void _cffi_checkfld_typedef_cxl_call(cxl_call *p)
   { uint8_t const * *tmp = &p->arguments; (void)tmp; }
   (void)((p->length) | 0);  /* check that 'cxl_call.length' is an integer */
   (void)((p->done) | 0);  /* check that 'cxl_call.done' is an integer */
+  (void)((p->error) | 0);  /* check that 'cxl_call.error' is an integer */
 }
 struct _cffi_align_typedef_cxl_call { char x; cxl_call y; };
 
@@ -6590,6 +6591,9 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "done", offsetof(cxl_call, done),
             sizeof(((cxl_call *)0)->done),
             _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "error", offsetof(cxl_call, error),
+             sizeof(((cxl_call *)0)->error),
+             _CFFI_OP(_CFFI_OP_NOOP, 439) },
   { "cut", offsetof(cxl_change, cut),
            sizeof(((cxl_change *)0)->cut),
            _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6759,25 +6763,25 @@ static const struct _cffi_field_s _cffi_fields[] = {
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
   { "$cxl_call", 416, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_call), offsetof(struct _cffi_align_typedef_cxl_call, y), 0, 9 },
+    sizeof(cxl_call), offsetof(struct _cffi_align_typedef_cxl_call, y), 0, 10 },
   { "$cxl_change", 417, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_change), offsetof(struct _cffi_align_typedef_cxl_change, y), 9, 5 },
+    sizeof(cxl_change), offsetof(struct _cffi_align_typedef_cxl_change, y), 10, 5 },
   { "$cxl_delta", 418, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 14, 8 },
+    sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 15, 8 },
   { "$cxl_engine_stats", 420, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 22, 8 },
+    sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 23, 8 },
   { "$cxl_event", 421, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 30, 4 },
+    sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 31, 4 },
   { "$cxl_extent_info", 422, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 34, 6 },
+    sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 35, 6 },
   { "$cxl_fault", 423, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 40, 8 },
+    sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 41, 8 },
   { "$cxl_ref", 428, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 48, 4 },
+    sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 49, 4 },
   { "$cxl_segment_ref", 430, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 52, 4 },
+    sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 53, 4 },
   { "$cxl_transport_stats", 432, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 56, 8 },
+    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 57, 8 },
   { "cxl_engine", 419, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "cxl_map", 424, _CFFI_F_OPAQUE,

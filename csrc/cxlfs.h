@@ -313,6 +313,7 @@ typedef struct {
     const uint8_t *arguments; /* what follows the header, length bytes */
     uint64_t length;
     uint64_t done;          /* WRITE: that many bytes of it are already in the live content */
+    int32_t error;          /* WRITE: -EREMOTEIO when a fence failed, see cxl_fault */
 } cxl_call;
 
 enum { CXL_CALL_LEASE = 0 };  /* the live content of inode will soon want another lease */

@@ -142,11 +142,12 @@ static bool serve(cxl_worker *worker, request *r, cxl_call *out)
     cxl_transport *t = worker->transport;
     const fuse_wire_header *header = r->header;
     uint64_t done = 0;
+    int error = 0;
     if (header->opcode == FUSE_WIRE_READ) {
         if (serve_read(worker, r))
             return false;
     } else if (header->opcode == FUSE_WIRE_WRITE) {
-        if (serve_write(worker, r, &done))
+        if (serve_write(worker, r, &done, &error))
             return false;
     } else if (!becomes_call(t, header->opcode)) {
         forward(t, r);
@@ -155,7 +156,7 @@ static bool serve(cxl_worker *worker, request *r, cxl_call *out)
     *out = (cxl_call){
         .opcode = header->opcode, .uid = header->uid, .gid = header->gid, .pid = header->pid,
         .unique = header->unique, .inode = header->inode, .arguments = r->arguments,
-        .length = r->length, .done = done,
+        .length = r->length, .done = done, .error = error,
     };
     atomic_fetch_add_explicit(&t->call_count, 1, memory_order_relaxed);
     return true;

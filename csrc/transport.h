@@ -113,8 +113,8 @@ void port_drop(cxl_port *port);
 
 /* transport_io.c: false: the control plane must serve it. */
 bool serve_read(cxl_worker *worker, const request *r);
-/* *done: bytes that are in the file now. */
-bool serve_write(cxl_worker *worker, const request *r, uint64_t *done);
+/* *done: bytes that are in the file now; *error: -EREMOTEIO when a fence failed. */
+bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *error);
 
 /* transport_forward.c */
 /* Pass a request to the other end of the socket. */

@@ -62,11 +62,11 @@ bool serve_read(cxl_worker *worker, const request *r)
 
 /* -------------------------------------------------------------------------------------- write */
 
-/* Bytes of the request that are in the file now. */
-static uint64_t write_map(cxl_map *map, const fuse_wire_write *in, const uint8_t *bytes)
+/* Bytes of the request that are in the file now; *error: why they are not all, if a fence failed. */
+static uint64_t write_map(cxl_map *map, const fuse_wire_write *in, const uint8_t *bytes, int *error)
 {
     uint64_t done = 0, needed;
-    cxl_fault fault;
+    cxl_fault fault = {.error = 0};
     while (done < in->size) {
         int64_t taken = cxl_map_write(map, in->offset + done, bytes + done, in->size - done,
                                       &needed, &fault);
@@ -74,6 +74,7 @@ static uint64_t write_map(cxl_map *map, const fuse_wire_write *in, const uint8_t
             break;
         done += (uint64_t)taken;
     }
+    *error = fault.error == -EREMOTEIO ? -EREMOTEIO : 0;
     return done;
 }
 
@@ -84,18 +85,19 @@ static bool is_plain_write(const cxl_transport *t, const request *r)
            in->size <= t->file_size_max && in->offset <= t->file_size_max - in->size;
 }
 
-bool serve_write(cxl_worker *worker, const request *r, uint64_t *done)
+bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *error)
 {
     cxl_transport *t = worker->transport;
     const fuse_wire_write *in = (const void *)r->arguments;
     cxl_map *map;
     *done = 0;
+    *error = 0;
     if (!is_plain_write(t, r))
         return false;
     cxl_port *port = port_for_write(t, in->handle, r->header->pid, &map);
     if (port == NULL)
         return false;
-    *done = write_map(map, in, r->arguments + sizeof(*in));
+    *done = write_map(map, in, r->arguments + sizeof(*in), error);
     if (cxl_map_wants_lease(map))
         worker->lease_inode = port->inode;
     cxl_map_free(map);

@@ -174,8 +174,8 @@ class Space:
     ) -> tuple[int, int]:
         """Room for file data: (media offset, length).
 
-        At least ``needed_bytes`` or LEASE_BYTES_LEAST, whichever is less, and at most a good part
-        of a segment; ``kept_bytes`` stay available to others. Raises NoSpaceError when only that
+        At least ``needed_bytes`` or LEASE_BYTES_LEAST, whichever is less, at most what one segment
+        has left; ``kept_bytes`` stay available to others. Raises NoSpaceError when only that
         and the reserve are left.
         """
         head = self._head
@@ -202,7 +202,7 @@ class Space:
 
     @property
     def lease_bytes_max(self) -> int:
-        return min(LEASE_BYTES_MAX, max(self.superblock.segment_size_bytes // 2, self._align))
+        return min(LEASE_BYTES_MAX, self.superblock.segment_payload_bytes)
 
     def _round(self, size_bytes: int) -> int:
         return -(-size_bytes // self._align) * self._align

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from cxlfs.errors import InvalidArgumentError
+from cxlfs.errors import InvalidArgumentError, MediaError
 from cxlfs.fuse import kernel
 from cxlfs.fuse.boundary import result_of
 from cxlfs.fuse.kernel import Opcode
@@ -165,6 +165,10 @@ class Direct:
         data = call.arguments[kernel.WRITE.size :]
         if len(data) != size:
             raise InvalidArgumentError(f"a write of {size} bytes came with {len(data)}")
+        if call.not_durable:
+            error = MediaError("a fence failed under a write", not_durable=True)
+            self._store.volume.watch(error)
+            raise error
         written = self._requests.write_by(call.pid, handle, offset, data, done=call.done)
         if self._requests.may_write_alone(handle):
             self._transport.allow_writes(handle, call.pid)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cxlfs._native import ffi, lib
 from cxlfs.errors import InvariantError, invariant
-from cxlfs.native.extent_calls import failure
+from cxlfs.native.extent_calls import NOT_DURABLE, failure
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
     ``opcode``: of the FUSE protocol. ``pid``: the calling thread, 0 when the kernel itself asks.
     ``arguments``: what follows the header. ``done``: bytes of a WRITE that are already in the live
-    content.
+    content. ``not_durable``: a fence failed under it (see ``MediaError``).
     """
 
     opcode: int
@@ -45,6 +45,7 @@ class Call(NamedTuple):
     pid: int
     arguments: memoryview
     done: int
+    not_durable: bool
 
 
 class TransportStatistics(NamedTuple):
@@ -209,6 +210,7 @@ class Worker:
             call.pid,
             memoryview(ffi.buffer(call.arguments, call.length)).toreadonly(),
             call.done,
+            call.error == NOT_DURABLE,
         )
 
 

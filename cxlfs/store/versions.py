@@ -47,7 +47,7 @@ _OPERATION_BYTES = layout.OPERATION_DTYPE.itemsize + layout.OP_EXTENT_DTYPE.item
 _WRITES_PER_LEASE = 4
 """A lease has room for so many writes as large as the one that asked for the last."""
 _LEASES_AHEAD_MAX = 16
-"""Room for less than so many leases is scarce."""
+"""A lease taken ahead is at most this part of the room there is."""
 _RECORD_REST_BYTES = 1024
 """Of a record: header, attributes of file and directory, a name of full length, padding."""
 
@@ -238,9 +238,10 @@ class Versions:
             return
         kept_bytes = self.promises.bytes_open()
         spare_bytes = self.volume.space.available_bytes - kept_bytes
-        if spare_bytes >= version.lease_bytes * _LEASES_AHEAD_MAX:
+        wanted_bytes = min(version.lease_bytes, spare_bytes // _LEASES_AHEAD_MAX)
+        if wanted_bytes >= LEASE_BYTES_MIN:
             with contextlib.suppress(NoSpaceError):
-                self._attach_lease(inode, LEASE_BYTES_MIN, version.lease_bytes, kept_bytes)
+                self._attach_lease(inode, LEASE_BYTES_MIN, wanted_bytes, kept_bytes)
                 version.lease_bytes = min(version.lease_bytes * 2, LEASE_BYTES_MAX)
 
     def _attach_lease(
