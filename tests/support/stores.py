@@ -89,6 +89,7 @@ class Entry:
     rdev: int
     nlink: int
     size: int
+    atime_ns: int
     mtime_ns: int
     ctime_ns: int
     ino: int
@@ -125,6 +126,7 @@ def _entry(store: Store, inode: Inode) -> Entry:
         attributes.rdev,
         attributes.nlink,
         attributes.size,
+        attributes.atime_ns,
         attributes.mtime_ns,
         attributes.ctime_ns,
         inode.ino,

@@ -1,0 +1,276 @@
+"""One media on which image after image of a walk is recovered, judged, and undone.
+
+An image is judged in two executions, each beginning with nothing but the media:
+
+1. *recovery*: the production code opens the store; everything a user can see is taken down;
+2. *tail*: a second opening must show the same; verify must find nothing; then files are created,
+   overwritten and renamed, and everything is deleted: no byte may stay behind.
+
+Both are remembered by what they read (:mod:`.footprint`): an outcome is used again only where the
+bytes that decided it are the same, so that every distinct image is judged in full. Verify right after the recovery reads what the crash left of the
+old journal too, which is different in every torn image: it runs for one in ``VERIFY_EVERY``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+import numpy as np
+
+from cxlfs.errors import CxlfsError
+from cxlfs.media import SimulatedMedia
+from cxlfs.media.crash import WORD_BYTES, CrashCursor, EventLog, Indexes, InFlight, Mask, Words
+from cxlfs.native import EventKind
+from cxlfs.native.extents import Engine
+from cxlfs.store import Store
+from cxlfs.verify import run_passes
+from tests.support.crash.footprint import Durable, Memory, Ranges, words_read
+from tests.support.crash.tape import State, difference, recovered_state
+from tests.support.crash.world import WORLD
+from tests.support.stores import write_file
+
+STAGE_RECOVERY = 100
+STAGE_TAIL = 200
+VERIFY_EVERY = 32
+_MADE, _MOVED = b"\xffmade afterwards", b"\xffmoved afterwards"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What an image came to: a problem, or the state that recovery showed."""
+
+    state: State | None
+    problem: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Tail:
+    """What followed the recovery to ``state``; what it read, and what the recovery had stored."""
+
+    state: State
+    problem: str | None
+    read: Mask
+    stored_before: Mask
+
+
+@dataclasses.dataclass(slots=True)
+class Work:
+    """How often what was done, images apart."""
+
+    recoveries: int = 0
+    tails: int = 0
+    verifications: int = 0
+
+
+class ReadingMedia(SimulatedMedia):
+    """Notes what is read through it, and which extents an engine may read past it."""
+
+    reads: Ranges
+
+    def read(self, offset: int, length: int) -> bytes:
+        self.reads.append((offset, length))
+        return super().read(offset, length)
+
+    def read_into(self, offset: int, target: object) -> None:
+        raise NotImplementedError("nobody reads metadata this way")
+
+    def crc32c(self, offset: int, length: int, seed: int = 0) -> int:
+        self.reads.append((offset, length))
+        return super().crc32c(offset, length, seed)
+
+
+class Examiner:
+    """Invariant: between examinations the media equals ``cursor.durable``."""
+
+    def __init__(self, cursor: CrashCursor) -> None:
+        self.cursor = cursor
+        nothing = cursor.image(cursor.in_flight().none())
+        self.media = ReadingMedia(cursor.size_bytes, cursor.granularity, image=nothing)
+        self.media.reads = []
+        self.words: Words = np.frombuffer(self.media.unguarded_memory(), dtype="<u8")
+        cursor.drain_settled()
+        self.durable = Durable(cursor.durable)
+        self._memories: dict[int, tuple[Memory[Outcome], Memory[_Tail]]] = {}
+        self.relevant: Mask = np.zeros(len(self.words), dtype=np.bool_)
+        """Words that some recovery has read."""
+        self.work = Work()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.words = np.zeros(0, dtype="<u8")
+        self.media.close()
+
+    def advance(self, event_index: int) -> InFlight:
+        """Walk on; returns what is in flight there."""
+        self.cursor.advance(event_index)
+        settled = self.cursor.drain_settled()
+        for first, end in settled:
+            self.words[first:end] = self.cursor.durable[first:end]
+        self.durable.settle(settled)
+        return self.cursor.in_flight()
+
+    # --- one image --------------------------------------------------------------------------
+
+    def examine(self, indexes: Indexes, values: Words, depth: int = 0) -> Outcome:
+        """Judge the image in which ``indexes`` have ``values``. ``depth``: of how many recoveries
+        that were cut off it is the successor; each has its own time and random numbers.
+        """
+        if depth not in self._memories:
+            self._memories[depth] = Memory(self.durable), Memory(self.durable)
+        outcomes, tails = self._memories[depth]
+        change = self.durable.change(indexes, values)
+        known = outcomes.recall(indexes, change)
+        if known is not None:
+            return known
+        with self.image_of(indexes, values):
+            outcome = self._recover(depth)
+            read = words_read(self.media.reads, len(self.words))
+            self.relevant |= read
+            if outcome.state is not None:
+                tail = self._tail(outcome.state, indexes, tails, depth)
+                outcome = Outcome(outcome.state, tail.problem)
+                read |= tail.read & ~tail.stored_before
+            outcomes.remember(read, indexes, change, outcome)
+        return outcome
+
+    def log_of_recovery(self, indexes: Indexes, values: Words, depth: int = 0) -> bytes:
+        """What a recovery of that image stores, writes back and fences, as the recorder's log."""
+        with self.image_of(indexes, values):
+            self._recover(depth)
+            return self.media.recorded()
+
+    @contextlib.contextmanager
+    def image_of(self, indexes: Indexes, values: Words) -> Iterator[SimulatedMedia]:
+        """The media as that image, with an empty log; afterwards as it was."""
+        self.words[indexes] = values
+        self.media.record(on=True)
+        self.media.reads.clear()
+        try:
+            yield self.media
+        finally:
+            self._undo(indexes)
+
+    def _recover(self, depth: int) -> Outcome:
+        self.work.recoveries += 1
+        WORLD.enter(STAGE_RECOVERY + depth)
+        try:
+            store = _open(self.media)
+            if store.read_only or store.recovery.lost or store.recovery.problems:
+                why = f"{store.read_only_reason} {store.recovery.problems}"
+                return Outcome(None, f"recovery complains: {why}")
+            found = recovered_state(store)
+            store.abandon()
+        except (CxlfsError, AssertionError) as error:
+            return Outcome(None, f"recovery: {type(error).__name__}: {error}")
+        return Outcome(found, None)
+
+    def _tail(self, state: State, indexes: Indexes, tails: Memory[_Tail], depth: int) -> _Tail:
+        """What follows, over the media as recovery left it."""
+        stored = self._stored()
+        problem = None
+        if self.work.recoveries % VERIFY_EVERY == 0:
+            self.work.verifications += 1
+            problem = _verify(self.media)
+        changed = np.union1d(indexes, np.flatnonzero(stored))
+        change = self.durable.change(changed, self.words[changed])
+        known = tails.recall(changed, change)
+        if known is not None and known.state == state and problem is None:
+            return dataclasses.replace(known, stored_before=stored)
+        self.work.tails += 1
+        self.media.reads.clear()
+        WORLD.enter(STAGE_TAIL + depth)
+        try:
+            problem = problem or _tail(self.media, state)
+        except (CxlfsError, AssertionError) as error:
+            problem = f"afterwards: {type(error).__name__}: {error}"
+        read = words_read(self.media.reads, len(self.words))
+        tail = _Tail(state, problem, read, stored)
+        tails.remember(read, changed, change, tail)
+        return tail
+
+    def _stored(self) -> Mask:
+        """Words that were stored as a whole since the image was made."""
+        stored = np.zeros(len(self.words), dtype=np.bool_)
+        for kind, _thread, offset, length in EventLog(self.media.recorded()).entries:
+            if kind in (EventKind.STORE, EventKind.COPY):
+                stored[-(-offset // WORD_BYTES) : (offset + length) // WORD_BYTES] = True
+        return stored
+
+    def _undo(self, indexes: Indexes) -> None:
+        durable = self.cursor.durable
+        self.words[indexes] = durable[indexes]
+        for first, end in EventLog(self.media.recorded()).stored_words():
+            self.words[first:end] = durable[first:end]
+        self.media.record(on=True)
+
+
+# --- executions -----------------------------------------------------------------------------
+
+
+def _open(media: SimulatedMedia) -> Store:
+    store = Store.open(media)
+    if isinstance(media, ReadingMedia):
+        _note_extents(media, store.volume.engine)
+    return store
+
+
+def _note_extents(media: ReadingMedia, engine: Engine) -> None:
+    """What C may read without asking Python: every extent that is known."""
+    infos = engine.list()
+    media.reads.extend(
+        zip(infos["media_offset"].tolist(), infos["length"].tolist(), strict=True)
+    )
+
+
+def _verify(media: SimulatedMedia, store: Store | None = None) -> str | None:
+    findings = list(run_passes(media, structure_only=False, store=store))
+    return f"verify finds {findings}" if findings else None
+
+
+def _tail(media: SimulatedMedia, found: State) -> str | None:
+    """See the module; None when all is well."""
+    store = _open(media)
+    if store.read_only or store.recovery.lost or store.recovery.problems:
+        return f"a second opening complains: {store.read_only_reason} {store.recovery.problems}"
+    again = recovered_state(store)
+    if again != found:
+        return f"a second opening differs: {difference(again, found)}"
+    problem = _verify(media)
+    if problem is not None:
+        return f"after a second opening {problem}"
+    use(store)
+    store.close()
+    return None
+
+
+def use(store: Store) -> None:
+    """Create, overwrite, rename; delete everything: no byte may be left. Raises AssertionError."""
+    before = store.statfs().free_bytes
+    ino = write_file(store, 1, _MADE, b"first")
+    write_file(store, 1, _MADE, b"second" * 1000)
+    store.rename(1, _MADE, 1, _MOVED)
+    assert store.lookup(1, _MOVED).ino == ino, "a rename lost the file"
+    assert store.lookup(1, _MOVED).size == 6000, "an overwrite has another size"
+    store.unlink(1, _MOVED)
+    free = store.statfs().free_bytes
+    assert free == before, f"{before - free} bytes leaked by create and delete"
+    delete_all(store, 1)
+    volume = store.volume
+    volume.rollover()
+    volume.rollover()
+    assert volume.engine.statistics().extents == 0, "extents are left in an empty store"
+    kept = {*volume.current.segments, *volume.fallback.segments}
+    space = volume.space
+    used = {index for index, state in enumerate(space.states) if state}
+    lost = {index for index in used - kept if not space.is_open(index)}
+    assert not lost, f"segments {lost} leaked"
+
+
+def delete_all(store: Store, ino: int) -> None:
+    for name, child in list((store.namespace.get(ino).entries or {}).items()):
+        if store.namespace.get(child).is_directory:
+            delete_all(store, child)
+            store.remove_directory(ino, name)
+        else:
+            store.unlink(ino, name)

@@ -1,0 +1,138 @@
+"""What each level of the campaign consists of: units of work, each with a name that repeats it.
+
+``one/LINE/rename``         one operation (or a situation and one operation)
+``two/PAGE/append+rename``  two of them, cut in the second one only: the first is a unit of its own
+``three/LINE/a+b+c``        likewise
+``program/LINE/17``         a random program
+``recovery/LINE/rename``    one operation; the recovery of each image is cut too
+``kill/LINE/rename``        one operation; the daemon is killed, its successor is cut
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Iterator
+
+from cxlfs.errors import CxlfsError
+from cxlfs.media import Granularity
+from tests.support.crash import single
+from tests.support.crash.aftermath import RecoveryRun, kill_then_cut
+from tests.support.crash.bench import Bench, new_bench
+from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
+from tests.support.crash.programs import Program
+from tests.support.crash.runner import Failure, Limits, Result, cut_everywhere
+from tests.support.crash.single import SITUATIONS
+
+LEVELS = ("t0", "t1", "t2")
+TRIPLES = PROGRAMS = 10_000
+KILLS = 12
+TWICE = 0.0005
+"""Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
+
+BY_NAME: dict[str, single.Workload] = {
+    work.__name__: work for work in (*OPERATIONS, *SECOND_ONLY, *SITUATIONS)
+}
+_MEDIA = ("LINE", "PAGE")
+
+
+def units_of(level: str, seed: int) -> list[str]:
+    """Names of the units of a level, in the order in which they are worth doing."""
+    return list(dict.fromkeys({"t0": _t0, "t1": _t1, "t2": _t2}[level](seed)))
+
+
+def _t0(_seed: int) -> Iterator[str]:
+    for work in (*SITUATIONS, *OPERATIONS):
+        for media in _MEDIA:
+            yield f"one/{media}/{work.__name__}"
+
+
+def _t1(_seed: int) -> Iterator[str]:
+    for media in _MEDIA:
+        for first in OPERATIONS:
+            for second in (*OPERATIONS, *SECOND_ONLY):
+                yield f"two/{media}/{first.__name__}+{second.__name__}"
+
+
+def _t2(seed: int) -> Iterator[str]:
+    rng = random.Random(seed)
+    for work in (*SITUATIONS, *OPERATIONS):
+        for media in _MEDIA:
+            yield f"kill/{media}/{work.__name__}"
+    for number in range(PROGRAMS):
+        media = _MEDIA[number % 2]
+        yield f"program/{media}/{number}"
+        first, second = rng.choice(OPERATIONS), rng.choice(OPERATIONS)
+        third = rng.choice([*OPERATIONS, *SECOND_ONLY])
+        names = "+".join(work.__name__ for work in (first, second, third))
+        yield f"three/{media}/{names}"
+    for work in (*SITUATIONS, *OPERATIONS):
+        for media in _MEDIA:
+            yield f"recovery/{media}/{work.__name__}"
+
+
+@dataclasses.dataclass(slots=True)
+class UnitResult:
+    """Of one unit; ``images``: hashes of the distinct images."""
+
+    name: str
+    seconds: float
+    points: int
+    images: list[int]
+    recoveries: int
+    failures: list[Failure]
+
+
+def run_unit(name: str, seed: int, only: int | None = None) -> UnitResult:
+    """Record and cut one unit; ``only``: judge no image but the one with that hash."""
+    began = time.perf_counter()
+    kind, media, what = name.split("/")
+    rng = random.Random(f"{seed}/{name}")
+    bench = new_bench(Granularity[media])
+    try:
+        try:
+            limits = _record(bench, kind, what, rng)
+        except (CxlfsError, AssertionError) as error:
+            problem = f"while it was recorded: {type(error).__name__}: {error}"
+            result = Result(failures=[Failure(0, "", problem)])
+        else:
+            limits = dataclasses.replace(limits, only=only)
+            result = _cut(bench, kind, rng, limits)
+    finally:
+        bench.store.abandon()
+        bench.tape.media.close()
+    seconds = time.perf_counter() - began
+    return UnitResult(
+        name,
+        seconds,
+        result.points,
+        sorted(result.images),
+        result.work.recoveries,
+        result.failures,
+    )
+
+
+def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
+    """Run the workload; says where and how to cut it."""
+    if kind == "program":
+        Program(bench, rng).run()
+        return Limits(random_masks=4, pairs_max=20)
+    *before, last = what.split("+")
+    for name in before:
+        BY_NAME[name](bench)
+    first_event = len(bench.tape.media.events()) if before else 0
+    BY_NAME[last](bench)
+    if kind == "one":
+        return Limits(headers=bench.tape.media.granularity is Granularity.LINE)
+    if kind == "recovery":
+        return Limits(random_masks=2, pairs_max=10)
+    return Limits(first_event=first_event, random_masks=8, pairs_max=60)
+
+
+def _cut(bench: Bench, kind: str, rng: random.Random, limits: Limits) -> Result:
+    if kind == "recovery":
+        return RecoveryRun(bench.tape, rng, limits, twice=TWICE).cut_everywhere()
+    if kind == "kill":
+        return kill_then_cut(bench.tape, rng, kills=KILLS)
+    return cut_everywhere(bench.tape, rng, limits)

@@ -1,0 +1,182 @@
+"""One-operation workloads that need a store in a certain situation first.
+
+Each brings the bench there, begins the tape anew, and does one thing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from cxlfs.space import State
+from tests.support.crash import operations
+from tests.support.crash.bench import Bench
+from tests.support.stores import write_file
+
+Workload = Callable[[Bench], None]
+
+
+def rollovers_around_the_ring(bench: Bench) -> None:
+    """More roots than a ring has slots."""
+    for step in range(bench.store.superblock.ring_slots + 1):
+        if step == bench.store.superblock.ring_slots - 1:
+            bench.tape.start()
+        operations.rollover(bench)
+    operations.make_directory(bench)
+
+
+def journal_wraps_in_a_verb(bench: Bench) -> None:
+    """The record does not fit: a verb finds itself writing an image and a root."""
+    journal = bench.store.volume.journal
+    assert journal is not None
+    ino = bench.inode(b"other").ino
+    while journal.free_bytes > 4096:
+        size = min(8000, max(100, journal.free_bytes - 2000))
+        bench.store.set_xattr(ino, b"user.filler", bench.fresh(size))
+    bench.store.fsync_directory(1)
+    bench.tape.start()
+    generation = bench.store.volume.root.generation
+    bench.xattr(b"other", b"user.filler", bench.fresh(6000))
+    bench.rename(b"other", b"old")
+    assert bench.store.volume.root.generation == generation + 1
+
+
+def segment_wraps_in_a_write(bench: Bench) -> None:
+    """The data of one write lies in two segments, the second one begun for it."""
+    space = bench.store.volume.space
+    write_file(bench.store, 1, b"filler", b"f")
+    while space._head is None or space._head.end - space._head.position > 6000:
+        write_file(bench.store, 1, b"filler", bench.fresh(3000))
+    bench.store.fsync_directory(1)
+    bench.tape.start()
+    operations.create_big(bench)
+
+
+def rollover_without_room(bench: Bench) -> None:
+    """The fallback's segments are given up for the new image."""
+    bench.store.volume.rollover()
+    space = bench.store.volume.space
+    while space.free_count > 2:
+        space.take(State.DATA)
+    bench.tape.start()
+    operations.rollover(bench)
+    operations.make_directory(bench)
+    operations.rollover(bench)
+
+
+def aside_dropped_and_its_room_used(bench: Bench) -> None:
+    operations.overwrite_killed(bench)
+    bench.tape.start()
+    operations.drop_aside(bench)
+    operations.rollover(bench)
+    operations.create_big(bench)
+
+
+def aside_replaced(bench: Bench) -> None:
+    """A second writer is killed too."""
+    operations.overwrite_killed(bench)
+    bench.tape.start()
+    operations.overwrite_killed(bench)
+    operations.overwrite(bench)
+
+
+def cleaning_many(bench: Bench) -> None:
+    store = bench.store
+    for number in range(24):
+        write_file(store, 1, b"f%d" % number, bench.fresh(9000))
+    for number in range(0, 24, 2):
+        store.unlink(1, b"f%d" % number)
+    store.fsync_directory(1)
+    bench.tape.start()
+    before = store.volume.counters.cleaned_segments
+    bench.do("clean", lambda: store.cleaner._clean_round(0.9), late=True)
+    assert store.volume.counters.cleaned_segments > before
+
+
+def cleaning_under_open_files(bench: Bench) -> None:
+    """What is moved has a live content, a committed one and one kept aside."""
+    operations.overwrite_left_open(bench)
+    operations.change_left_open(bench)
+    operations.commit_periodically(bench)
+    bench.store.fsync_directory(1)
+    bench.tape.start()
+    bench.do("clean", lambda: bench.store.cleaner._clean_round(1.0), late=True)
+    operations.go_on(bench)
+    operations.go_on(bench)
+
+
+def committing_what_is_open(bench: Bench) -> None:
+    operations.create_left_open(bench)
+    operations.overwrite_left_open(bench)
+    bench.tape.start()
+    operations.commit_periodically(bench)
+    operations.go_on(bench)
+    operations.go_on(bench)
+
+
+def closing_cleanly(bench: Bench) -> None:
+    """A new file, an overwrite and an ordinary change are open."""
+    operations.create_left_open(bench)
+    operations.overwrite_left_open(bench)
+    operations.change_left_open(bench)
+    bench.tape.start()
+
+    def close() -> None:
+        bench.store._settle_all()
+        bench.store.volume.close_cleanly()
+
+    bench.do("close", close, commits=True, steps=True)
+
+
+def staging(bench: Bench) -> None:
+    """An overwrite with more references than a record holds: several records, one promotion."""
+    handle = bench.open(b"old", operations.TRUNCATE)
+    assert handle is not None
+    for piece in range(460):
+        bench.store.write(handle, piece * 8192, b"%08d" % piece)
+    bench.tape.start()
+    commits = bench.store.volume.counters.commits
+    bench.close(handle)
+    assert bench.store.volume.counters.commits > commits + 1
+
+
+def staging_a_new_file(bench: Bench) -> None:
+    """Its name appears first, marked incomplete."""
+    handle = bench.create(b"new")
+    assert handle is not None
+    for piece in range(460):
+        bench.store.write(handle, piece * 8192, b"%08d" % piece)
+    bench.tape.start()
+    store = bench.store
+    bench.do("close", lambda: store.flush(handle, writer_killed=False), commits=True, steps=True)
+
+
+def renaming_over_an_open_file(bench: Bench) -> None:
+    handle = bench.open(b"old", os.O_RDWR)
+    bench.write(handle, 0, 200)
+    bench.tape.start()
+    bench.rename(b"other", b"old")
+    bench.close(handle)
+
+
+def unlinking_on_a_full_store(bench: Bench) -> None:
+    space = bench.store.volume.space
+    while space.free_count > bench.store.volume.refresh_reserve():
+        space.take(State.IMAGE)
+    handle = bench.create(b"filler")
+    step = 0
+    while bench.write(handle, 16_000 * step, 16_000):
+        step += 1
+    bench.close(handle)
+    bench.tape.start()
+    bench.unlink(b"old")
+    bench.unlink(b"dir/below")
+    operations.sync_directory(bench)
+
+
+SITUATIONS: list[Workload] = [
+    rollovers_around_the_ring, journal_wraps_in_a_verb, segment_wraps_in_a_write,
+    rollover_without_room, aside_dropped_and_its_room_used, aside_replaced, cleaning_many,
+    cleaning_under_open_files, committing_what_is_open, closing_cleanly, staging,
+    staging_a_new_file, renaming_over_an_open_file, unlinking_on_a_full_store,
+]  # fmt: skip
