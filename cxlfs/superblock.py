@@ -348,11 +348,15 @@ def write(media: Media, superblock: Superblock) -> None:
 
 
 def erase(media: Media, superblock: Superblock) -> None:
-    """Take away all copies and both rings before a new store is made over an old one."""
+    """Take away all copies, then both rings, before a new store is made over an old one.
+
+    Rings last: an old superblock over half a ring would show the old store as it was once.
+    """
     blank = bytes(layout.SUPERBLOCK_DTYPE.itemsize)
     for offset in superblock.copy_offsets:
         media.store(offset, blank)
         media.write_back(offset, len(blank))
+    media.fence()
     for ring in superblock.ring_offsets:
         blank_ring = bytes(superblock.ring_slots * layout.SLOT_BYTES)
         media.store(ring, blank_ring)

@@ -28,10 +28,20 @@ class ModelHandle:
 
 
 def write(file: ModelFile, offset: int, data: bytes) -> None:
-    file.live.extend(bytes(max(0, offset + len(data) - len(file.live))))
-    file.live[offset : offset + len(data)] = data
+    write_bytes(file.live, offset, data)
 
 
 def truncate(file: ModelFile, size: int) -> None:
-    file.live.extend(bytes(max(0, size - len(file.live))))
-    del file.live[size:]
+    truncate_bytes(file.live, size)
+
+
+def write_bytes(content: bytearray, offset: int, data: bytes) -> None:
+    """As write(2): zeros between the old end and ``offset``."""
+    content.extend(bytes(max(0, offset + len(data) - len(content))))
+    content[offset : offset + len(data)] = data
+
+
+def truncate_bytes(content: bytearray, size: int) -> None:
+    """As truncate(2)."""
+    content.extend(bytes(max(0, size - len(content))))
+    del content[size:]

@@ -16,6 +16,8 @@ from cxlfs.namespace import Inode
 from cxlfs.store import Store
 from tests.support.crash.tape import MEDIA_BYTES, Tape, format_tiny
 from tests.support.crash.world import WORLD
+from tests.support.model import truncate_bytes as truncate_model
+from tests.support.model import write_bytes as write_model
 from tests.support.stores import write_file
 
 STAGE_BASE = 1
@@ -35,6 +37,8 @@ class Bench:
         self.store = store
         self.tape = tape
         self.salt = 0
+        self.contents: dict[int, bytearray] = {}
+        """What programs wrote, by inode number: what readers must see, and what is committed."""
         self.left_open: list[int] = []
         """Handles that an operation did not close: others may go on with them."""
 
@@ -70,23 +74,53 @@ class Bench:
         made: list[int] = []
 
         def action() -> None:
-            made.append(self.store.create(*self.place(path), 0o644, 1, 1, flags)[1])
+            attributes, handle = self.store.create(*self.place(path), 0o644, 1, 1, flags)
+            made.append(handle)
+            self.contents[attributes.ino] = bytearray()
 
-        return made[0] if self.do("create", action, late=True) else self.open(path, flags)
+        done = self.do("create", action, late=True, keeps=True)
+        return made[0] if done else self.open(path, flags)
 
     def open(self, path: bytes, flags: int = os.O_RDWR) -> int | None:
         made: list[int] = []
 
         def action() -> None:
-            made.append(self.store.open_file(self.inode(path).ino, flags))
+            inode = self.inode(path)
+            made.append(self.store.open_file(inode.ino, flags))
+            if flags & os.O_TRUNC:
+                self.contents[inode.ino] = bytearray()
 
-        return made[0] if self.do("open", action, late=True) else None
+        return made[0] if self.do("open", action, late=True, keeps=True) else None
+
+    def content(self, inode: Inode) -> bytearray:
+        """Of a file that nobody wrote so far: what is there."""
+        if inode.ino not in self.contents:
+            self.contents[inode.ino] = bytearray(_bytes_of(inode))
+        return self.contents[inode.ino]
 
     def write(self, handle: int | None, offset: int, length: int) -> bool:
         if handle is None:
             return False
         payload = self.fresh(length)
-        return self.do("write", lambda: self.store.write(handle, offset, payload), late=True)
+        inode = self.store.files.get(handle).inode
+        content = self.content(inode)
+        write = functools.partial(self.store.write, handle, offset, payload)
+        done = self.do("write", write, late=True, keeps=True)
+        if done:
+            write_model(content, offset, payload)
+        else:
+            self.contents.pop(inode.ino)  # part of it may have been written
+        return done
+
+    def ftruncate(self, handle: int | None, size: int) -> None:
+        if handle is None:
+            return
+        inode = self.store.files.get(handle).inode
+        content = self.content(inode)
+        store = self.store
+        change = functools.partial(store.set_attributes, inode.ino, size=size, handle=handle)
+        if self.do("ftruncate", change, late=True, keeps=True):
+            truncate_model(content, size)
 
     def fsync(self, handle: int | None) -> None:
         if handle is not None:
@@ -96,18 +130,29 @@ class Bench:
             self._must_be_committed(inode)
 
     def close(self, handle: int | None, *, killed: bool = False) -> None:
+        """As a process does: FLUSH, then RELEASE. A killed one that truncated leaves nothing."""
         if handle is None:
             return
-        inode = self.store.files.get(handle).inode
+        opened = self.store.files.get(handle)
+        inode = opened.inode
         commits = not killed and inode.links > 0
         flush = functools.partial(self.store.flush, handle, writer_killed=killed)
-        done = self.do("killed" if killed else "close", flush, commits=commits, late=not commits)
+        name = "killed" if killed else "close"
+        done = self.do(name, flush, commits=commits, late=not commits, keeps=killed)
         if commits and done:
             self._must_be_committed(inode)
-        self.do("release", lambda: self.store.release(handle), late=True)
+        reverts = killed and opened.truncated and not opened.ordinary
+        reverts = reverts and not inode.uncommitted and getattr(inode.version, "atomic", False)
+        if killed:
+            self.contents.pop(inode.ino, None)
+        self.do("release", lambda: self.store.release(handle), late=True, keeps=reverts)
 
     def _must_be_committed(self, inode: Inode) -> None:
-        assert inode.version is None or not inode.links, "a commit point left something unpublished"
+        """What programs wrote is what readers see, and nothing of it waits."""
+        if inode.links:
+            assert inode.version is None, "a commit point left something unpublished"
+            expected = self.content(inode)
+            assert _bytes_of(inode) == expected, "the file is not what was written"
 
     def save(self, path: bytes, length: int) -> None:
         """Open as an overwrite (or create), write, close."""
@@ -152,6 +197,8 @@ class Bench:
         except NotFoundError:
             return
         sized = "size" in changes
+        if sized and inode.live is not None:
+            truncate_model(self.content(inode), changes["size"])
         busy = inode.uncommitted or (sized and inode.version is not None)
         self.do(
             "attributes",
@@ -175,6 +222,12 @@ class Bench:
             self.do(
                 "setxattr", lambda: store.set_xattr(inode.ino, name, value), late=inode.uncommitted
             )
+
+
+def _bytes_of(inode: Inode) -> bytes:
+    """What readers see, verified."""
+    size = inode.content.size
+    return bytes(inode.content.read(0, size)) if size else b""
 
 
 # --- stores ---------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ bits each), so that images are counted once however often a campaign was interru
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -173,7 +175,7 @@ def run_units(units: Iterable[str], seed: int, *, jobs: int) -> Iterator[UnitRes
     """Results in the order in which they are there."""
     tasks = ((unit, seed) for unit in units)
     if jobs <= 1:
-        with _prepared():
+        with prepared():
             for task in tasks:
                 yield _run_one(task)
         return
@@ -182,24 +184,28 @@ def run_units(units: Iterable[str], seed: int, *, jobs: int) -> Iterator[UnitRes
         yield from pool.imap_unordered(_run_one, tasks)
 
 
-class _prepared:  # noqa: N801 - a context manager, used as one
+@contextlib.contextmanager
+def prepared() -> Iterator[None]:
     """A process that runs units: a fixed world, no log, no collector in between."""
-
-    def __enter__(self) -> None:
-        self._disabled = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)
-        gc.disable()
-        self._world = fixed_world()
-        self._world.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._world.__exit__(None, None, None)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+    try:
+        with fixed_world():
+            yield
+    finally:
         gc.enable()
-        logging.disable(self._disabled)
+        logging.disable(disabled)
+
+
+_of_this_process = contextlib.ExitStack()
 
 
 def _prepare_process() -> None:
-    _prepared().__enter__()
+    """For the life of a worker. Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _of_this_process.enter_context(prepared())
 
 
 def _run_one(task: tuple[str, int]) -> UnitResult:
@@ -210,7 +216,7 @@ def _run_one(task: tuple[str, int]) -> UnitResult:
 
 def repeat(unit: str, seed: int, image: int | None) -> UnitResult:
     """One unit again, or one image of it."""
-    with _prepared():
+    with prepared():
         return run_unit(unit, seed, only=image)
 
 

@@ -6,6 +6,8 @@
 ``program/LINE/17``         a random program
 ``recovery/LINE/rename``    one operation; the recovery of each image is cut too
 ``kill/LINE/rename``        one operation; the daemon is killed, its successor is cut
+``damage/LINE/primary``     damage to what is durable
+``mkfs/PAGE/over``          mkfs, over an old store
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from cxlfs.media import Granularity
 from tests.support.crash import single
 from tests.support.crash.aftermath import RecoveryRun, kill_then_cut
 from tests.support.crash.bench import Bench, new_bench
+from tests.support.crash.damage import DAMAGES, cut_mkfs, damage
 from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
 from tests.support.crash.programs import Program
 from tests.support.crash.runner import Failure, Limits, Result, cut_everywhere
@@ -46,6 +49,9 @@ def _t0(_seed: int) -> Iterator[str]:
     for work in (*SITUATIONS, *OPERATIONS):
         for media in _MEDIA:
             yield f"one/{media}/{work.__name__}"
+    for media in _MEDIA:
+        yield from (f"mkfs/{media}/{what}" for what in ("empty", "over"))
+    yield from (f"damage/LINE/{what}" for what in DAMAGES)
 
 
 def _t1(_seed: int) -> Iterator[str]:
@@ -74,7 +80,7 @@ def _t2(seed: int) -> Iterator[str]:
 
 @dataclasses.dataclass(slots=True)
 class UnitResult:
-    """Of one unit; ``images``: hashes of the distinct images."""
+    """Of one unit; ``seconds`` of a processor, ``images``: hashes of the distinct images."""
 
     name: str
     seconds: float
@@ -86,23 +92,14 @@ class UnitResult:
 
 def run_unit(name: str, seed: int, only: int | None = None) -> UnitResult:
     """Record and cut one unit; ``only``: judge no image but the one with that hash."""
-    began = time.perf_counter()
+    began = time.process_time()
     kind, media, what = name.split("/")
     rng = random.Random(f"{seed}/{name}")
-    bench = new_bench(Granularity[media])
-    try:
-        try:
-            limits = _record(bench, kind, what, rng)
-        except (CxlfsError, AssertionError) as error:
-            problem = f"while it was recorded: {type(error).__name__}: {error}"
-            result = Result(failures=[Failure(0, "", problem)])
-        else:
-            limits = dataclasses.replace(limits, only=only)
-            result = _cut(bench, kind, rng, limits)
-    finally:
-        bench.store.abandon()
-        bench.tape.media.close()
-    seconds = time.perf_counter() - began
+    if kind == "mkfs":
+        result = cut_mkfs(Granularity[media], rng, over=what == "over")
+    else:
+        result = _run_bench(kind, media, what, rng, only)
+    seconds = time.process_time() - began
     return UnitResult(
         name,
         seconds,
@@ -113,26 +110,46 @@ def run_unit(name: str, seed: int, only: int | None = None) -> UnitResult:
     )
 
 
+def _run_bench(kind: str, media: str, what: str, rng: random.Random, only: int | None) -> Result:
+    bench: Bench | None = None
+    try:
+        bench = new_bench(Granularity[media])
+        limits = _record(bench, kind, what, rng)
+    except (CxlfsError, AssertionError) as error:
+        problem = f"while it was recorded: {type(error).__name__}: {error}"
+        return Result(failures=[Failure(0, "", problem)])
+    else:
+        return _cut(bench, kind, what, rng, dataclasses.replace(limits, only=only))
+    finally:
+        if bench is not None:
+            bench.store.abandon()
+            bench.tape.media.close()
+
+
 def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
     """Run the workload; says where and how to cut it."""
     if kind == "program":
         Program(bench, rng).run()
         return Limits(random_masks=4, pairs_max=20)
+    if kind == "damage":
+        what = "append_fsync+rename_into+change_mode"
     *before, last = what.split("+")
     for name in before:
         BY_NAME[name](bench)
     first_event = len(bench.tape.media.events()) if before else 0
     BY_NAME[last](bench)
     if kind == "one":
-        return Limits(headers=bench.tape.media.granularity is Granularity.LINE)
+        return Limits(headers=bench.tape.media.granularity is Granularity.LINE, pairs_max=100)
     if kind == "recovery":
         return Limits(random_masks=2, pairs_max=10)
     return Limits(first_event=first_event, random_masks=8, pairs_max=60)
 
 
-def _cut(bench: Bench, kind: str, rng: random.Random, limits: Limits) -> Result:
+def _cut(bench: Bench, kind: str, what: str, rng: random.Random, limits: Limits) -> Result:
     if kind == "recovery":
         return RecoveryRun(bench.tape, rng, limits, twice=TWICE).cut_everywhere()
+    if kind == "damage":
+        return damage(bench, what, rng)
     if kind == "kill":
         return kill_then_cut(bench.tape, rng, kills=KILLS)
     return cut_everywhere(bench.tape, rng, limits)

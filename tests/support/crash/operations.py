@@ -124,12 +124,9 @@ def overwrite_left_open(bench: Bench) -> None:
 
 def overwrite_by_ftruncate(bench: Bench) -> None:
     handle = bench.open(b"old")
-    if handle is not None:
-        ino = bench.store.files.get(handle).inode.ino
-        store = bench.store
-        bench.do("ftruncate", lambda: store.set_attributes(ino, size=0, handle=handle), late=True)
-        bench.write(handle, 0, 4097)
-        bench.close(handle)
+    bench.ftruncate(handle, 0)
+    bench.write(handle, 0, 4097)
+    bench.close(handle)
 
 
 def overwrite_fsync(bench: Bench) -> None:
@@ -248,12 +245,9 @@ def truncate_to_nothing(bench: Bench) -> None:
 def truncate_and_append(bench: Bench) -> None:
     """The cut and what follows lie in one chunk: its checksum is of neither."""
     handle = bench.open(b"old")
-    if handle is not None:
-        ino = bench.store.files.get(handle).inode.ino
-        store = bench.store
-        bench.do("ftruncate", lambda: store.set_attributes(ino, size=5, handle=handle), late=True)
-        bench.write(handle, 9, 20)
-        bench.close(handle)
+    bench.ftruncate(handle, 5)
+    bench.write(handle, 9, 20)
+    bench.close(handle)
 
 
 # --- names ----------------------------------------------------------------------------------

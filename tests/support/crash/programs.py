@@ -50,11 +50,7 @@ class Program:
         self.bench.write(handle, self.rng.choice(OFFSETS), self.rng.choice(SIZES))
 
     def truncate(self) -> None:
-        handle, size = self.rng.choice(self.handles), self.rng.choice([0, 5, 5000])
-        store = self.bench.store
-        ino = store.files.get(handle).inode.ino
-        change = lambda: store.set_attributes(ino, size=size, handle=handle)  # noqa: E731
-        self.bench.do("ftruncate", change, late=True)
+        self.bench.ftruncate(self.rng.choice(self.handles), self.rng.choice([0, 5, 5000]))
 
     def fsync(self) -> None:
         handle = self.rng.choice(self.handles)

@@ -14,6 +14,8 @@ from tests.support.crash.bench import Bench
 from tests.support.stores import write_file
 
 Workload = Callable[[Bench], None]
+SCATTERED = 460
+"""References of 32 bytes: one more record than a quarter of a 64 KiB segment."""
 
 
 def rollovers_around_the_ring(bench: Bench) -> None:
@@ -132,20 +134,25 @@ def staging(bench: Bench) -> None:
     """An overwrite with more references than a record holds: several records, one promotion."""
     handle = bench.open(b"old", operations.TRUNCATE)
     assert handle is not None
-    for piece in range(460):
-        bench.store.write(handle, piece * 8192, b"%08d" % piece)
+    _scatter(bench, handle)
     bench.tape.start()
     commits = bench.store.volume.counters.commits
     bench.close(handle)
     assert bench.store.volume.counters.commits > commits + 1
 
 
+def _scatter(bench: Bench, handle: int) -> None:
+    """A few words here and there: each needs a reference of its own."""
+    for piece in range(SCATTERED):
+        bench.store.write(handle, piece * 8192, b"%08d" % piece)
+    bench.contents.pop(bench.store.files.get(handle).inode.ino)
+
+
 def staging_a_new_file(bench: Bench) -> None:
     """Its name appears first, marked incomplete."""
     handle = bench.create(b"new")
     assert handle is not None
-    for piece in range(460):
-        bench.store.write(handle, piece * 8192, b"%08d" % piece)
+    _scatter(bench, handle)
     bench.tape.start()
     store = bench.store
     bench.do("close", lambda: store.flush(handle, writer_killed=False), commits=True, steps=True)

@@ -30,14 +30,14 @@ class PowerCutError(AssertionError):
     """A cut left a state that was not promised; the message repeats it."""
 
 
-def format_tiny(media: SimulatedMedia) -> None:
+def format_tiny(media: SimulatedMedia, *, uuid: bytes = bytes(range(16))) -> None:
     """22 segments of 64 KiB, the least that leaves room to work in."""
     Store.format(
         media,
         segment_size_bytes=SEGMENT_BYTES,
         unit_bytes=layout.UNIT_BYTES_TEST,
         chunk_bytes=CHUNK_BYTES,
-        uuid=bytes(range(16)),
+        uuid=uuid,
     )
 
 
@@ -73,9 +73,11 @@ class Tape:
         commits: bool = False,
         late: bool = False,
         steps: bool = False,
+        keeps: bool = False,
     ) -> bool:
         """Run one verb; False when it was refused. ``commits``: a commit point on every media.
         ``late``: none on any. ``steps``: more than one record, each a state of its own.
+        ``keeps``: nothing that is committed may change.
         """
         seen: list[State] = []
         done = True
@@ -88,6 +90,9 @@ class Tape:
         self.durable.append(done and (commits or not (late or self._page)))
         self.names.append(name)
         self.states.append(committed_state(self.store))
+        if keeps:
+            changed = difference(self.states[-1], self.states[-2])
+            assert not changed, f"{name} committed something: {changed}"
         self.between.append(seen)
         self.media.mark(len(self.names))
         return done

@@ -1,0 +1,501 @@
+"""Planted bugs in what a running store writes: stores, write-backs, fences, and their order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cxlfs import image, journal, layout, roots, segments, superblock
+from cxlfs.media import SimulatedMedia
+from cxlfs.native import EventKind
+from cxlfs.operations import (
+    ContentOperation,
+    InodeOperation,
+    LinkOperation,
+    Operation,
+    UnlinkOperation,
+)
+from cxlfs.space import Space, State
+from cxlfs.store import cleaner, files, versions, volume
+from tests.support.mutants import (
+    Event,
+    Patch,
+    during,
+    every_but,
+    mutant,
+    nothing,
+    on_log,
+    on_result,
+)
+
+LINE_BYTES = 64
+WRITE_BACK = SimulatedMedia.write_back
+
+
+# --- write-backs ----------------------------------------------------------------------------
+
+
+@mutant("one/LINE/change_mode", 1)
+def record_not_written_back(patch: Patch) -> None:
+    """A record is fenced but never written back."""
+    during(patch, journal.Journal, "append", (SimulatedMedia, "write_back", nothing))
+
+
+@mutant("one/LINE/rename_over", 1)
+def record_payload_not_written_back(patch: Patch) -> None:
+    """Of a record only the header is written back."""
+
+    def write_back(media: SimulatedMedia, offset: int, _length: int) -> None:
+        WRITE_BACK(media, offset, LINE_BYTES)
+
+    during(patch, journal.Journal, "append", (SimulatedMedia, "write_back", write_back))
+
+
+@mutant("one/LINE/rollover", 1, 17)
+def root_not_written_back(patch: Patch) -> None:
+    """Roots are fenced but never written back."""
+    during(patch, roots, "write", (SimulatedMedia, "write_back", nothing))
+
+
+@mutant("one/LINE/rollover", 1, 17)
+def segment_header_not_written_back(patch: Patch) -> None:
+    """Segment headers reach the media by luck."""
+    during(patch, segments, "store", (SimulatedMedia, "write_back", nothing))
+
+
+@mutant("one/LINE/create_long_name", 20)
+def write_back_one_line_short(patch: Patch) -> None:
+    """The last line of a range of several is left out."""
+
+    def write_back(media: SimulatedMedia, offset: int, length: int) -> None:
+        lines = -(-(offset % LINE_BYTES + length) // LINE_BYTES)
+        if lines > 1:
+            length = (lines - 1) * LINE_BYTES - offset % LINE_BYTES
+        WRITE_BACK(media, offset, length)
+
+    patch.setattr(SimulatedMedia, "write_back", write_back)
+
+
+@mutant("one/LINE/change_mode", 20)
+def write_back_of_the_next_line(patch: Patch) -> None:
+    """The lines behind the ones that were stored are written back."""
+
+    def write_back(media: SimulatedMedia, offset: int, length: int) -> None:
+        WRITE_BACK(media, offset + LINE_BYTES, min(length, media.size_bytes - offset - LINE_BYTES))
+
+    patch.setattr(SimulatedMedia, "write_back", write_back)
+
+
+@mutant("one/LINE/change_mode", 20)
+def write_back_does_nothing(patch: Patch) -> None:
+    """The routine for this processor is empty."""
+    patch.setattr(SimulatedMedia, "write_back", nothing)
+
+
+# --- fences ---------------------------------------------------------------------------------
+
+
+@mutant("one/LINE/unlink", 2)
+def record_not_fenced(patch: Patch) -> None:
+    """A verb returns before its record is durable."""
+
+    def fence(self: journal.Journal) -> None:
+        self.fenced_lsn = self.last_lsn
+
+    patch.setattr(journal.Journal, "fence", fence)
+
+
+@mutant("one/PAGE/rename", 2)
+def rename_not_fenced_on_pages(patch: Patch) -> None:
+    """On page media rename and link return before their record is synchronised."""
+    patch.setattr(volume.Volume, "fence", nothing)
+
+
+@mutant("one/PAGE/overwrite", 2)
+def close_not_fenced_on_pages(patch: Patch) -> None:
+    """On page media close only queues its record."""
+    original = volume.Volume.commit
+
+    def commit(
+        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
+    ) -> tuple[int, int]:
+        del durable
+        return original(self, ops, durable=False)
+
+    patch.setattr(volume.Volume, "commit", commit)
+
+
+@mutant("one/LINE/rollover", 3)
+def rings_written_together(patch: Patch) -> None:
+    """Ring B is stored before ring A is durable."""
+    original = roots.write
+
+    def write(media: SimulatedMedia, *rest: Any) -> None:
+        forgetful = every_but(0)
+        from pytest import MonkeyPatch
+
+        with MonkeyPatch.context() as inner:
+            inner.setattr(SimulatedMedia, "fence", forgetful)
+            original(media, *rest)
+
+    patch.setattr(roots, "write", write)
+
+
+@mutant("one/LINE/rollover", 3)
+def second_ring_not_fenced(patch: Patch) -> None:
+    """The rollover goes on (and gives space back) before ring B is durable."""
+    original = roots.write
+
+    def write(media: SimulatedMedia, *rest: Any) -> None:
+        from pytest import MonkeyPatch
+
+        with MonkeyPatch.context() as inner:
+            inner.setattr(SimulatedMedia, "fence", every_but(1))
+            original(media, *rest)
+
+    patch.setattr(roots, "write", write)
+
+
+@mutant("one/LINE/rollover", 3)
+def image_not_fenced(patch: Patch) -> None:
+    """The root is stored while the image that it names is still on its way."""
+    original = volume.Volume._write_set
+
+    def write_set(self: volume.Volume, *, closing: bool) -> None:
+        from pytest import MonkeyPatch
+
+        with MonkeyPatch.context() as inner:
+            inner.setattr(SimulatedMedia, "fence", every_but(1))
+            original(self, closing=closing)
+
+    patch.setattr(volume.Volume, "_write_set", write_set)
+
+
+@mutant("one/PAGE/overwrite", 8, 16)
+def data_not_fenced_on_pages(patch: Patch) -> None:
+    """On page media a record may be durable before the data that it names."""
+    patch.setattr(versions.Versions, "fence_data", lambda _self: None)
+
+
+@mutant("one/LINE/overwrite", 8, 16)
+def data_not_fenced_on_lines(patch: Patch) -> None:
+    """C answers a write before its copy is fenced."""
+
+    def change(events: list[Event]) -> Iterator[Event]:
+        previous = 0
+        for event in events:
+            if not (event[0] == EventKind.FENCE and previous == EventKind.COPY):
+                yield event
+            previous = event[0]
+
+    on_log(patch, change)
+
+
+@mutant("one/LINE/overwrite", 2)
+def fence_by_another_thread(patch: Patch) -> None:
+    """Data is copied by one thread and fenced by another."""
+
+    def change(events: list[Event]) -> Iterator[Event]:
+        for kind, thread, offset, length, payload in events:
+            other = thread ^ 1 if kind == EventKind.COPY else thread
+            yield kind, other, offset, length, payload
+
+    on_log(patch, change)
+
+
+# --- ragged copies --------------------------------------------------------------------------
+
+
+@mutant("one/LINE/append_byte", 4)
+def ragged_tail_stays_in_the_cache(patch: Patch) -> None:
+    """The last, partial line of a copy is stored and not written back."""
+
+    def change(events: list[Event]) -> Iterator[Event]:
+        for kind, thread, offset, length, payload in events:
+            tail = (offset + length) % LINE_BYTES if kind == EventKind.COPY else 0
+            tail = min(tail, length)
+            if tail < length:
+                yield kind, thread, offset, length - tail, payload[: length - tail]
+            if tail:
+                start = offset + length - tail
+                yield EventKind.STORE, thread, start, tail, payload[length - tail :]
+
+    on_log(patch, change)
+
+
+@mutant("one/LINE/create_unaligned", 4)
+def ragged_head_stays_in_the_cache(patch: Patch) -> None:
+    """The first, partial line of a copy is stored and not written back."""
+
+    def change(events: list[Event]) -> Iterator[Event]:
+        for kind, thread, offset, length, payload in events:
+            head = -offset % LINE_BYTES if kind == EventKind.COPY else 0
+            head = min(head, length)
+            if head:
+                yield EventKind.STORE, thread, offset, head, payload[:head]
+            if head < length:
+                yield kind, thread, offset + head, length - head, payload[head:]
+
+    on_log(patch, change)
+
+
+# --- order of names and contents ------------------------------------------------------------
+
+
+def _split(patch: Patch, first: tuple[type, ...]) -> None:
+    """Transactions that hold operations of ``first`` and others become two."""
+    original = volume.Volume.commit
+
+    def commit(
+        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
+    ) -> tuple[int, int]:
+        before = [op for op in ops if isinstance(op, first)]
+        after = [op for op in ops if not isinstance(op, first)]
+        if before and after:
+            original(self, before, durable=durable)
+            return original(self, after, durable=durable)
+        return original(self, ops, durable=durable)
+
+    patch.setattr(volume.Volume, "commit", commit)
+
+
+@mutant("one/LINE/rename", 5)
+def old_name_removed_first(patch: Patch) -> None:
+    """A rename takes the old name away in a record of its own: for a moment there is none."""
+    _split(patch, (UnlinkOperation,))
+
+
+@mutant("one/LINE/rename_new", 5)
+def new_name_given_last(patch: Patch) -> None:
+    """Names are made in a record of their own, after everything else."""
+    original = volume.Volume.commit
+
+    def commit(
+        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
+    ) -> tuple[int, int]:
+        links = [op for op in ops if isinstance(op, LinkOperation)]
+        rest = [op for op in ops if not isinstance(op, LinkOperation)]
+        if links and rest:
+            original(self, rest, durable=durable)
+            return original(self, links, durable=durable)
+        return original(self, ops, durable=durable)
+
+    patch.setattr(volume.Volume, "commit", commit)
+
+
+@mutant("one/LINE/overwrite", 6)
+def times_committed_apart(patch: Patch) -> None:
+    """Attributes go into a record of their own, before the content."""
+    _split(patch, (InodeOperation,))
+
+
+@mutant("one/LINE/append", 6)
+def size_committed_apart(patch: Patch) -> None:
+    """A publication adds its references first and sets the size with a second record."""
+    original = volume.Volume.commit
+
+    def commit(
+        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
+    ) -> tuple[int, int]:
+        contents = [op for op in ops if isinstance(op, ContentOperation) and op.size and op.refs]
+        if contents:
+            first = [
+                dataclasses.replace(op, size=op.size - 1) if op in contents else op for op in ops
+            ]
+            original(self, first, durable=durable)
+            last = [dataclasses.replace(op, cut=op.size, refs=b"") for op in contents]
+            return original(self, last, durable=durable)
+        return original(self, ops, durable=durable)
+
+    patch.setattr(volume.Volume, "commit", commit)
+
+
+@mutant("one/LINE/overwrite", 16)
+def overwriting_truncates_at_once(patch: Patch) -> None:
+    """open(O_TRUNC) publishes the empty file."""
+    original = files.Files.truncate_to_nothing
+
+    def truncate(self: files.Files, inode: Any, handle: Any) -> None:
+        original(self, inode, handle)
+        self.versions.publish(inode, incomplete=False)
+
+    patch.setattr(files.Files, "truncate_to_nothing", truncate)
+
+
+@mutant("one/LINE/two_writers", 15)
+def second_change_forgets_its_cut(patch: Patch) -> None:
+    """A publication cuts the older content as if the file had been truncated."""
+    original = volume.Volume.commit
+
+    def commit(
+        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
+    ) -> tuple[int, int]:
+        changed = [
+            dataclasses.replace(op, cut=0) if isinstance(op, ContentOperation) else op for op in ops
+        ]
+        return original(self, changed, durable=durable)
+
+    patch.setattr(volume.Volume, "commit", commit)
+
+
+@mutant("one/LINE/joined_by_another", 15)
+def close_publishes_for_its_own_handle_only(patch: Patch) -> None:
+    """The close of a descriptor that did not truncate leaves the overwrite of another waiting."""
+    original = files.Files.flush
+
+    def flush(self: files.Files, handle_id: int, *, writer_killed: bool) -> None:
+        handle = self.get(handle_id)
+        version = handle.inode.version
+        if isinstance(version, versions.Version) and not handle.truncated:
+            others = [h for h in self._handles.values() if h.inode is handle.inode and h.truncated]
+            if others:
+                return
+        original(self, handle_id, writer_killed=writer_killed)
+
+    patch.setattr(files.Files, "flush", flush)
+
+
+@mutant("one/LINE/committing_what_is_open", 16)
+def periodic_commit_publishes_overwrites(patch: Patch) -> None:
+    """The periodic commit makes half an overwrite the committed content."""
+
+    def stage(self: versions.Versions, inode: Any) -> None:
+        if inode.version is not None:
+            inode.version.atomic = False
+            self.publish(inode, incomplete=False)
+
+    patch.setattr(versions.Versions, "stage", stage)
+
+
+# --- checksums ------------------------------------------------------------------------------
+
+
+@mutant("one/LINE/change_mode", 8)
+def checksum_stored_after_the_record(patch: Patch) -> None:
+    """A record is written with a checksum of zero, which is mended after its fence."""
+    original = journal.Journal.fence
+
+    def fence(self: journal.Journal) -> None:
+        original(self)
+        last = getattr(self, "_last", None)
+        if last is not None:
+            for base in self._bases:
+                self.media.store(base + last[0], last[1])
+                self.media.write_back(base + last[0], len(last[1]))
+
+    append = journal.Journal.append
+
+    def append_without(self: Any, payload: bytes, count: int) -> tuple[int, int]:
+        position = self._position
+        result = append(self, payload, count)
+        for base in self._bases:
+            whole = self.media.read(base + position, layout.RECORD_DTYPE.itemsize)
+            self._last = (position, whole)
+            self.media.store(base + position, whole[:-4] + bytes(4))
+            self.media.write_back(base + position, len(whole))
+        return result
+
+    patch.setattr(journal.Journal, "fence", fence)
+    patch.setattr(journal.Journal, "append", append_without)
+
+
+@mutant("one/LINE/change_mode", 9)
+def record_checksum_from_another_seed(patch: Patch) -> None:
+    """The writer of records seeds their checksums with zero."""
+    during(patch, journal.Journal, "__init__", (segments, "record_seed", lambda *_: 0))
+
+
+@mutant("one/LINE/rollover", 9)
+def image_checksum_of_another_image(patch: Patch) -> None:
+    """The root names the checksum of the image before."""
+    previous = [0]
+    original = image.build
+
+    def build(*args: Any, **options: Any) -> tuple[bytes, image.ImageInfo]:
+        data, info = original(*args, **options)
+        wrong = dataclasses.replace(info, header_crc=previous[0])
+        previous[0] = info.header_crc
+        return data, wrong
+
+    patch.setattr(image, "build", build)
+
+
+# --- space ----------------------------------------------------------------------------------
+
+
+@mutant("one/LINE/rollover", 12)
+def metadata_space_reused_early(patch: Patch) -> None:
+    """The segments of the sets in force are free before the next root is durable."""
+    original = volume.Volume._write_set
+
+    def write_set(self: volume.Volume, *, closing: bool) -> None:
+        self.space._free[:0] = self.current.segments + self.fallback.segments
+        original(self, closing=closing)
+
+    patch.setattr(volume.Volume, "_write_set", write_set)
+
+
+@mutant("one/LINE/aside_dropped_and_its_room_used", 12)
+def dead_data_reused_early(patch: Patch) -> None:
+    """A segment is free as soon as nothing alive refers to it, before any root says so."""
+    original = Space.collect_dead
+
+    def collect(self: Space) -> int:
+        count = original(self)
+        for index, state in enumerate(self.states):
+            if state is State.DEAD:
+                self.states[index] = State.FREE
+                self._free.insert(0, index)
+        return count
+
+    patch.setattr(Space, "collect_dead", collect)
+
+
+@mutant("one/LINE/rollover", 12, 19)
+def fallback_never_given_back(patch: Patch) -> None:
+    """Each rollover leaks the set before the last."""
+    original = volume.Volume._switch
+
+    def switch(self: volume.Volume, *args: Any, released: list[int]) -> None:
+        del released
+        original(self, *args, released=[])
+
+    patch.setattr(volume.Volume, "_switch", switch)
+
+
+@mutant("one/LINE/overwrite_big", 12)
+def leases_overlap(patch: Patch) -> None:
+    """What a lease gives back is taken even if others wrote behind it."""
+
+    def give_back(self: Space, offset: int, length: int) -> None:
+        head = self._head
+        if head is not None and length and self.superblock.segment_offset(head.index) < offset:
+            head.position = self._round(offset) - LINE_BYTES
+
+    patch.setattr(Space, "give_back", give_back)
+
+
+@mutant("one/LINE/clean", 12)
+def cleaned_segment_forgotten(patch: Patch) -> None:
+    """The cleaner commits its moves without the files that are concerned."""
+    on_result(patch, cleaner, "_ranges", lambda found: [_without_owners(item) for item in found])
+
+
+def _without_owners(item: Any) -> Any:
+    return type(item)(item.extent_id, item.start, item.length, item.owners[:0])
+
+
+# --- mkfs -----------------------------------------------------------------------------------
+
+
+@mutant("mkfs/LINE/empty", 18)
+def mkfs_not_fenced(patch: Patch) -> None:
+    """mkfs returns before its superblocks are durable."""
+    during(patch, superblock, "write", (SimulatedMedia, "fence", nothing))
+
+
+@mutant("mkfs/LINE/over", 18)
+def mkfs_keeps_old_superblocks(patch: Patch) -> None:
+    """mkfs over an old store writes its root while the old superblocks stand."""
+    patch.setattr(superblock, "erase", nothing)
