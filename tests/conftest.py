@@ -58,6 +58,12 @@ def _why_not_mountable() -> str | None:
     return why_not_mountable()
 
 
+@pytest.fixture(scope="session")
+def base_seed() -> int:
+    """The one of the whole run, for what divides it itself."""
+    return SEED
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """Of this test alone: the same whichever tests run before it."""

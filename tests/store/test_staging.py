@@ -7,11 +7,9 @@ import random
 
 import pytest
 
-from cxlfs.media import Granularity, SimulatedMedia
 from cxlfs.store import Store
-from tests.support.power_cut import Tape, cut_everywhere
 from tests.support.shop import Shop, close, create
-from tests.support.stores import format_small, read_file
+from tests.support.stores import read_file
 
 PIECE = 4096
 
@@ -110,28 +108,6 @@ def test_killed_after_staging(shop: Shop, store: Store, rng: random.Random) -> N
     assert aside is not None
     for offset, data in content.items():
         assert bytes(aside.read(offset, 64)) == data
-
-
-@pytest.mark.parametrize("granularity", [Granularity.LINE, Granularity.PAGE], ids=lambda g: g.name)
-def test_power_cut_between_the_records(granularity: Granularity, rng: random.Random) -> None:
-    media = SimulatedMedia(2 << 20, granularity)
-    format_small(media)
-    store = Store.open(media)
-    ino, handle = create(store, b"a")
-    for block in range(20):
-        store.write(handle, block * PIECE, bytes([block]) * 64)
-    close(store, handle)
-    handle = store.open_file(ino, os.O_RDWR)
-    for block in range(800):
-        store.write(handle, block * PIECE, b"new" * 20)
-    tape = Tape(media)
-    tape.start()
-    tape.verb("close", lambda: store.flush(handle, writer_killed=False), commits=True)
-    counts = cut_everywhere(tape, rng, "staging", work_every=10)
-    store.abandon()
-    media.close()
-    print(counts)
-    assert counts.points > 4
 
 
 def test_shared_extents_do_not_count_twice(shop: Shop, store: Store) -> None:

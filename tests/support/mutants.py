@@ -123,7 +123,9 @@ def _decode(log: bytes) -> Iterator[Event]:
 
 def _encode(event: Event) -> bytes:
     kind, thread, offset, length, payload = event
-    return _EVENT.pack(kind, thread, offset, length) + payload.ljust(-(-len(payload) // 8) * 8, b"\0")
+    return _EVENT.pack(kind, thread, offset, length) + payload.ljust(
+        -(-len(payload) // 8) * 8, b"\0"
+    )
 
 
 from tests.support import mutants_of_recovery, mutants_of_writing  # noqa: E402,F401 - they register

@@ -11,7 +11,7 @@ from cxlfs.errors import NameTooLongError
 from cxlfs.namespace import Namespace
 from cxlfs.native.maps import FileMap
 from cxlfs.store import names, recovery, replay, volume
-from tests.support.mutants import Anything, Patch, during, mutant, nothing
+from tests.support.mutants import Anything, Patch, during, mutant, nothing, on_result
 
 # --- checks that are not made ---------------------------------------------------------------
 
@@ -87,17 +87,10 @@ def root_checksum_not_compared(patch: Patch) -> None:
     patch.setattr(roots, "_contradiction", nothing)
 
 
-@mutant("one/LINE/rollover", 3, 7)
-def stale_ring_preferred(patch: Patch) -> None:
-    """Where the rings differ the older root is believed."""
-    original = roots.candidates
-
-    def candidates(states: list[roots.SlotState]) -> list[roots.Root]:
-        found = original(states)
-        last = {s.ring: s.root for s in states if s.root is not None and s.root == found[0]}
-        return found if len(last) == 2 or len(found) < 2 else found[1:]
-
-    patch.setattr(roots, "candidates", candidates)
+@mutant("one/LINE/rollovers_around_the_ring", 3, 7)
+def oldest_root_preferred(patch: Patch) -> None:
+    """Of the roots in the rings the one with the lowest generation is believed."""
+    on_result(patch, roots, "candidates", lambda found: found[::-1])
 
 
 @mutant("one/LINE/rollover", 7)
@@ -213,7 +206,7 @@ def replay_stamps_the_present_time(patch: Patch) -> None:
     original = replay.Replayer._inode
 
     def inode(self: replay.Replayer, op: Any) -> None:
-        original(self, dataclasses.replace(op, ctime_ns=time.time_ns()))
+        original(self, op._replace(ctime_ns=time.time_ns()))
 
     patch.setattr(replay.Replayer, "_inode", inode)
 
@@ -225,7 +218,7 @@ def appends_go_to_another_inode(patch: Patch) -> None:
 
     def inode(self: replay.Replayer, op: Any) -> None:
         if op.ino not in self.namespace.inodes:
-            op = dataclasses.replace(op, ino=self.namespace.next_ino + 1)
+            op = op._replace(ino=self.namespace.next_ino + 1)
         original(self, op)
 
     patch.setattr(replay.Replayer, "_inode", inode)
@@ -260,7 +253,7 @@ def version_kept_aside_becomes_the_content(patch: Patch) -> None:
     original = replay.Replayer._content
 
     def content(self: replay.Replayer, op: Any) -> None:
-        original(self, dataclasses.replace(op, aside=False))
+        original(self, op._replace(aside=False))
 
     patch.setattr(replay.Replayer, "_content", content)
 
@@ -283,6 +276,7 @@ def times_used_before_they_are_set(patch: Patch) -> None:
 @mutant("kill/LINE/append", 2, 17)
 def accepted_records_not_made_durable(patch: Patch) -> None:
     """Recovery builds on records that are readable and not durable, and rolls over without them."""
+
     def take_over(volume_: volume.Volume, state: Any, report: Any, slots: Any) -> None:
         del report
         roots.complete(volume_.media, volume_.superblock, slots, volume_.root)
@@ -293,9 +287,7 @@ def accepted_records_not_made_durable(patch: Patch) -> None:
             return
         from cxlfs.journal import Journal
 
-        journal = Journal(
-            volume_.media, volume_.superblock, header, last_lsn=volume_.last_lsn
-        )
+        journal = Journal(volume_.media, volume_.superblock, header, last_lsn=volume_.last_lsn)
         journal._position = state.scans[-1].end
         volume_.journal = journal
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
+
 from cxlfs import image, journal, layout, roots, segments, superblock
 from cxlfs.media import SimulatedMedia
 from cxlfs.native import EventKind
@@ -132,11 +134,8 @@ def rings_written_together(patch: Patch) -> None:
     original = roots.write
 
     def write(media: SimulatedMedia, *rest: Any) -> None:
-        forgetful = every_but(0)
-        from pytest import MonkeyPatch
-
-        with MonkeyPatch.context() as inner:
-            inner.setattr(SimulatedMedia, "fence", forgetful)
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(SimulatedMedia, "fence", every_but(0))
             original(media, *rest)
 
     patch.setattr(roots, "write", write)
@@ -148,9 +147,7 @@ def second_ring_not_fenced(patch: Patch) -> None:
     original = roots.write
 
     def write(media: SimulatedMedia, *rest: Any) -> None:
-        from pytest import MonkeyPatch
-
-        with MonkeyPatch.context() as inner:
+        with pytest.MonkeyPatch.context() as inner:
             inner.setattr(SimulatedMedia, "fence", every_but(1))
             original(media, *rest)
 
@@ -163,9 +160,7 @@ def image_not_fenced(patch: Patch) -> None:
     original = volume.Volume._write_set
 
     def write_set(self: volume.Volume, *, closing: bool) -> None:
-        from pytest import MonkeyPatch
-
-        with MonkeyPatch.context() as inner:
+        with pytest.MonkeyPatch.context() as inner:
             inner.setattr(SimulatedMedia, "fence", every_but(1))
             original(self, closing=closing)
 
@@ -300,11 +295,9 @@ def size_committed_apart(patch: Patch) -> None:
     ) -> tuple[int, int]:
         contents = [op for op in ops if isinstance(op, ContentOperation) and op.size and op.refs]
         if contents:
-            first = [
-                dataclasses.replace(op, size=op.size - 1) if op in contents else op for op in ops
-            ]
+            first = [op._replace(size=op.size - 1) if op in contents else op for op in ops]
             original(self, first, durable=durable)
-            last = [dataclasses.replace(op, cut=op.size, refs=b"") for op in contents]
+            last = [op._replace(cut=op.size, refs=b"") for op in contents]
             return original(self, last, durable=durable)
         return original(self, ops, durable=durable)
 
@@ -331,9 +324,7 @@ def second_change_forgets_its_cut(patch: Patch) -> None:
     def commit(
         self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
     ) -> tuple[int, int]:
-        changed = [
-            dataclasses.replace(op, cut=0) if isinstance(op, ContentOperation) else op for op in ops
-        ]
+        changed = [op._replace(cut=0) if isinstance(op, ContentOperation) else op for op in ops]
         return original(self, changed, durable=durable)
 
     patch.setattr(volume.Volume, "commit", commit)
@@ -491,11 +482,11 @@ def _without_owners(item: Any) -> Any:
 
 @mutant("mkfs/LINE/empty", 18)
 def mkfs_not_fenced(patch: Patch) -> None:
-    """mkfs returns before its superblocks are durable."""
+    """Mkfs returns before its superblocks are durable."""
     during(patch, superblock, "write", (SimulatedMedia, "fence", nothing))
 
 
 @mutant("mkfs/LINE/over", 18)
 def mkfs_keeps_old_superblocks(patch: Patch) -> None:
-    """mkfs over an old store writes its root while the old superblocks stand."""
+    """Mkfs over an old store writes its root while the old superblocks stand."""
     patch.setattr(superblock, "erase", nothing)

@@ -1,5 +1,5 @@
-"""Crashes of what comes after a crash: recoveries that are cut off, and daemons that are killed before
-the power goes.
+"""Crashes of what comes after a crash: recoveries that are cut off, and daemons that are killed
+before the power goes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from tests.support.stores import write_file
 
 _EVENT = struct.Struct("=IIQQ")
 _OTHER_THREAD = 1 << 31
-
 
 
 class RecoveryRun(Run):

@@ -1,7 +1,7 @@
 """Units that are no power cut of a workload: damage to what is durable, and cuts of mkfs.
 
-Damage is a few hundred places drawn by the seed, for planted bugs and as a short check; every bit of
-everything is the business of tests/corruption.
+Damage is a few hundred places drawn by the seed, for planted bugs and as a short check; every bit
+of everything is the business of tests/corruption.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ An image is judged in two executions, each beginning with nothing but the media:
    overwritten and renamed, and everything is deleted: no byte may stay behind.
 
 Both are remembered by what they read (:mod:`.footprint`): an outcome is used again only where the
-bytes that decided it are the same, so that every distinct image is judged in full. Verify right after the recovery reads what the crash left of the
-old journal too, which is different in every torn image: it runs for one in ``VERIFY_EVERY``.
+bytes that decided it are the same, so that every distinct image is judged in full. Verify right
+after the recovery reads what the crash left of the old journal too, which is different in every
+torn image: it runs for one recovery in ``VERIFY_EVERY``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+
 import numpy as np
 
 from cxlfs.errors import CxlfsError
@@ -218,9 +220,7 @@ def _open(media: SimulatedMedia) -> Store:
 def _note_extents(media: ReadingMedia, engine: Engine) -> None:
     """What C may read without asking Python: every extent that is known."""
     infos = engine.list()
-    media.reads.extend(
-        zip(infos["media_offset"].tolist(), infos["length"].tolist(), strict=True)
-    )
+    media.reads.extend(zip(infos["media_offset"].tolist(), infos["length"].tolist(), strict=True))
 
 
 def _verify(media: SimulatedMedia, store: Store | None = None) -> str | None:

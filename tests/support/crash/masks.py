@@ -1,7 +1,7 @@
 """Which words of those in flight reached the media: the choices that the campaign makes.
 
-A *unit* is what is chosen as a whole: a cache line on line and byte media, a 512-byte sector on page
-media. Units that recovery never looks at are not varied one by one: they are absent, present or
+A *unit* is what is chosen as a whole: a cache line on line and byte media, a 512-byte sector on
+page media. Units that recovery never looks at are not varied one by one: they are absent, present or
 random together, because no choice among them can make a difference.
 """
 
@@ -20,7 +20,7 @@ from cxlfs.native import EventKind
 LINE_BYTES = 64
 SECTOR_BYTES = 512
 ALL_SUBSETS_MAX = 8
-PREFIXES_MAX = 64
+PREFIXES_MAX = SINGLES_MAX = 64
 HEADER_WORDS = layout.RECORD_DTYPE.itemsize // WORD_BYTES
 _MAGIC = layout.RECORD_MAGIC.to_bytes(4, "little")
 
@@ -81,7 +81,8 @@ class Chooser:
 
     def _few(self, units: list[int]) -> Iterator[tuple[int, ...]]:
         yield ()
-        yield from ((unit,) for unit in units)
+        alone = units if len(units) <= SINGLES_MAX else self.rng.sample(units, SINGLES_MAX)
+        yield from ((unit,) for unit in alone)
         pairs = len(units) * (len(units) - 1) // 2
         if pairs <= self.pairs_max:
             yield from itertools.combinations(units, 2)
@@ -113,8 +114,9 @@ class Chooser:
     # --- headers of records -----------------------------------------------------------------
 
     def headers(self, log: EventLog, first_event: int) -> Iterator[Mask]:
-        """For records stored since ``first_event``: every subset of the words of each record header, all else of the record being there: of
-        the first copy without the second, and of the second without the first one's header.
+        """For records stored since ``first_event``: every subset of the words of each header, all
+        else of the record being there: of the first copy without the second, and of the second
+        without the first one's header.
         """
         in_flight = self.in_flight
         stored: dict[bytes, Mask] = {}

@@ -66,9 +66,7 @@ def catch(mutant: Mutant, seed: int, *, units_max: int | None = None) -> Catch |
                 images += len(result.images)
                 if result.failures:
                     first = result.failures[0]
-                    return Catch(
-                        mutant.name, unit, first.image, first.problem, images, number + 1
-                    )
+                    return Catch(mutant.name, unit, first.image, first.problem, images, number + 1)
     return None
 
 

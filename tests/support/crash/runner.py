@@ -6,8 +6,6 @@ import dataclasses
 import random
 from collections.abc import Iterator
 
-import numpy as np
-
 from cxlfs.media import Granularity
 from cxlfs.media.crash import CrashCursor, EventLog, Indexes, InFlight, Mask, Words
 from cxlfs.native import EventKind
