@@ -43,7 +43,7 @@ def payload_checksum_not_compared(patch: Patch) -> None:
     patch.setattr(journal_reader.SegmentReader, "_record_at", record_at)
 
 
-@mutant("one/LINE/rename_over", 9, 11)
+@mutant("one/LINE/rollovers_around_the_ring", 9, 11)
 def header_checksum_not_compared(patch: Patch) -> None:
     """Only the payload of a record is checked."""
     original = journal_reader.SegmentReader._record_at
@@ -62,7 +62,7 @@ def header_checksum_not_compared(patch: Patch) -> None:
     patch.setattr(journal_reader.SegmentReader, "_record_at", record_at)
 
 
-@mutant("one/LINE/rename_over", 9, 11)
+@mutant("one/LINE/rollovers_around_the_ring", 9, 11)
 def checksum_covers_less_than_the_record(patch: Patch) -> None:
     """The checksum of a payload leaves out its last 64 bytes, in writer and reader."""
     from cxlfs import journal
@@ -292,21 +292,6 @@ def accepted_records_not_made_durable(patch: Patch) -> None:
         volume_.journal = journal
 
     patch.setattr(recovery, "_take_over", take_over)
-
-
-@mutant("recovery/LINE/append", 10, 11)
-def epochs_used_again(patch: Patch) -> None:
-    """A recovery that was cut off leaves segments whose epochs its successor uses again, with the
-    same number for their checksums.
-    """
-    original = volume.Volume.__init__
-
-    def init(self: volume.Volume, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        self.nonce = self.space.nonce = 7
-        self.space.next_epoch = 5
-
-    patch.setattr(volume.Volume, "__init__", init)
 
 
 @mutant("recovery/LINE/append", 14)

@@ -15,6 +15,7 @@ from cxlfs.operations import (
     ContentOperation,
     InodeOperation,
     LinkOperation,
+    MoveOperation,
     Operation,
     UnlinkOperation,
 )
@@ -28,7 +29,6 @@ from tests.support.mutants import (
     mutant,
     nothing,
     on_log,
-    on_result,
 )
 
 LINE_BYTES = 64
@@ -54,7 +54,7 @@ def record_payload_not_written_back(patch: Patch) -> None:
     during(patch, journal.Journal, "append", (SimulatedMedia, "write_back", write_back))
 
 
-@mutant("one/LINE/rollover", 1, 17)
+@mutant("one/LINE/rollovers_around_the_ring", 1, 17)
 def root_not_written_back(patch: Patch) -> None:
     """Roots are fenced but never written back."""
     during(patch, roots, "write", (SimulatedMedia, "write_back", nothing))
@@ -128,7 +128,7 @@ def close_not_fenced_on_pages(patch: Patch) -> None:
     patch.setattr(volume.Volume, "commit", commit)
 
 
-@mutant("one/LINE/rollover", 3)
+@mutant("one/LINE/rollovers_around_the_ring", 3)
 def rings_written_together(patch: Patch) -> None:
     """Ring B is stored before ring A is durable."""
     original = roots.write
@@ -141,17 +141,43 @@ def rings_written_together(patch: Patch) -> None:
     patch.setattr(roots, "write", write)
 
 
-@mutant("one/LINE/rollover", 3)
-def second_ring_not_fenced(patch: Patch) -> None:
-    """The rollover goes on (and gives space back) before ring B is durable."""
-    original = roots.write
+@mutant("damage/LINE/primary", 1, 3, 7)
+def mirror_not_written_back(patch: Patch) -> None:
+    """Of the two copies of a record only the first is made durable."""
 
-    def write(media: SimulatedMedia, *rest: Any) -> None:
+    def append(self: journal.Journal, payload: bytes, count: int) -> tuple[int, int]:
+        def write_back(media: SimulatedMedia, offset: int, length: int) -> None:
+            if offset < self._bases[1]:
+                WRITE_BACK(media, offset, length)
+
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(SimulatedMedia, "fence", every_but(1))
-            original(media, *rest)
+            inner.setattr(SimulatedMedia, "write_back", write_back)
+            return original(self, payload, count)
 
-    patch.setattr(roots, "write", write)
+    original = journal.Journal.append
+    patch.setattr(journal.Journal, "append", append)
+
+
+@mutant("one/LINE/rollover", 3, 16)
+def root_written_before_its_image(patch: Patch) -> None:
+    """A rollover writes the root first, then the image that it names."""
+    original, copy, write = volume.Volume._write_set, SimulatedMedia.copy, roots.write
+
+    def write_set(self: volume.Volume, *, closing: bool) -> None:
+        waiting: list[tuple[int, Any]] = []
+
+        def early(media: Any, *rest: Any) -> None:
+            write(media, *rest)
+            for offset, data in waiting:
+                copy(media, offset, data)
+            media.fence()
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(SimulatedMedia, "copy", lambda _, *args: waiting.append(args))
+            inner.setattr(roots, "write", early)
+            original(self, closing=closing)
+
+    patch.setattr(volume.Volume, "_write_set", write_set)
 
 
 @mutant("one/LINE/rollover", 3)
@@ -203,18 +229,13 @@ def fence_by_another_thread(patch: Patch) -> None:
 
 
 @mutant("one/LINE/append_byte", 4)
-def ragged_tail_stays_in_the_cache(patch: Patch) -> None:
-    """The last, partial line of a copy is stored and not written back."""
+def short_copies_stay_in_the_cache(patch: Patch) -> None:
+    """Copies of less than a line are stored and not written back."""
 
     def change(events: list[Event]) -> Iterator[Event]:
         for kind, thread, offset, length, payload in events:
-            tail = (offset + length) % LINE_BYTES if kind == EventKind.COPY else 0
-            tail = min(tail, length)
-            if tail < length:
-                yield kind, thread, offset, length - tail, payload[: length - tail]
-            if tail:
-                start = offset + length - tail
-                yield EventKind.STORE, thread, start, tail, payload[length - tail :]
+            short = kind == EventKind.COPY and length < LINE_BYTES
+            yield EventKind.STORE if short else kind, thread, offset, length, payload
 
     on_log(patch, change)
 
@@ -224,9 +245,12 @@ def ragged_head_stays_in_the_cache(patch: Patch) -> None:
     """The first, partial line of a copy is stored and not written back."""
 
     def change(events: list[Event]) -> Iterator[Event]:
-        for kind, thread, offset, length, payload in events:
-            head = -offset % LINE_BYTES if kind == EventKind.COPY else 0
-            head = min(head, length)
+        for event in events:
+            kind, thread, offset, length, payload = event
+            if kind != EventKind.COPY:
+                yield event
+                continue
+            head = min(-offset % LINE_BYTES, length)
             if head:
                 yield EventKind.STORE, thread, offset, head, payload[:head]
             if head < length:
@@ -427,20 +451,20 @@ def metadata_space_reused_early(patch: Patch) -> None:
     patch.setattr(volume.Volume, "_write_set", write_set)
 
 
-@mutant("one/LINE/aside_dropped_and_its_room_used", 12)
+@mutant("one/PAGE/space_of_a_removed_file", 12)
 def dead_data_reused_early(patch: Patch) -> None:
-    """A segment is free as soon as nothing alive refers to it, before any root says so."""
-    original = Space.collect_dead
+    """A segment is taken again as soon as nothing alive refers to it, before any root says so."""
+    original = Space.lease
 
-    def collect(self: Space) -> int:
-        count = original(self)
+    def lease(self: Space, needed_bytes: int, wanted_bytes: int) -> tuple[int, int]:
+        self.collect_dead()
         for index, state in enumerate(self.states):
             if state is State.DEAD:
                 self.states[index] = State.FREE
                 self._free.insert(0, index)
-        return count
+        return original(self, needed_bytes, wanted_bytes)
 
-    patch.setattr(Space, "collect_dead", collect)
+    patch.setattr(Space, "lease", lease)
 
 
 @mutant("one/LINE/rollover", 12, 19)
@@ -455,26 +479,27 @@ def fallback_never_given_back(patch: Patch) -> None:
     patch.setattr(volume.Volume, "_switch", switch)
 
 
-@mutant("one/LINE/overwrite_big", 12)
+@mutant("one/LINE/files_by_turns", 12)
 def leases_overlap(patch: Patch) -> None:
     """What a lease gives back is taken even if others wrote behind it."""
 
     def give_back(self: Space, offset: int, length: int) -> None:
         head = self._head
-        if head is not None and length and self.superblock.segment_offset(head.index) < offset:
-            head.position = self._round(offset) - LINE_BYTES
+        if head is not None and length and offset + length <= head.position:
+            head.position = self._round(offset)
 
     patch.setattr(Space, "give_back", give_back)
 
 
-@mutant("one/LINE/clean", 12)
-def cleaned_segment_forgotten(patch: Patch) -> None:
-    """The cleaner commits its moves without the files that are concerned."""
-    on_result(patch, cleaner, "_ranges", lambda found: [_without_owners(item) for item in found])
+@mutant("one/LINE/clean", 11)
+def moved_data_looked_for_elsewhere(patch: Patch) -> None:
+    """The record of a move names a place next to the one that the data was copied to."""
 
+    def move(*fields: Any) -> MoveOperation:
+        right = MoveOperation(*fields)
+        return right._replace(target_offset=max(0, right.target_offset - LINE_BYTES))
 
-def _without_owners(item: Any) -> Any:
-    return type(item)(item.extent_id, item.start, item.length, item.owners[:0])
+    patch.setattr(cleaner, "MoveOperation", move)
 
 
 # --- mkfs -----------------------------------------------------------------------------------

@@ -36,10 +36,13 @@ Change = tuple[int, bytes]
 
 
 def damage(bench: Bench, what: str, rng: random.Random) -> Result:
-    """One kind of damage after another to a store in use. What has a second copy must be as before;
-    else the state is as before, or opening (or reading) says that something is wrong.
+    """One kind of damage after another to what is durable of a store in use. What has a second copy
+    must be as before; else the state is as before, or opening (or reading) says what is wrong.
     """
-    image = bytes(bench.tape.media.unguarded_memory())
+    log = bench.tape.media.events()
+    cursor = CrashCursor(bench.tape.base, log, bench.tape.media.granularity)
+    cursor.advance(len(log))
+    image = cursor.image(cursor.in_flight().none())
     media = SimulatedMedia(len(image), bench.tape.media.granularity, image=image)
     good = _outcome(media, image)
     assert isinstance(good, dict), good

@@ -1,8 +1,8 @@
 """Which words of those in flight reached the media: the choices that the campaign makes.
 
 A *unit* is what is chosen as a whole: a cache line on line and byte media, a 512-byte sector on
-page media. Units that recovery never looks at are not varied one by one: they are absent, present or
-random together, because no choice among them can make a difference.
+page media. Units that recovery never looks at are not varied one by one: they are absent, present
+or random together, because no choice among them can make a difference.
 """
 
 from __future__ import annotations

@@ -227,6 +227,19 @@ def joined_by_another(bench: Bench) -> None:
     bench.close(first, killed=True)
 
 
+def files_by_turns(bench: Bench) -> None:
+    """Two new files grow beside each other; when one is closed its unused room goes to a third."""
+    first, second = bench.create(b"first"), bench.create(b"beside")
+    bench.write(first, 0, 300)
+    bench.write(second, 0, 300)
+    bench.close(first)
+    bench.write(second, 300, 300)
+    third = bench.create(b"third")
+    bench.write(third, 0, 32_700)
+    bench.close(second)
+    bench.close(third)
+
+
 # --- sizes ----------------------------------------------------------------------------------
 
 
@@ -395,12 +408,22 @@ def clean(bench: Bench) -> None:
 
 
 def commit_periodically(bench: Bench) -> None:
+    """Overwrites are made durable aside: what is committed stays."""
+    kept = {
+        inode.ino: bytes(committed.read(0, committed.size))
+        for inode in bench.store.versions.open_versions.values()
+        if getattr(inode.version, "atomic", False) and (committed := inode.committed) is not None
+    }
     bench.do(
         "periodic commit",
         lambda: bench.store.files.commit_old_versions(older_than=1e18),
         late=True,
         steps=True,
     )
+    for ino, content in kept.items():
+        committed = bench.store.namespace.get(ino).committed
+        assert committed is not None, "an overwrite was published"
+        assert bytes(committed.read(0, committed.size)) == content
 
 
 def drop_aside(bench: Bench) -> None:
@@ -430,7 +453,7 @@ OPERATIONS: list[Operation] = [
     overwrite, overwrite_big, overwrite_with_nothing, overwrite_redirected, overwrite_killed,
     overwrite_left_open, overwrite_by_ftruncate, overwrite_fsync, change_word, change_block,
     change_across_chunks, change_killed, change_left_open, append, append_byte, append_fsync,
-    go_on, two_writers, truncated_by_another, joined_by_another, truncate_shorter,
+    go_on, files_by_turns, two_writers, truncated_by_another, joined_by_another, truncate_shorter,
     truncate_longer, truncate_to_nothing, truncate_and_append, rename, rename_over, rename_into,
     rename_new, rename_directory, rename_directory_in_use, exchange, exchange_with_directory,
     rename_refused, link, link_new, unlink, unlink_linked, unlink_open, make_directory,

@@ -54,6 +54,22 @@ def segment_wraps_in_a_write(bench: Bench) -> None:
     operations.create_big(bench)
 
 
+def space_of_a_removed_file(bench: Bench) -> None:
+    """A file that had segments of its own is removed; the next one must not get them yet."""
+    space = bench.store.volume.space
+    handle = bench.create(b"large")
+    bench.write(handle, 0, 32_000)
+    for step in range(1, 5):
+        bench.write(handle, 32_000 * step, 32_000)
+    bench.close(handle)
+    while space._head is None or space._head.end - space._head.position > 3000:
+        write_file(bench.store, 1, b"filler", bench.fresh(1500))
+    bench.store.fsync_directory(1)
+    bench.tape.start()
+    bench.unlink(b"large")
+    operations.create_big(bench)
+
+
 def rollover_without_room(bench: Bench) -> None:
     """The fallback's segments are given up for the new image."""
     bench.store.volume.rollover()
@@ -183,6 +199,7 @@ def unlinking_on_a_full_store(bench: Bench) -> None:
 
 SITUATIONS: list[Workload] = [
     rollovers_around_the_ring, journal_wraps_in_a_verb, segment_wraps_in_a_write,
+    space_of_a_removed_file,
     rollover_without_room, aside_dropped_and_its_room_used, aside_replaced, cleaning_many,
     cleaning_under_open_files, committing_what_is_open, closing_cleanly, staging,
     staging_a_new_file, renaming_over_an_open_file, unlinking_on_a_full_store,
