@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs.errors import MediaError
+from cxlfs.errors import CorruptionError, MediaError
 from cxlfs.media import MemoryMedia, open_media
 from cxlfs.native import Target
 from cxlfs.store import Store, StoreOptions
@@ -28,13 +28,14 @@ class PoisonedMedia(MemoryMedia):
         super().__init__(len(content))
         self.unguarded_memory()[:] = content
         self.poisoned: int | None = None
-        """Media offset of the line."""
+        """Media offset of the line (of the first one)."""
+        self.poisoned_bytes = LINE_BYTES
 
     def _refuse(self, offset: int, length: int) -> None:
         line = self.poisoned
-        if line is not None and offset < line + LINE_BYTES and line < offset + length:
+        if line is not None and offset < line + self.poisoned_bytes and line < offset + length:
             at = max(line, offset)
-            raise MediaError(f"planted: poison at {at}", offset=at, length=LINE_BYTES)
+            raise MediaError(f"planted: poison at {at}", offset=at, length=self.poisoned_bytes)
 
     def read(self, offset: int, length: int) -> bytes:
         self._refuse(offset, length)
@@ -97,6 +98,33 @@ def test_every_metadata_line_poisoned(
             assert picture_of(media) == good, place
             media.unguarded_memory()[:] = content
     assert found_count > len(places) / step * 0.75
+
+
+def test_every_unit_and_segment_unreadable(anatomy: Anatomy, is_closed: bool) -> None:
+    """The largest page that one error takes away: superblocks and rings are read elsewhere; of
+    segments the state is read from other copies or opening fails, and nothing else is shown. (File
+    data is read in C, past this media: for that the file is cut in the test below.)
+    """
+    good = good_picture(closed=is_closed)
+    media = PoisonedMedia(bytes(anatomy.media.unguarded_memory()))
+    block = anatomy.block
+    unit = block.unit_bytes
+    ends = {0, unit, block.size_bytes - 2 * unit, block.size_bytes - unit}
+    segments = {block.segment_offset(i): i for i in range(block.segment_count)}
+    read_around = 0
+    for place in sorted({*ends, *segments}):
+        media.poisoned = place
+        media.poisoned_bytes = unit if place in ends else block.segment_size_bytes
+        seen = picture_of(media)
+        if place in ends:
+            assert seen == good, place
+        if seen == good:
+            read_around += 1
+        else:
+            assert isinstance(seen, MediaError | CorruptionError), (place, seen)
+            assert findings_of(media), place
+    assert read_around > len(segments) / 2
+    media.close()
 
 
 def test_a_file_that_was_cut_under_the_mapping(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import random
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -21,11 +23,11 @@ from hypothesis.stateful import (
 )
 
 from cxlfs.errors import NoSpaceError
-from cxlfs.media import Granularity
+from cxlfs.media import Granularity, SimulatedMedia
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
 from tests.support.model import ModelFile, ModelHandle, truncate, write
-from tests.support.stores import new_store, read_file, reopen
+from tests.support.stores import format_small, read_file, reopen
 
 LONG = os.environ.get("CXLFS_PROPERTY") == "long"
 pytestmark = [pytest.mark.timeout(0)] if LONG else []
@@ -46,7 +48,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store: Store = new_store(size_bytes=8 << 20, granularity=self.granularity)
+        media = SimulatedMedia(4 << 20, self.granularity)
+        format_small(media)
+        self.store = Store.open(media)
+        media.restart()
         self.directories: dict[bytes, int] = {b"": 1}
         self.files: dict[tuple[bytes, bytes], ModelFile] = {}
         self.handles: dict[int, ModelHandle] = {}
@@ -255,6 +260,41 @@ class StoreMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         self._restart(clean=False)
 
+    @rule(
+        during=st.sampled_from(["nothing", "rollover", "clean", "commit"]),
+        where=st.floats(0, 1),
+        subset=st.randoms(use_true_random=False),
+    )
+    def power_cut(self, during: str, where: float, subset: random.Random) -> None:
+        """At a random event of something that changes no state, with random words of those in
+        flight. What was committed is there; on page media that is what a commit point covered.
+        """
+        self.store.fsync_directory(1)
+        media = self.store.media
+        assert isinstance(media, SimulatedMedia)
+        begin = len(media.events())
+        if during == "rollover":
+            self.rollover()
+        elif during == "clean":
+            self.clean()
+        elif during == "commit":
+            self._stage_overwrites()
+        self.store.abandon()
+        cursor = media.cursor()
+        cursor.advance(begin + int(where * (len(cursor.log) - begin)))
+        in_flight = cursor.in_flight()
+        share = subset.choice([0.0, 0.1, 0.5, 0.9, 1.0])
+        mask = np.array([subset.random() < share for _ in range(len(in_flight))], dtype=np.bool_)
+        media.load(cursor.image(mask))
+        media.restart()
+        self._opened(Store.open(media))
+
+    def _stage_overwrites(self) -> None:
+        """Of the periodic commit only what changes no committed state."""
+        for inode in list(self.store.versions.open_versions.values()):
+            if getattr(inode.version, "atomic", False) and not inode.uncommitted:
+                self.store.versions.stage(inode)
+
     @rule()
     def remount(self) -> None:
         for opened in self.handles.values():
@@ -266,7 +306,10 @@ class StoreMachine(RuleBasedStateMachine):
         self._restart(clean=True)
 
     def _restart(self, *, clean: bool) -> None:
-        self.store = reopen(self.store, clean=clean)
+        self._opened(reopen(self.store, clean=clean))
+
+    def _opened(self, store: Store) -> None:
+        self.store = store
         assert self.store.read_only_reason is None
         assert self.store.recovery.problems == []
         self.handles.clear()

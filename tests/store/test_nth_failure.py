@@ -4,18 +4,20 @@ verb succeeds or raises, and what is left is a store whose state is the one that
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from cxlfs.errors import MediaError, OutOfMemoryError, ReadOnlyError
-from cxlfs.media import Granularity, MemoryMedia
-from cxlfs.native import FaultKind, set_fault
+from cxlfs.media import Granularity, Media, MemoryMedia, open_media
+from cxlfs.native import FaultKind, fault_count, set_fault
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
 from tests.support.shop import open_for_overwrite
-from tests.support.stores import Entry, new_store, picture, read_file, write_file
+from tests.support.stores import Entry, format_small, new_store, picture, read_file, write_file
 
 FAILURES = (OutOfMemoryError, MediaError, ReadOnlyError)
 RUNS_MAX = 300
@@ -149,3 +151,114 @@ def test_nth_failure(kind: FaultKind, granularity: Granularity) -> None:
         pytest.fail("a fault that never ends")
     print(f"{failed} runs failed")
     assert failed > 3 or (kind is FaultKind.MSYNC and granularity is Granularity.LINE)
+
+
+def crashed_image(granularity: Granularity) -> tuple[bytes, dict[bytes, Entry]]:
+    """A store dropped with records in its journal, and what opening it shows."""
+    store = prepare(granularity)
+    work(store)
+    store.abandon()
+    media = store.media
+    image = bytes(media.unguarded_memory())
+    again = Store.open(media)
+    seen = picture(again)
+    again.abandon()
+    media.close()
+    return image, seen
+
+
+@pytest.mark.parametrize("granularity", [Granularity.LINE, Granularity.PAGE], ids=lambda g: g.name)
+@pytest.mark.parametrize("kind", [k for k in FaultKind if k is not FaultKind.MAP])
+def test_nth_failure_while_opening(kind: FaultKind, granularity: Granularity) -> None:
+    """Recovery fails or is refused; the next one shows what there was, whatever the first left."""
+    image, expected = crashed_image(granularity)
+    failed = 0
+    for nth in range(1, RUNS_MAX):
+        media = MemoryMedia(len(image), granularity)
+        media.unguarded_memory()[:] = image
+        set_fault(kind, nth)
+        hit = _open_and_drop(media)
+        reached = fault_count(kind) >= nth
+        set_fault(kind, 0)
+        assert hit or not reached, f"failure {nth} went unnoticed"
+        media = _copy_of(media)  # a mapping whose msync failed once never writes again
+        again = Store.open(media)
+        assert again.read_only_reason is None
+        assert picture(again) == expected
+        write_file(again, 1, b"fine", b"fine")
+        again.close()
+        assert list(run_passes(media, structure_only=False)) == []
+        media.close()
+        failed += hit
+        if not reached:
+            break
+    else:
+        pytest.fail("a fault that never ends")
+    print(f"{failed} openings failed")
+    assert failed or (kind is FaultKind.MSYNC and granularity is Granularity.LINE)
+
+
+def _copy_of(media: MemoryMedia) -> MemoryMedia:
+    copy = MemoryMedia(media.size_bytes, media.granularity)
+    copy.unguarded_memory()[:] = media.unguarded_memory()
+    media.close()
+    return copy
+
+
+def _open_and_drop(media: MemoryMedia) -> bool:
+    """Whether opening failed, or gave a store that does not write."""
+    try:
+        store = Store.open(media)
+    except FAILURES:
+        return True
+    refused = store.read_only
+    store.abandon()
+    return refused
+
+
+@pytest.mark.parametrize("granularity", [Granularity.LINE, Granularity.PAGE], ids=lambda g: g.name)
+@pytest.mark.parametrize("kind", [k for k in FaultKind if k is not FaultKind.MAP])
+def test_nth_failure_of_mkfs(kind: FaultKind, granularity: Granularity) -> None:
+    """Mkfs says so; tried again it makes a store."""
+    for nth in range(1, RUNS_MAX):
+        media = MemoryMedia(2 << 20, granularity)
+        set_fault(kind, nth)
+        failures: list[str] = []
+        attempt(failures, lambda media=media: format_small(media))
+        reached = fault_count(kind) >= nth
+        set_fault(kind, 0)
+        assert bool(failures) == reached
+        media = _copy_of(media)
+        if failures:
+            format_small(media)
+        Store.open(media).close()
+        assert list(run_passes(media, structure_only=False)) == []
+        media.close()
+        if not reached:
+            return
+    pytest.fail("a fault that never ends")
+
+
+def test_nth_failure_of_mapping(tmp_path: Path) -> None:
+    """A source that cannot be mapped is left as it was, and is not held."""
+    path = tmp_path / "store"
+    with contextlib.closing(open_media(path, create_size_bytes=48 << 20)) as media:
+        Store.format(media)
+        store = Store.open(media)
+        write_file(store, 1, b"file", b"content")
+        store.close()
+    before = path.read_bytes()
+    for nth in range(1, RUNS_MAX):
+        set_fault(FaultKind.MAP, nth)
+        failures: list[str] = []
+        opened = attempt(failures, lambda: open_media(path))
+        reached = fault_count(FaultKind.MAP) >= nth
+        set_fault(FaultKind.MAP, 0)
+        assert bool(failures) == reached
+        if isinstance(opened, Media):
+            opened.close()
+        assert path.read_bytes() == before
+        if not reached:
+            assert nth > 1
+            return
+    pytest.fail("a fault that never ends")
