@@ -177,14 +177,20 @@ def newer_root_may_be_lost(states: list[SlotState]) -> bool:
 
 
 def complete(media: Media, superblock: Superblock, states: list[SlotState], root: Root) -> None:
-    """Give a ring that lacks ``root`` (a crash came between the two) the copy that it should have.
+    """Make ``root`` durable in both rings: a crash may have come between the two.
 
-    The good copy is not touched. Durable when it returns.
+    The good copy is written back and fenced before the other one is touched: after a mere kill of
+    the daemon it can be readable without being durable. Durable when it returns.
     """
     data = encode(root, superblock.uuid)
     slot = root.generation % superblock.ring_slots
-    for state in states:
-        if state.slot == slot and state.root != root:
+    mine = [state for state in states if state.slot == slot]
+    for state in mine:
+        if state.root == root:
+            media.write_back(state.media_offset, len(data))
+    media.fence()
+    for state in mine:
+        if state.root != root:
             media.store(state.media_offset, data)
             media.write_back(state.media_offset, len(data))
             media.fence()

@@ -16,7 +16,7 @@ from tests.support.stores import read_file
 
 T0_IMAGES_MIN = 20_000
 SOME_RECOVERIES = ["rename_over", "append", "rollover", "committing_what_is_open"]
-SOME_KILLS = ["append", "overwrite", "rollover", "create_big"]
+SOME_KILLS = ["append", "overwrite", "create_big", "rollovers_around_the_ring"]
 
 
 def must_be_right(result: UnitResult) -> None:

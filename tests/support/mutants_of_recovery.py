@@ -294,6 +294,17 @@ def accepted_records_not_made_durable(patch: Patch) -> None:
     patch.setattr(recovery, "_take_over", take_over)
 
 
+@mutant("kill/LINE/rollovers_around_the_ring", 3, 17)
+def accepted_root_not_made_durable(patch: Patch) -> None:
+    """Recovery builds on a root that a killed daemon stored and did not fence."""
+    original = roots.complete
+
+    def complete(media: Any, block: Any, states: Any, root: roots.Root) -> None:
+        original(media, block, [s for s in states if s.root != root], root)
+
+    patch.setattr(roots, "complete", complete)
+
+
 @mutant("recovery/LINE/append", 14)
 def recovery_empties_the_old_journal(patch: Patch) -> None:
     """Before the new root is durable recovery clears the journal that it has read."""
