@@ -128,4 +128,8 @@ def _encode(event: Event) -> bytes:
     )
 
 
-from tests.support import mutants_of_recovery, mutants_of_writing  # noqa: E402,F401 - they register
+from tests.support import (  # noqa: E402 - they register, and need what stands above
+    mutants_of_order,  # noqa: F401
+    mutants_of_recovery,  # noqa: F401
+    mutants_of_writing,  # noqa: F401
+)

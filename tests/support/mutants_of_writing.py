@@ -8,19 +8,13 @@ from typing import Any
 
 import pytest
 
-from cxlfs import image, journal, layout, roots, segments, superblock
+from cxlfs import image, journal, layout, roots, segments
 from cxlfs.media import SimulatedMedia
 from cxlfs.native import EventKind
 from cxlfs.operations import (
-    ContentOperation,
-    InodeOperation,
-    LinkOperation,
-    MoveOperation,
     Operation,
-    UnlinkOperation,
 )
-from cxlfs.space import Space, State
-from cxlfs.store import cleaner, files, versions, volume
+from cxlfs.store import versions, volume
 from tests.support.mutants import (
     Event,
     Patch,
@@ -259,130 +253,6 @@ def ragged_head_stays_in_the_cache(patch: Patch) -> None:
     on_log(patch, change)
 
 
-# --- order of names and contents ------------------------------------------------------------
-
-
-def _split(patch: Patch, first: tuple[type, ...]) -> None:
-    """Transactions that hold operations of ``first`` and others become two."""
-    original = volume.Volume.commit
-
-    def commit(
-        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
-    ) -> tuple[int, int]:
-        before = [op for op in ops if isinstance(op, first)]
-        after = [op for op in ops if not isinstance(op, first)]
-        if before and after:
-            original(self, before, durable=durable)
-            return original(self, after, durable=durable)
-        return original(self, ops, durable=durable)
-
-    patch.setattr(volume.Volume, "commit", commit)
-
-
-@mutant("one/LINE/rename", 5)
-def old_name_removed_first(patch: Patch) -> None:
-    """A rename takes the old name away in a record of its own: for a moment there is none."""
-    _split(patch, (UnlinkOperation,))
-
-
-@mutant("one/LINE/rename_new", 5)
-def new_name_given_last(patch: Patch) -> None:
-    """Names are made in a record of their own, after everything else."""
-    original = volume.Volume.commit
-
-    def commit(
-        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
-    ) -> tuple[int, int]:
-        links = [op for op in ops if isinstance(op, LinkOperation)]
-        rest = [op for op in ops if not isinstance(op, LinkOperation)]
-        if links and rest:
-            original(self, rest, durable=durable)
-            return original(self, links, durable=durable)
-        return original(self, ops, durable=durable)
-
-    patch.setattr(volume.Volume, "commit", commit)
-
-
-@mutant("one/LINE/overwrite", 6)
-def times_committed_apart(patch: Patch) -> None:
-    """Attributes go into a record of their own, before the content."""
-    _split(patch, (InodeOperation,))
-
-
-@mutant("one/LINE/append", 6)
-def size_committed_apart(patch: Patch) -> None:
-    """A publication adds its references first and sets the size with a second record."""
-    original = volume.Volume.commit
-
-    def commit(
-        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
-    ) -> tuple[int, int]:
-        contents = [op for op in ops if isinstance(op, ContentOperation) and op.size and op.refs]
-        if contents:
-            first = [op._replace(size=op.size - 1) if op in contents else op for op in ops]
-            original(self, first, durable=durable)
-            last = [op._replace(cut=op.size, refs=b"") for op in contents]
-            return original(self, last, durable=durable)
-        return original(self, ops, durable=durable)
-
-    patch.setattr(volume.Volume, "commit", commit)
-
-
-@mutant("one/LINE/overwrite", 16)
-def overwriting_truncates_at_once(patch: Patch) -> None:
-    """open(O_TRUNC) publishes the empty file."""
-    original = files.Files.truncate_to_nothing
-
-    def truncate(self: files.Files, inode: Any, handle: Any) -> None:
-        original(self, inode, handle)
-        self.versions.publish(inode, incomplete=False)
-
-    patch.setattr(files.Files, "truncate_to_nothing", truncate)
-
-
-@mutant("one/LINE/two_writers", 15)
-def second_change_forgets_its_cut(patch: Patch) -> None:
-    """A publication cuts the older content as if the file had been truncated."""
-    original = volume.Volume.commit
-
-    def commit(
-        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
-    ) -> tuple[int, int]:
-        changed = [op._replace(cut=0) if isinstance(op, ContentOperation) else op for op in ops]
-        return original(self, changed, durable=durable)
-
-    patch.setattr(volume.Volume, "commit", commit)
-
-
-@mutant("one/LINE/joined_by_another", 15)
-def close_publishes_for_its_own_handle_only(patch: Patch) -> None:
-    """The close of a descriptor that did not truncate leaves the overwrite of another waiting."""
-    original = files.Files.flush
-
-    def flush(self: files.Files, handle_id: int, *, writer_killed: bool) -> None:
-        handle = self.get(handle_id)
-        version = handle.inode.version
-        if isinstance(version, versions.Version) and not handle.truncated:
-            others = [h for h in self._handles.values() if h.inode is handle.inode and h.truncated]
-            if others:
-                return
-        original(self, handle_id, writer_killed=writer_killed)
-
-    patch.setattr(files.Files, "flush", flush)
-
-
-@mutant("one/LINE/committing_what_is_open", 16)
-def periodic_commit_publishes_overwrites(patch: Patch) -> None:
-    """The periodic commit makes half an overwrite the committed content."""
-
-    def stage(self: versions.Versions, inode: Any) -> None:
-        if inode.version is not None:
-            inode.version.atomic = False
-            self.publish(inode, incomplete=False)
-
-    patch.setattr(versions.Versions, "stage", stage)
-
-
 # --- checksums ------------------------------------------------------------------------------
 
 
@@ -434,84 +304,3 @@ def image_checksum_of_another_image(patch: Patch) -> None:
         return data, wrong
 
     patch.setattr(image, "build", build)
-
-
-# --- space ----------------------------------------------------------------------------------
-
-
-@mutant("one/LINE/rollover", 12)
-def metadata_space_reused_early(patch: Patch) -> None:
-    """The segments of the sets in force are free before the next root is durable."""
-    original = volume.Volume._write_set
-
-    def write_set(self: volume.Volume, *, closing: bool) -> None:
-        self.space._free[:0] = self.current.segments + self.fallback.segments
-        original(self, closing=closing)
-
-    patch.setattr(volume.Volume, "_write_set", write_set)
-
-
-@mutant("one/PAGE/space_of_a_removed_file", 12)
-def dead_data_reused_early(patch: Patch) -> None:
-    """A segment is taken again as soon as nothing alive refers to it, before any root says so."""
-    original = Space.lease
-
-    def lease(self: Space, needed_bytes: int, wanted_bytes: int) -> tuple[int, int]:
-        self.collect_dead()
-        for index, state in enumerate(self.states):
-            if state is State.DEAD:
-                self.states[index] = State.FREE
-                self._free.insert(0, index)
-        return original(self, needed_bytes, wanted_bytes)
-
-    patch.setattr(Space, "lease", lease)
-
-
-@mutant("one/LINE/rollover", 12, 19)
-def fallback_never_given_back(patch: Patch) -> None:
-    """Each rollover leaks the set before the last."""
-    original = volume.Volume._switch
-
-    def switch(self: volume.Volume, *args: Any, released: list[int]) -> None:
-        del released
-        original(self, *args, released=[])
-
-    patch.setattr(volume.Volume, "_switch", switch)
-
-
-@mutant("one/LINE/files_by_turns", 12)
-def leases_overlap(patch: Patch) -> None:
-    """What a lease gives back is taken even if others wrote behind it."""
-
-    def give_back(self: Space, offset: int, length: int) -> None:
-        head = self._head
-        if head is not None and length and offset + length <= head.position:
-            head.position = self._round(offset)
-
-    patch.setattr(Space, "give_back", give_back)
-
-
-@mutant("one/LINE/clean", 11)
-def moved_data_looked_for_elsewhere(patch: Patch) -> None:
-    """The record of a move names a place next to the one that the data was copied to."""
-
-    def move(*fields: Any) -> MoveOperation:
-        right = MoveOperation(*fields)
-        return right._replace(target_offset=max(0, right.target_offset - LINE_BYTES))
-
-    patch.setattr(cleaner, "MoveOperation", move)
-
-
-# --- mkfs -----------------------------------------------------------------------------------
-
-
-@mutant("mkfs/LINE/empty", 18)
-def mkfs_not_fenced(patch: Patch) -> None:
-    """Mkfs returns before its superblocks are durable."""
-    during(patch, superblock, "write", (SimulatedMedia, "fence", nothing))
-
-
-@mutant("mkfs/LINE/over", 18)
-def mkfs_keeps_old_superblocks(patch: Patch) -> None:
-    """Mkfs over an old store writes its root while the old superblocks stand."""
-    patch.setattr(superblock, "erase", nothing)
