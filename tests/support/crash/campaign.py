@@ -105,6 +105,7 @@ class Record:
             self._load(path)
 
     def _load(self, path: Path) -> None:
+        """Raises ValueError when it is another campaign's."""
         found = json.loads(path.read_text())
         campaign = self.campaign
         if (found["level"], found["seed"]) != (campaign.level, campaign.seed):

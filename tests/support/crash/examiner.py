@@ -20,7 +20,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cxlfs.errors import CxlfsError
 from cxlfs.media import SimulatedMedia
 from cxlfs.media.crash import WORD_BYTES, CrashCursor, EventLog, Indexes, InFlight, Mask, Words
 from cxlfs.native import EventKind
@@ -163,7 +162,7 @@ class Examiner:
                 return Outcome(None, f"recovery complains: {why}")
             found = recovered_state(store)
             store.abandon()
-        except (CxlfsError, AssertionError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             return Outcome(None, f"recovery: {type(error).__name__}: {error}")
         return Outcome(found, None)
 
@@ -184,7 +183,7 @@ class Examiner:
         WORLD.enter(STAGE_TAIL + depth)
         try:
             problem = problem or _tail(self.media, state)
-        except (CxlfsError, AssertionError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             problem = f"afterwards: {type(error).__name__}: {error}"
         read = words_read(self.media.reads, len(self.words))
         tail = _Tail(state, problem, read, stored)
