@@ -259,7 +259,7 @@ class Files:
         kept = self.versions.promises.bytes_open(inode, offset, offset + wanted)
         while True:
             try:
-                self.versions.lease(
+                self.versions.leases.give(
                     inode, version, needed_bytes=needed, wanted_bytes=wanted, kept_bytes=kept
                 )
             except NoSpaceError:
@@ -309,7 +309,7 @@ class Files:
         """Give a file that is being written the room it will want next, where room is plenty."""
         inode = self.versions.open_versions.get(ino)
         if inode is not None and isinstance(inode.version, Version):
-            self.versions.lease_ahead(inode, inode.version)
+            self.versions.leases.give_ahead(inode, inode.version)
 
     # --- truncation -------------------------------------------------------------------------
 

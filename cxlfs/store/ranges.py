@@ -195,7 +195,7 @@ class Ranges:
             self._require_references(content.mapped(offset_in, length)[1] + 1)
             if content.share(offset_in, length, inode.content, offset_out) is None:
                 # The open extent ends here; the source's next write gets another one.
-                self.versions.close_leases(content)
+                self.versions.leases.close(content)
                 shared = content.share(offset_in, length, inode.content, offset_out)
                 invariant(shared == length, "only a content's own lease keeps its extents open")
         except CxlfsError as error:

@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
@@ -31,7 +30,8 @@ from cxlfs.operations import (
     PromoteOperation,
     XattrSetOperation,
 )
-from cxlfs.space import LEASE_BYTES_MAX, LEASE_BYTES_MIN
+from cxlfs.space import LEASE_BYTES_MIN
+from cxlfs.store.leases import Leases
 from cxlfs.store.promises import Promises
 
 log = logging.getLogger(__name__)
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     from cxlfs.store.volume import Volume
 
 _OPERATION_BYTES = layout.OPERATION_DTYPE.itemsize + layout.OP_EXTENT_DTYPE.itemsize + 8
-_WRITES_PER_LEASE = 4
-"""A lease has room for so many writes as large as the one that asked for the last."""
-_LEASES_AHEAD_MAX = 16
-"""A lease taken ahead is at most this part of the room there is."""
 _RECORD_REST_BYTES = 1024
 """Of a record: header, attributes of file and directory, a name of full length, padding."""
 
@@ -149,6 +145,7 @@ class Versions:
         }
         self.open_versions: dict[int, Inode] = {}
         self.promises = Promises(lease_bytes_max=volume.space.lease_bytes_max)
+        self.leases = Leases(volume, self.promises)
         self._new_names: dict[int, bytes] = {}
         """Of uncommitted inodes: each has the one name that it was created with."""
         volume.namespace.on_drop = self._forget
@@ -185,7 +182,7 @@ class Versions:
                 version.killed = False
                 return version
             return self._new(inode, atomic=False, now=now)
-        self.close_leases(old_live)
+        self.leases.close(old_live)
         if isinstance(version, Version) or inode.committed is not None:
             old_live.close()
         else:
@@ -209,57 +206,9 @@ class Versions:
         self.open_versions[inode.ino] = inode
         return version
 
-    # --- leases -----------------------------------------------------------------------------
-
-    def lease(
-        self,
-        inode: Inode,
-        version: Version,
-        *,
-        needed_bytes: int,
-        wanted_bytes: int,
-        kept_bytes: int = 0,
-    ) -> None:
-        """Give the live map room that lets a write go on; ``kept_bytes`` (see ``promises``) stay
-        available. Raises NoSpaceError.
-        """
-        self.close_leases(inode.content)
-        wanted_bytes = max(needed_bytes, wanted_bytes)
-        grown_bytes = max(version.lease_bytes * 2, wanted_bytes * _WRITES_PER_LEASE)
-        wanted_bytes = max(wanted_bytes, version.lease_bytes)
-        self._attach_lease(inode, needed_bytes, wanted_bytes, kept_bytes)
-        version.lease_bytes = min(grown_bytes, LEASE_BYTES_MAX)
-
-    def lease_ahead(self, inode: Inode, version: Version) -> None:
-        """Give the live map the room that its next writes will want, so that none has to wait for
-        it. Nothing happens where room is scarce: there each write takes what it needs.
-        """
-        if self.volume.read_only or not inode.content.wants_lease:
-            return
-        kept_bytes = self.promises.bytes_open()
-        spare_bytes = self.volume.space.available_bytes - kept_bytes
-        wanted_bytes = min(version.lease_bytes, spare_bytes // _LEASES_AHEAD_MAX)
-        if wanted_bytes >= LEASE_BYTES_MIN:
-            with contextlib.suppress(NoSpaceError):
-                self._attach_lease(inode, LEASE_BYTES_MIN, wanted_bytes, kept_bytes)
-                version.lease_bytes = min(version.lease_bytes * 2, LEASE_BYTES_MAX)
-
-    def _attach_lease(
-        self, inode: Inode, needed_bytes: int, wanted_bytes: int, kept_bytes: int
-    ) -> None:
-        self.volume.refresh_reserve()
-        offset, length = self.volume.space.lease(needed_bytes, wanted_bytes, kept_bytes=kept_bytes)
-        extent_id = self.volume.allocate_extent_id()
-        self.volume.engine.lease(extent_id, offset, length)
-        inode.content.attach_lease(extent_id)
-
-    def close_leases(self, content: FileMap) -> None:
-        for offset, length in content.close_leases():
-            self.volume.space.give_back(offset, length)
-
     def close_map(self, content: FileMap | None) -> None:
         if content is not None:
-            self.close_leases(content)
+            self.leases.close(content)
             content.close()
 
     # --- publishing -------------------------------------------------------------------------
@@ -483,7 +432,7 @@ class Versions:
         if inode.live is None:
             return
         self.promises.drop(inode)
-        self.close_leases(inode.live)
+        self.leases.close(inode.live)
         if inode.version is None and inode.committed is not None:
             self.close_map(inode.committed)
             inode.committed = None

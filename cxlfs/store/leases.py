@@ -1,0 +1,79 @@
+"""Room that an open file writes into: given before it is needed, taken back when it is not.
+
+Never here: who may take what is left (``space``), contents.
+
+Invariants
+- A content has at most two leases: the one in use, and the one that takes over from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from cxlfs.errors import NoSpaceError
+from cxlfs.space import LEASE_BYTES_MAX, LEASE_BYTES_MIN
+
+if TYPE_CHECKING:
+    from cxlfs.namespace import Inode
+    from cxlfs.native.maps import FileMap
+    from cxlfs.store.promises import Promises
+    from cxlfs.store.versions import Version
+    from cxlfs.store.volume import Volume
+
+_WRITES_PER_LEASE = 4
+"""A lease has room for so many writes as large as the one that asked for the last."""
+_LEASES_AHEAD_MAX = 16
+"""A lease taken ahead is at most this part of the room there is."""
+
+
+class Leases:
+    """One for each volume."""
+
+    def __init__(self, volume: Volume, promises: Promises) -> None:
+        self.volume = volume
+        self.promises = promises
+
+    def give(
+        self,
+        inode: Inode,
+        version: Version,
+        *,
+        needed_bytes: int,
+        wanted_bytes: int,
+        kept_bytes: int = 0,
+    ) -> None:
+        """Give the live map room that lets a write go on; ``kept_bytes`` (see ``promises``) stay
+        available. Raises NoSpaceError.
+        """
+        self.close(inode.content)
+        wanted_bytes = max(needed_bytes, wanted_bytes)
+        grown_bytes = max(version.lease_bytes * 2, wanted_bytes * _WRITES_PER_LEASE)
+        wanted_bytes = max(wanted_bytes, version.lease_bytes)
+        self._attach(inode, needed_bytes, wanted_bytes, kept_bytes)
+        version.lease_bytes = min(grown_bytes, LEASE_BYTES_MAX)
+
+    def give_ahead(self, inode: Inode, version: Version) -> None:
+        """Give the live map the room that its next writes will want, so that none has to wait for
+        it. Nothing happens where room is scarce: there each write takes what it needs.
+        """
+        if self.volume.read_only or not inode.content.wants_lease:
+            return
+        kept_bytes = self.promises.bytes_open()
+        spare_bytes = self.volume.space.available_bytes - kept_bytes
+        wanted_bytes = min(version.lease_bytes, spare_bytes // _LEASES_AHEAD_MAX)
+        if wanted_bytes >= LEASE_BYTES_MIN:
+            with contextlib.suppress(NoSpaceError):
+                self._attach(inode, LEASE_BYTES_MIN, wanted_bytes, kept_bytes)
+                version.lease_bytes = min(version.lease_bytes * 2, LEASE_BYTES_MAX)
+
+    def _attach(self, inode: Inode, needed_bytes: int, wanted_bytes: int, kept_bytes: int) -> None:
+        self.volume.refresh_reserve()
+        offset, length = self.volume.space.lease(needed_bytes, wanted_bytes, kept_bytes=kept_bytes)
+        extent_id = self.volume.allocate_extent_id()
+        self.volume.engine.lease(extent_id, offset, length)
+        inode.content.attach_lease(extent_id)
+
+    def close(self, content: FileMap) -> None:
+        for offset, length in content.close_leases():
+            self.volume.space.give_back(offset, length)
