@@ -584,26 +584,26 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 414), // char const *()(void)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 418), // char const *()(void)
 /*  1 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_delta *, cxl_map *, cxl_map *)
-/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 418), // cxl_delta *
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 424), // cxl_map *
+/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 422), // cxl_delta *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 428), // cxl_map *
 /*  5 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 419), // cxl_engine *
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 423), // cxl_engine *
 /*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 68), // cxl_extent_info * *
 /* 10 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t *
 /* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, cxl_change const *, cxl_map * const *, uint64_t, void const *, uint64_t, uint64_t *, uint64_t *)
 /* 13 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 422), // cxl_extent_info const *
+/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 426), // cxl_extent_info const *
 /* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 417), // cxl_change const *
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 421), // cxl_change const *
 /* 17 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * const *
 /* 18 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 19 */ _CFFI_OP(_CFFI_OP_POINTER, 443), // void const *
+/* 19 */ _CFFI_OP(_CFFI_OP_POINTER, 447), // void const *
 /* 20 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 22 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
@@ -621,7 +621,7 @@ static void *_cffi_types[] = {
 /* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 17),
 /* 35 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 36 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 37 */ _CFFI_OP(_CFFI_OP_POINTER, 427), // cxl_ref * *
+/* 37 */ _CFFI_OP(_CFFI_OP_POINTER, 431), // cxl_ref * *
 /* 38 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 39 */ _CFFI_OP(_CFFI_OP_NOOP, 9),
 /* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
@@ -652,13 +652,13 @@ static void *_cffi_types[] = {
 /* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
 /* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 68 */ _CFFI_OP(_CFFI_OP_POINTER, 422), // cxl_extent_info *
+/* 68 */ _CFFI_OP(_CFFI_OP_POINTER, 426), // cxl_extent_info *
 /* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 41),
 /* 70 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
 /* 72 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 73 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 74 */ _CFFI_OP(_CFFI_OP_POINTER, 423), // cxl_fault *
+/* 74 */ _CFFI_OP(_CFFI_OP_POINTER, 427), // cxl_fault *
 /* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 76 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 77 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
@@ -671,7 +671,7 @@ static void *_cffi_types[] = {
 /* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
 /* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 86 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 87 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // cxl_segment_ref * *
+/* 87 */ _CFFI_OP(_CFFI_OP_POINTER, 433), // cxl_segment_ref * *
 /* 88 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 89 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
@@ -686,7 +686,7 @@ static void *_cffi_types[] = {
 /* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
 /* 100 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
 /* 101 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
-/* 102 */ _CFFI_OP(_CFFI_OP_POINTER, 428), // cxl_ref const *
+/* 102 */ _CFFI_OP(_CFFI_OP_POINTER, 432), // cxl_ref const *
 /* 103 */ _CFFI_OP(_CFFI_OP_NOOP, 82),
 /* 104 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
@@ -759,7 +759,7 @@ static void *_cffi_types[] = {
 /* 172 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 173 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 174 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *)
-/* 175 */ _CFFI_OP(_CFFI_OP_POINTER, 425), // cxl_media *
+/* 175 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // cxl_media *
 /* 176 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 177 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, int)
 /* 178 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
@@ -792,7 +792,7 @@ static void *_cffi_types[] = {
 /* 205 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
 /* 206 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
 /* 207 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 208 */ _CFFI_OP(_CFFI_OP_POINTER, 443), // void *
+/* 208 */ _CFFI_OP(_CFFI_OP_POINTER, 447), // void *
 /* 209 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 210 */ _CFFI_OP(_CFFI_OP_NOOP, 194),
 /* 211 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
@@ -823,7 +823,7 @@ static void *_cffi_types[] = {
 /* 236 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 237 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 238 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *)
-/* 239 */ _CFFI_OP(_CFFI_OP_POINTER, 431), // cxl_transport *
+/* 239 */ _CFFI_OP(_CFFI_OP_POINTER, 435), // cxl_transport *
 /* 240 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 241 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, cxl_worker * *)
 /* 242 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
@@ -832,7 +832,7 @@ static void *_cffi_types[] = {
 /* 245 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, cxl_port *, int)
 /* 246 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
 /* 247 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 248 */ _CFFI_OP(_CFFI_OP_POINTER, 426), // cxl_port *
+/* 248 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // cxl_port *
 /* 249 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
 /* 250 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 251 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, int)
@@ -847,187 +847,191 @@ static void *_cffi_types[] = {
 /* 260 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
 /* 261 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 262 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 263 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_worker *, cxl_call *)
-/* 264 */ _CFFI_OP(_CFFI_OP_POINTER, 433), // cxl_worker *
-/* 265 */ _CFFI_OP(_CFFI_OP_POINTER, 416), // cxl_call *
-/* 266 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 267 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
-/* 268 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 269 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 270 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 271 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 272 */ _CFFI_OP(_CFFI_OP_POINTER, 175), // cxl_media * *
-/* 273 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 274 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint32_t, uint64_t)
+/* 263 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_worker *, uint64_t, int, void const *, uint64_t, cxl_call *)
+/* 264 */ _CFFI_OP(_CFFI_OP_POINTER, 437), // cxl_worker *
+/* 265 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 266 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 267 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 268 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 269 */ _CFFI_OP(_CFFI_OP_POINTER, 420), // cxl_call *
+/* 270 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 271 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
+/* 272 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 273 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 274 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 275 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 276 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 276 */ _CFFI_OP(_CFFI_OP_POINTER, 175), // cxl_media * *
 /* 277 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, cxl_map *, cxl_port * *)
-/* 279 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 280 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 281 */ _CFFI_OP(_CFFI_OP_POINTER, 248), // cxl_port * *
-/* 282 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 283 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, uint32_t, cxl_media * *)
-/* 284 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 285 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 286 */ _CFFI_OP(_CFFI_OP_NOOP, 272),
-/* 287 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 288 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(void)
-/* 289 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 290 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
-/* 291 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 292 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 293 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 294 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 295 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, int)
-/* 296 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint32_t, uint64_t)
+/* 279 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 280 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 281 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 282 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, cxl_map *, cxl_port * *)
+/* 283 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 284 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 285 */ _CFFI_OP(_CFFI_OP_POINTER, 248), // cxl_port * *
+/* 286 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 287 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, uint32_t, cxl_media * *)
+/* 288 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 289 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 290 */ _CFFI_OP(_CFFI_OP_NOOP, 276),
+/* 291 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 292 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(void)
+/* 293 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 294 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
+/* 295 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 296 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 297 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 298 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 299 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 300 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, uint64_t, cxl_map *, uint64_t)
-/* 301 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 302 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 303 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 304 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 305 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 306 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 307 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
+/* 298 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 299 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, int)
+/* 300 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 301 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 302 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 303 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 304 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, uint64_t, cxl_map *, uint64_t)
+/* 305 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 306 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 307 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 308 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 309 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 310 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 311 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 312 */ _CFFI_OP(_CFFI_OP_NOOP, 235),
-/* 313 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
-/* 314 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 315 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
-/* 316 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 317 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 318 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
-/* 319 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 320 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 321 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
-/* 322 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 323 */ _CFFI_OP(_CFFI_OP_FUNCTION, 440), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
-/* 324 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 325 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 326 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 327 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 328 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 329 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
-/* 330 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 331 */ _CFFI_OP(_CFFI_OP_FUNCTION, 55), // uint32_t()(cxl_media const *)
-/* 332 */ _CFFI_OP(_CFFI_OP_POINTER, 425), // cxl_media const *
-/* 333 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 334 */ _CFFI_OP(_CFFI_OP_FUNCTION, 55), // uint32_t()(uint32_t, void const *, size_t)
-/* 335 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 336 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 337 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
-/* 338 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 339 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
-/* 340 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 341 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 342 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *, uint64_t, uint64_t, uint64_t *)
-/* 343 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 344 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 345 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 346 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 347 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 348 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
-/* 349 */ _CFFI_OP(_CFFI_OP_NOOP, 332),
-/* 350 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 351 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_port *)
-/* 352 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
-/* 353 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 354 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
-/* 355 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 356 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 357 */ _CFFI_OP(_CFFI_OP_FUNCTION, 208), // void *()(cxl_media const *)
-/* 358 */ _CFFI_OP(_CFFI_OP_NOOP, 332),
-/* 359 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 360 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_delta *, cxl_map *)
-/* 361 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
-/* 362 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 310 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 311 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
+/* 312 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 313 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 314 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 315 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 316 */ _CFFI_OP(_CFFI_OP_NOOP, 235),
+/* 317 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
+/* 318 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 319 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
+/* 320 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 321 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 322 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
+/* 323 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 324 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 325 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
+/* 326 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 327 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
+/* 328 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 329 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 330 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 331 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 332 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 333 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
+/* 334 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 335 */ _CFFI_OP(_CFFI_OP_FUNCTION, 55), // uint32_t()(cxl_media const *)
+/* 336 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // cxl_media const *
+/* 337 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 338 */ _CFFI_OP(_CFFI_OP_FUNCTION, 55), // uint32_t()(uint32_t, void const *, size_t)
+/* 339 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 340 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 341 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 342 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 343 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
+/* 344 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 345 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 346 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *, uint64_t, uint64_t, uint64_t *)
+/* 347 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 348 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 349 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 350 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 351 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 352 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
+/* 353 */ _CFFI_OP(_CFFI_OP_NOOP, 336),
+/* 354 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 355 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_port *)
+/* 356 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
+/* 357 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 358 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
+/* 359 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 360 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 361 */ _CFFI_OP(_CFFI_OP_FUNCTION, 208), // void *()(cxl_media const *)
+/* 362 */ _CFFI_OP(_CFFI_OP_NOOP, 336),
 /* 363 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 364 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_engine *)
-/* 365 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 366 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 367 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_engine *, cxl_engine_stats *)
-/* 368 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 369 */ _CFFI_OP(_CFFI_OP_POINTER, 420), // cxl_engine_stats *
+/* 364 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_delta *, cxl_map *)
+/* 365 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
+/* 366 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 367 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 368 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_engine *)
+/* 369 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 370 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 371 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_map *)
-/* 372 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 373 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 374 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_media *)
-/* 375 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 376 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 377 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_port *)
-/* 378 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
-/* 379 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 380 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_port *, cxl_map *)
-/* 381 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
-/* 382 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 371 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_engine *, cxl_engine_stats *)
+/* 372 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 373 */ _CFFI_OP(_CFFI_OP_POINTER, 424), // cxl_engine_stats *
+/* 374 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 375 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_map *)
+/* 376 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 377 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 378 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_media *)
+/* 379 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 380 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 381 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_port *)
+/* 382 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
 /* 383 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 384 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_transport *)
-/* 385 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 386 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 387 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_transport *, cxl_transport_stats *)
-/* 388 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 389 */ _CFFI_OP(_CFFI_OP_POINTER, 432), // cxl_transport_stats *
+/* 384 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_port *, cxl_map *)
+/* 385 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
+/* 386 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 387 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 388 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_transport *)
+/* 389 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
 /* 390 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 391 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_transport *, uint64_t)
+/* 391 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_transport *, cxl_transport_stats *)
 /* 392 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 393 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 393 */ _CFFI_OP(_CFFI_OP_POINTER, 436), // cxl_transport_stats *
 /* 394 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 395 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_transport *, uint64_t, uint32_t)
+/* 395 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_transport *, uint64_t)
 /* 396 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
 /* 397 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 398 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 399 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 400 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(cxl_worker *)
-/* 401 */ _CFFI_OP(_CFFI_OP_NOOP, 264),
-/* 402 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 403 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
-/* 404 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 405 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 406 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
-/* 407 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
-/* 408 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 409 */ _CFFI_OP(_CFFI_OP_NOOP, 194),
-/* 410 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 411 */ _CFFI_OP(_CFFI_OP_FUNCTION, 443), // void()(void *)
-/* 412 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
-/* 413 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 414 */ _CFFI_OP(_CFFI_OP_POINTER, 415), // char const *
-/* 415 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 416 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_call
-/* 417 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_change
-/* 418 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_delta
-/* 419 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // cxl_engine
-/* 420 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_engine_stats
-/* 421 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_event
-/* 422 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_extent_info
-/* 423 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_fault
-/* 424 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 11), // cxl_map
-/* 425 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 12), // cxl_media
-/* 426 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 13), // cxl_port
-/* 427 */ _CFFI_OP(_CFFI_OP_POINTER, 428), // cxl_ref *
-/* 428 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_ref
-/* 429 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // cxl_segment_ref *
-/* 430 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_segment_ref
-/* 431 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 14), // cxl_transport
-/* 432 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_transport_stats
-/* 433 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 15), // cxl_worker
-/* 434 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
-/* 435 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
-/* 436 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
-/* 437 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
-/* 438 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum $5
-/* 439 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
-/* 440 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 441 */ _CFFI_OP(_CFFI_OP_POINTER, 442), // uint8_t const *
-/* 442 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 443 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 398 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 399 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_transport *, uint64_t, uint32_t)
+/* 400 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 401 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 402 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 403 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 404 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_worker *)
+/* 405 */ _CFFI_OP(_CFFI_OP_NOOP, 264),
+/* 406 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 407 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
+/* 408 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 409 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 410 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
+/* 411 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
+/* 412 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 413 */ _CFFI_OP(_CFFI_OP_NOOP, 194),
+/* 414 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 415 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(void *)
+/* 416 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
+/* 417 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 418 */ _CFFI_OP(_CFFI_OP_POINTER, 419), // char const *
+/* 419 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 420 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_call
+/* 421 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_change
+/* 422 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_delta
+/* 423 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // cxl_engine
+/* 424 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_engine_stats
+/* 425 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_event
+/* 426 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_extent_info
+/* 427 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_fault
+/* 428 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 11), // cxl_map
+/* 429 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 12), // cxl_media
+/* 430 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 13), // cxl_port
+/* 431 */ _CFFI_OP(_CFFI_OP_POINTER, 432), // cxl_ref *
+/* 432 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_ref
+/* 433 */ _CFFI_OP(_CFFI_OP_POINTER, 434), // cxl_segment_ref *
+/* 434 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_segment_ref
+/* 435 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 14), // cxl_transport
+/* 436 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_transport_stats
+/* 437 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 15), // cxl_worker
+/* 438 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
+/* 439 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
+/* 440 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
+/* 441 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
+/* 442 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum $5
+/* 443 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
+/* 444 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 445 */ _CFFI_OP(_CFFI_OP_POINTER, 446), // uint8_t const *
+/* 446 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 447 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_CXL_GRANULARITY_BYTE(unsigned long long *o)
@@ -1574,7 +1578,7 @@ _cffi_f_cxl_dispatch_copy(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(414));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(418));
   return pyresult;
 }
 #else
@@ -1600,7 +1604,7 @@ _cffi_f_cxl_dispatch_crc32c(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(414));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(418));
   return pyresult;
 }
 #else
@@ -1626,7 +1630,7 @@ _cffi_f_cxl_dispatch_fence(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(414));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(418));
   return pyresult;
 }
 #else
@@ -1678,7 +1682,7 @@ _cffi_f_cxl_dispatch_write_back(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(414));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(418));
   return pyresult;
 }
 #else
@@ -2593,10 +2597,10 @@ _cffi_f_cxl_engine_statistics(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(369), arg1, (char **)&x1);
+      _cffi_type(373), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_engine_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(369), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(373), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4723,10 +4727,10 @@ _cffi_f_cxl_media_anonymous(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(272), arg2, (char **)&x2);
+      _cffi_type(276), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(272), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(276), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4761,10 +4765,10 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(332), arg0, (char **)&x0);
+      _cffi_type(336), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(332), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(336), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5090,10 +5094,10 @@ _cffi_f_cxl_media_granularity(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(332), arg0, (char **)&x0);
+      _cffi_type(336), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(332), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(336), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5156,10 +5160,10 @@ _cffi_f_cxl_media_map(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(272), arg4, (char **)&x4);
+      _cffi_type(276), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(272), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(276), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5517,10 +5521,10 @@ _cffi_f_cxl_media_size(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(332), arg0, (char **)&x0);
+      _cffi_type(336), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(332), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(336), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5785,10 +5789,10 @@ _cffi_f_cxl_port_new(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(281), arg2, (char **)&x2);
+      _cffi_type(285), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_port * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(281), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(285), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6251,10 +6255,10 @@ _cffi_f_cxl_transport_statistics(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(389), arg1, (char **)&x1);
+      _cffi_type(393), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_transport_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(389), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(393), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6399,24 +6403,32 @@ _cffi_f_cxl_worker_new(PyObject *self, PyObject *args)
 #  define _cffi_f_cxl_worker_new _cffi_d_cxl_worker_new
 #endif
 
-static int _cffi_d_cxl_worker_serve(cxl_worker * x0, cxl_call * x1)
+static int _cffi_d_cxl_worker_serve(cxl_worker * x0, uint64_t x1, int x2, void const * x3, uint64_t x4, cxl_call * x5)
 {
-  return cxl_worker_serve(x0, x1);
+  return cxl_worker_serve(x0, x1, x2, x3, x4, x5);
 }
 #ifndef PYPY_VERSION
 static PyObject *
 _cffi_f_cxl_worker_serve(PyObject *self, PyObject *args)
 {
   cxl_worker * x0;
-  cxl_call * x1;
+  uint64_t x1;
+  int x2;
+  void const * x3;
+  uint64_t x4;
+  cxl_call * x5;
   Py_ssize_t datasize;
   struct _cffi_freeme_s *large_args_free = NULL;
   int result;
   PyObject *pyresult;
   PyObject *arg0;
   PyObject *arg1;
+  PyObject *arg2;
+  PyObject *arg3;
+  PyObject *arg4;
+  PyObject *arg5;
 
-  if (!PyArg_UnpackTuple(args, "cxl_worker_serve", 2, 2, &arg0, &arg1))
+  if (!PyArg_UnpackTuple(args, "cxl_worker_serve", 6, 6, &arg0, &arg1, &arg2, &arg3, &arg4, &arg5))
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
@@ -6428,18 +6440,39 @@ _cffi_f_cxl_worker_serve(PyObject *self, PyObject *args)
       return NULL;
   }
 
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, int);
+  if (x2 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(265), arg1, (char **)&x1);
+      _cffi_type(19), arg3, (char **)&x3);
   if (datasize != 0) {
-    x1 = ((size_t)datasize) <= 640 ? (cxl_call *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(265), arg1, (char **)&x1,
+    x3 = ((size_t)datasize) <= 640 ? (void const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(19), arg3, (char **)&x3,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
+
+  x4 = _cffi_to_c_int(arg4, uint64_t);
+  if (x4 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(269), arg5, (char **)&x5);
+  if (datasize != 0) {
+    x5 = ((size_t)datasize) <= 640 ? (cxl_call *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(269), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   Py_BEGIN_ALLOW_THREADS
   _cffi_restore_errno();
-  { result = cxl_worker_serve(x0, x1); }
+  { result = cxl_worker_serve(x0, x1, x2, x3, x4, x5); }
   _cffi_save_errno();
   Py_END_ALLOW_THREADS
 
@@ -6471,94 +6504,94 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "CXL_GRANULARITY_PAGE", (void *)_cffi_const_CXL_GRANULARITY_PAGE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_READ_ONLY", (void *)_cffi_const_CXL_MAP_READ_ONLY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_SYNC", (void *)_cffi_const_CXL_MAP_SYNC, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 334), (void *)_cffi_d_cxl_crc32c },
-  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 403), (void *)_cffi_d_cxl_crc32c_each },
+  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 338), (void *)_cffi_d_cxl_crc32c },
+  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 407), (void *)_cffi_d_cxl_crc32c_each },
   { "cxl_delta_apply", (void *)_cffi_f_cxl_delta_apply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 2), (void *)_cffi_d_cxl_delta_apply },
-  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 360), (void *)_cffi_d_cxl_delta_cancel },
+  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 364), (void *)_cffi_d_cxl_delta_cancel },
   { "cxl_dispatch_copy", (void *)_cffi_f_cxl_dispatch_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_copy },
   { "cxl_dispatch_crc32c", (void *)_cffi_f_cxl_dispatch_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_crc32c },
   { "cxl_dispatch_fence", (void *)_cffi_f_cxl_dispatch_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_fence },
-  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 288), (void *)_cffi_d_cxl_dispatch_init },
+  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 292), (void *)_cffi_d_cxl_dispatch_init },
   { "cxl_dispatch_write_back", (void *)_cffi_f_cxl_dispatch_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_write_back },
   { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 90), (void *)_cffi_d_cxl_engine_close_lease },
   { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 112), (void *)_cffi_d_cxl_engine_copy_extent },
-  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 290), (void *)_cffi_d_cxl_engine_dead_segments },
+  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 294), (void *)_cffi_d_cxl_engine_dead_segments },
   { "cxl_engine_define", (void *)_cffi_f_cxl_engine_define, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 24), (void *)_cffi_d_cxl_engine_define },
   { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 65), (void *)_cffi_d_cxl_engine_describe },
-  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 364), (void *)_cffi_d_cxl_engine_drop_unreferenced },
-  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 364), (void *)_cffi_d_cxl_engine_free },
+  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 368), (void *)_cffi_d_cxl_engine_drop_unreferenced },
+  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 368), (void *)_cffi_d_cxl_engine_free },
   { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 106), (void *)_cffi_d_cxl_engine_lease },
   { "cxl_engine_list", (void *)_cffi_f_cxl_engine_list, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 7), (void *)_cffi_d_cxl_engine_list },
   { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 197), (void *)_cffi_d_cxl_engine_new },
   { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 61), (void *)_cffi_d_cxl_engine_publish },
   { "cxl_engine_replay", (void *)_cffi_f_cxl_engine_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_cxl_engine_replay },
   { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_cxl_engine_segment_refs },
-  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 367), (void *)_cffi_d_cxl_engine_statistics },
+  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 371), (void *)_cffi_d_cxl_engine_statistics },
   { "cxl_engine_usage", (void *)_cffi_f_cxl_engine_usage, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 44), (void *)_cffi_d_cxl_engine_usage },
   { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 71), (void *)_cffi_d_cxl_engine_verify },
-  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 354), (void *)_cffi_d_cxl_fault_count },
-  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 274), (void *)_cffi_d_cxl_fault_set },
-  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 411), (void *)_cffi_d_cxl_free },
-  { "cxl_handle_allow", (void *)_cffi_f_cxl_handle_allow, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 395), (void *)_cffi_d_cxl_handle_allow },
-  { "cxl_handle_close", (void *)_cffi_f_cxl_handle_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 391), (void *)_cffi_d_cxl_handle_close },
+  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 358), (void *)_cffi_d_cxl_fault_count },
+  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 278), (void *)_cffi_d_cxl_fault_set },
+  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 415), (void *)_cffi_d_cxl_free },
+  { "cxl_handle_allow", (void *)_cffi_f_cxl_handle_allow, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 399), (void *)_cffi_d_cxl_handle_allow },
+  { "cxl_handle_close", (void *)_cffi_f_cxl_handle_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 395), (void *)_cffi_d_cxl_handle_close },
   { "cxl_handle_open", (void *)_cffi_f_cxl_handle_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 245), (void *)_cffi_d_cxl_handle_open },
-  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_map_allocated },
+  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 343), (void *)_cffi_d_cxl_map_allocated },
   { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_attach_lease },
   { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 127), (void *)_cffi_d_cxl_map_clone },
   { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 137), (void *)_cffi_d_cxl_map_close_lease },
   { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 159), (void *)_cffi_d_cxl_map_export },
-  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 371), (void *)_cffi_d_cxl_map_free },
+  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 375), (void *)_cffi_d_cxl_map_free },
   { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 120), (void *)_cffi_d_cxl_map_is_dirty },
-  { "cxl_map_mapped", (void *)_cffi_f_cxl_map_mapped, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 342), (void *)_cffi_d_cxl_map_mapped },
+  { "cxl_map_mapped", (void *)_cffi_f_cxl_map_mapped, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 346), (void *)_cffi_d_cxl_map_mapped },
   { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 166), (void *)_cffi_d_cxl_map_move },
   { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 79), (void *)_cffi_d_cxl_map_new },
-  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 307), (void *)_cffi_d_cxl_map_peek },
+  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 311), (void *)_cffi_d_cxl_map_peek },
   { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 154), (void *)_cffi_d_cxl_map_punch },
-  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 315), (void *)_cffi_d_cxl_map_read },
-  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_map_ref_count },
+  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 319), (void *)_cffi_d_cxl_map_read },
+  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 343), (void *)_cffi_d_cxl_map_ref_count },
   { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 146), (void *)_cffi_d_cxl_map_replay },
-  { "cxl_map_seek", (void *)_cffi_f_cxl_map_seek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 295), (void *)_cffi_d_cxl_map_seek },
+  { "cxl_map_seek", (void *)_cffi_f_cxl_map_seek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 299), (void *)_cffi_d_cxl_map_seek },
   { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 131), (void *)_cffi_d_cxl_map_set },
   { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_set_size },
-  { "cxl_map_share", (void *)_cffi_f_cxl_map_share, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 300), (void *)_cffi_d_cxl_map_share },
-  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 339), (void *)_cffi_d_cxl_map_size },
+  { "cxl_map_share", (void *)_cffi_f_cxl_map_share, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 304), (void *)_cffi_d_cxl_map_share },
+  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 343), (void *)_cffi_d_cxl_map_size },
   { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 123), (void *)_cffi_d_cxl_map_take_delta },
   { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_truncate },
   { "cxl_map_wants_lease", (void *)_cffi_f_cxl_map_wants_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 120), (void *)_cffi_d_cxl_map_wants_lease },
-  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 323), (void *)_cffi_d_cxl_map_write },
+  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 327), (void *)_cffi_d_cxl_map_write },
   { "cxl_maps_export", (void *)_cffi_f_cxl_maps_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_cxl_maps_export },
   { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 96), (void *)_cffi_d_cxl_maps_import },
-  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 283), (void *)_cffi_d_cxl_media_anonymous },
-  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 357), (void *)_cffi_d_cxl_media_base },
-  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 374), (void *)_cffi_d_cxl_media_close },
+  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 287), (void *)_cffi_d_cxl_media_anonymous },
+  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 361), (void *)_cffi_d_cxl_media_base },
+  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 378), (void *)_cffi_d_cxl_media_close },
   { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 220), (void *)_cffi_d_cxl_media_copy },
   { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 226), (void *)_cffi_d_cxl_media_copy_crc },
   { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 190), (void *)_cffi_d_cxl_media_crc },
   { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 174), (void *)_cffi_d_cxl_media_fence },
-  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 331), (void *)_cffi_d_cxl_media_granularity },
-  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 267), (void *)_cffi_d_cxl_media_map },
+  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 335), (void *)_cffi_d_cxl_media_granularity },
+  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 271), (void *)_cffi_d_cxl_media_map },
   { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 213), (void *)_cffi_d_cxl_media_read },
   { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 205), (void *)_cffi_d_cxl_media_read_crc },
   { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 177), (void *)_cffi_d_cxl_media_record },
   { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 181), (void *)_cffi_d_cxl_media_record_mark },
   { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 233), (void *)_cffi_d_cxl_media_record_view },
-  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 348), (void *)_cffi_d_cxl_media_size },
+  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 352), (void *)_cffi_d_cxl_media_size },
   { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 220), (void *)_cffi_d_cxl_media_store },
   { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 185), (void *)_cffi_d_cxl_media_store_u64 },
   { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 185), (void *)_cffi_d_cxl_media_write_back },
-  { "cxl_port_free", (void *)_cffi_f_cxl_port_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 377), (void *)_cffi_d_cxl_port_free },
-  { "cxl_port_new", (void *)_cffi_f_cxl_port_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 278), (void *)_cffi_d_cxl_port_new },
-  { "cxl_port_set_map", (void *)_cffi_f_cxl_port_set_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 380), (void *)_cffi_d_cxl_port_set_map },
-  { "cxl_port_stop", (void *)_cffi_f_cxl_port_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 351), (void *)_cffi_d_cxl_port_stop },
-  { "cxl_port_written", (void *)_cffi_f_cxl_port_written, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 351), (void *)_cffi_d_cxl_port_written },
-  { "cxl_transport_free", (void *)_cffi_f_cxl_transport_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 384), (void *)_cffi_d_cxl_transport_free },
+  { "cxl_port_free", (void *)_cffi_f_cxl_port_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 381), (void *)_cffi_d_cxl_port_free },
+  { "cxl_port_new", (void *)_cffi_f_cxl_port_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 282), (void *)_cffi_d_cxl_port_new },
+  { "cxl_port_set_map", (void *)_cffi_f_cxl_port_set_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 384), (void *)_cffi_d_cxl_port_set_map },
+  { "cxl_port_stop", (void *)_cffi_f_cxl_port_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 355), (void *)_cffi_d_cxl_port_stop },
+  { "cxl_port_written", (void *)_cffi_f_cxl_port_written, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 355), (void *)_cffi_d_cxl_port_written },
+  { "cxl_transport_free", (void *)_cffi_f_cxl_transport_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 388), (void *)_cffi_d_cxl_transport_free },
   { "cxl_transport_invalidate", (void *)_cffi_f_cxl_transport_invalidate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 251), (void *)_cffi_d_cxl_transport_invalidate },
   { "cxl_transport_new", (void *)_cffi_f_cxl_transport_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 51), (void *)_cffi_d_cxl_transport_new },
   { "cxl_transport_reply", (void *)_cffi_f_cxl_transport_reply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 256), (void *)_cffi_d_cxl_transport_reply },
   { "cxl_transport_start", (void *)_cffi_f_cxl_transport_start, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 238), (void *)_cffi_d_cxl_transport_start },
-  { "cxl_transport_statistics", (void *)_cffi_f_cxl_transport_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 387), (void *)_cffi_d_cxl_transport_statistics },
-  { "cxl_transport_stop", (void *)_cffi_f_cxl_transport_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 384), (void *)_cffi_d_cxl_transport_stop },
-  { "cxl_worker_free", (void *)_cffi_f_cxl_worker_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 400), (void *)_cffi_d_cxl_worker_free },
+  { "cxl_transport_statistics", (void *)_cffi_f_cxl_transport_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 391), (void *)_cffi_d_cxl_transport_statistics },
+  { "cxl_transport_stop", (void *)_cffi_f_cxl_transport_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 388), (void *)_cffi_d_cxl_transport_stop },
+  { "cxl_worker_free", (void *)_cffi_f_cxl_worker_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 404), (void *)_cffi_d_cxl_worker_free },
   { "cxl_worker_new", (void *)_cffi_f_cxl_worker_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 241), (void *)_cffi_d_cxl_worker_new },
   { "cxl_worker_serve", (void *)_cffi_f_cxl_worker_serve, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 263), (void *)_cffi_d_cxl_worker_serve },
 };
@@ -6584,7 +6617,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "arguments", offsetof(cxl_call, arguments),
                  sizeof(((cxl_call *)0)->arguments),
-                 _CFFI_OP(_CFFI_OP_NOOP, 441) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 445) },
   { "length", offsetof(cxl_call, length),
               sizeof(((cxl_call *)0)->length),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6593,7 +6626,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
             _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "error", offsetof(cxl_call, error),
              sizeof(((cxl_call *)0)->error),
-             _CFFI_OP(_CFFI_OP_NOOP, 439) },
+             _CFFI_OP(_CFFI_OP_NOOP, 443) },
   { "cut", offsetof(cxl_change, cut),
            sizeof(((cxl_change *)0)->cut),
            _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6626,7 +6659,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "refs", offsetof(cxl_delta, refs),
             sizeof(((cxl_delta *)0)->refs),
-            _CFFI_OP(_CFFI_OP_NOOP, 427) },
+            _CFFI_OP(_CFFI_OP_NOOP, 431) },
   { "extents", offsetof(cxl_delta, extents),
                sizeof(((cxl_delta *)0)->extents),
                _CFFI_OP(_CFFI_OP_NOOP, 68) },
@@ -6689,7 +6722,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 55) },
   { "error", offsetof(cxl_fault, error),
              sizeof(((cxl_fault *)0)->error),
-             _CFFI_OP(_CFFI_OP_NOOP, 439) },
+             _CFFI_OP(_CFFI_OP_NOOP, 443) },
   { "chunk", offsetof(cxl_fault, chunk),
              sizeof(((cxl_fault *)0)->chunk),
              _CFFI_OP(_CFFI_OP_NOOP, 55) },
@@ -6762,71 +6795,71 @@ static const struct _cffi_field_s _cffi_fields[] = {
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "$cxl_call", 416, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_call", 420, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_call), offsetof(struct _cffi_align_typedef_cxl_call, y), 0, 10 },
-  { "$cxl_change", 417, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_change", 421, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_change), offsetof(struct _cffi_align_typedef_cxl_change, y), 10, 5 },
-  { "$cxl_delta", 418, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_delta", 422, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 15, 8 },
-  { "$cxl_engine_stats", 420, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_engine_stats", 424, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 23, 8 },
-  { "$cxl_event", 421, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_event", 425, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 31, 4 },
-  { "$cxl_extent_info", 422, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_extent_info", 426, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 35, 6 },
-  { "$cxl_fault", 423, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_fault", 427, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 41, 8 },
-  { "$cxl_ref", 428, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_ref", 432, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 49, 4 },
-  { "$cxl_segment_ref", 430, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_segment_ref", 434, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 53, 4 },
-  { "$cxl_transport_stats", 432, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_transport_stats", 436, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 57, 8 },
-  { "cxl_engine", 419, _CFFI_F_OPAQUE,
+  { "cxl_engine", 423, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_map", 424, _CFFI_F_OPAQUE,
+  { "cxl_map", 428, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_media", 425, _CFFI_F_OPAQUE,
+  { "cxl_media", 429, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_port", 426, _CFFI_F_OPAQUE,
+  { "cxl_port", 430, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_transport", 431, _CFFI_F_OPAQUE,
+  { "cxl_transport", 435, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_worker", 433, _CFFI_F_OPAQUE,
+  { "cxl_worker", 437, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "$1", 434, _cffi_prim_int(4, 0),
+  { "$1", 438, _cffi_prim_int(4, 0),
     "CXL_GRANULARITY_BYTE,CXL_GRANULARITY_LINE,CXL_GRANULARITY_PAGE" },
-  { "$2", 435, _cffi_prim_int(4, 0),
+  { "$2", 439, _cffi_prim_int(4, 0),
     "CXL_MAP_READ_ONLY,CXL_MAP_SYNC" },
-  { "$3", 436, _cffi_prim_int(4, 0),
+  { "$3", 440, _cffi_prim_int(4, 0),
     "CXL_EVENT_STORE,CXL_EVENT_COPY,CXL_EVENT_WRITE_BACK,CXL_EVENT_FENCE,CXL_EVENT_MARK" },
-  { "$4", 437, _cffi_prim_int(4, 0),
+  { "$4", 441, _cffi_prim_int(4, 0),
     "CXL_FAULT_ALLOCATE,CXL_FAULT_WRITE_BACK,CXL_FAULT_COPY,CXL_FAULT_MSYNC,CXL_FAULT_MAP,CXL_FAULT_FENCE,"
     "CXL_FAULT_KINDS" },
-  { "$5", 438, _cffi_prim_int(4, 0),
+  { "$5", 442, _cffi_prim_int(4, 0),
     "CXL_CALL_LEASE" },
 };
 
 static const struct _cffi_typename_s _cffi_typenames[] = {
-  { "cxl_call", 416 },
-  { "cxl_change", 417 },
-  { "cxl_delta", 418 },
-  { "cxl_engine", 419 },
-  { "cxl_engine_stats", 420 },
-  { "cxl_event", 421 },
-  { "cxl_extent_info", 422 },
-  { "cxl_fault", 423 },
-  { "cxl_map", 424 },
-  { "cxl_media", 425 },
-  { "cxl_port", 426 },
-  { "cxl_ref", 428 },
-  { "cxl_segment_ref", 430 },
-  { "cxl_transport", 431 },
-  { "cxl_transport_stats", 432 },
-  { "cxl_worker", 433 },
+  { "cxl_call", 420 },
+  { "cxl_change", 421 },
+  { "cxl_delta", 422 },
+  { "cxl_engine", 423 },
+  { "cxl_engine_stats", 424 },
+  { "cxl_event", 425 },
+  { "cxl_extent_info", 426 },
+  { "cxl_fault", 427 },
+  { "cxl_map", 428 },
+  { "cxl_media", 429 },
+  { "cxl_port", 430 },
+  { "cxl_ref", 432 },
+  { "cxl_segment_ref", 434 },
+  { "cxl_transport", 435 },
+  { "cxl_transport_stats", 436 },
+  { "cxl_worker", 437 },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -6841,7 +6874,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   5,  /* num_enums */
   16,  /* num_typenames */
   NULL,  /* no includes */
-  444,  /* num_types */
+  448,  /* num_types */
   0,  /* flags */
 };
 

@@ -343,8 +343,9 @@ void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out
 
 int cxl_worker_new(cxl_transport *transport, cxl_worker **out);
 void cxl_worker_free(cxl_worker *worker);
-/* Serve requests until one must become a call: 1; 0 when stopped or unmounted; or -errno. */
-int cxl_worker_serve(cxl_worker *worker, cxl_call *out);
+/* Answer the call before, unless unique is 0, with error (an errno) or with data; then serve requests until one
+ * must become a call: 1; 0 when stopped or unmounted; or -errno. */
+int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void *data, uint64_t length, cxl_call *out);
 /* Answer with error (an errno) or with data. 0, or -errno when the kernel could not take it. */
 int cxl_transport_reply(cxl_transport *transport, uint64_t unique, int error, const void *data, uint64_t length);
 /* Drop what the kernel caches of an inode; attributes_only: keep its pages. May wait for requests. */

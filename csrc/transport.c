@@ -178,11 +178,14 @@ static void leave(cxl_worker *worker)
     pthread_mutex_unlock(&worker->transport->workers_lock);
 }
 
-int cxl_worker_serve(cxl_worker *worker, cxl_call *out)
+int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void *data,
+                     uint64_t length, cxl_call *out)
 {
     cxl_transport *t = worker->transport;
     int result = 0;
     request r;
+    if (unique != 0)
+        cxl_transport_reply(t, unique, error, data, length);
     enter(worker);
     while (result == 0 && !atomic_load(&t->stopping)) {
         int got = next_request(worker, &r);

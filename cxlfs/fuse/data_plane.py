@@ -142,8 +142,9 @@ class Workers:
     ) -> None:
         error: MountError | None = None
         try:
-            while (call := worker.serve()) is not None:
-                direct.serve(call)
+            answer = None
+            while (call := worker.serve(answer)) is not None:
+                answer = direct.serve(call)
         except OSError as failure:
             error = MountError(f"/dev/fuse failed: {failure.strerror}")
         except Exception as failure:

@@ -22,7 +22,7 @@ from cxlfs.fuse import kernel
 from cxlfs.fuse.boundary import result_of
 from cxlfs.fuse.kernel import Opcode
 from cxlfs.fuse.requests import Caller
-from cxlfs.native.transport import CALL_LEASE, Call
+from cxlfs.native.transport import CALL_LEASE, Answer, Call
 
 if TYPE_CHECKING:
     from cxlfs.fuse.requests import Requests
@@ -63,8 +63,8 @@ class Direct:
             Opcode.SYNCFS: self._syncfs,
         }
 
-    def serve(self, call: Call) -> None:
-        """Serve and answer one call. Raises nothing."""
+    def serve(self, call: Call) -> Answer | None:
+        """Serve one call; returns the answer that the kernel still waits for. Raises nothing."""
         handler = self._handlers.get(call.opcode, self._unknown)
         with self._requests.lock:
             result = result_of(
@@ -73,13 +73,12 @@ class Direct:
             if isinstance(result, memoryview):
                 # Of the media: it may go another way as soon as somebody else uses the store.
                 self._transport.reply(call.unique, result)
-                return
+                return None
         if call.opcode in _UNANSWERED:
-            return
+            return None
         if isinstance(result, int):
-            self._transport.reply_error(call.unique, result)
-        else:
-            self._transport.reply(call.unique, result)
+            return Answer(call.unique, result, b"")
+        return Answer(call.unique, 0, result)
 
     def _unknown(self, call: Call) -> bytes:
         raise InvalidArgumentError(f"a request of an unexpected kind: {call.opcode}")

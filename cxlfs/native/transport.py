@@ -48,6 +48,17 @@ class Call(NamedTuple):
     not_durable: bool
 
 
+class Answer(NamedTuple):
+    """To a call: an errno, or 0 and data."""
+
+    unique: int
+    error: int
+    data: bytes
+
+
+_NO_ANSWER = Answer(0, 0, b"")
+
+
 class TransportStatistics(NamedTuple):
     """Requests and bytes since the start; ``direct_mapping``: the kernel lets files that bypass
     its page cache be mapped.
@@ -127,13 +138,9 @@ class Transport:
     # ---------------------------------------------------------------------------------- answers
 
     def reply(self, unique: int, data: Buffer = b"") -> None:
-        """Answer a call. A requester who has gone away meanwhile is no error."""
+        """Answer a call at once. A requester who has gone away meanwhile is no error."""
         view = ffi.from_buffer(data)
         lib.cxl_transport_reply(self.handle, unique, 0, view, len(view))
-
-    def reply_error(self, unique: int, error: int) -> None:
-        """Answer a call with an errno."""
-        lib.cxl_transport_reply(self.handle, unique, error, ffi.NULL, 0)
 
     # ----------------------------------------------------------------------------------- handles
 
@@ -189,14 +196,18 @@ class Worker:
         self._worker = out[0]
         self._call = ffi.new("cxl_call *")
 
-    def serve(self) -> Call | None:
-        """Serve until there is a call, or, with None, until stopped or unmounted.
+    def serve(self, answer: Answer | None = None) -> Call | None:
+        """Give the answer to the call before, if it is not given yet; then serve until there is
+        another one, or, with None, until stopped or unmounted.
 
-        The call and its arguments are valid until the next :meth:`serve`. Raises OSError when
-        /dev/fuse fails.
+        Both in one step, because giving up the interpreter's lock and waiting for it again costs
+        more than either. The call and its arguments are valid until the next :meth:`serve`. Raises
+        OSError when /dev/fuse fails.
         """
         call = self._call
-        code = lib.cxl_worker_serve(self._worker, call)
+        unique, error, data = answer if answer is not None else _NO_ANSWER
+        view = ffi.from_buffer(data)
+        code = lib.cxl_worker_serve(self._worker, unique, error, view, len(view), call)
         if code == 0:
             return None
         if code < 0:
