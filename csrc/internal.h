@@ -61,8 +61,10 @@ void cxl_copy_lines_sse2(void *target, const void *source, size_t count);
 void cxl_copy_lines_avx2(void *target, const void *source, size_t count);
 void cxl_copy_lines_avx512(void *target, const void *source, size_t count);
 uint32_t cxl_crc32c_sse42(uint32_t crc, const void *data, size_t length);
+uint32_t cxl_crc32c_vpclmul256(uint32_t crc, const void *data, size_t length);
 uint32_t cxl_crc32c_vpclmul(uint32_t crc, const void *data, size_t length);
 uint32_t cxl_copy_lines_sse42(uint32_t crc, void *target, const void *source, size_t count);
+uint32_t cxl_copy_lines_vpclmul256(uint32_t crc, void *target, const void *source, size_t count);
 uint32_t cxl_copy_lines_vpclmul(uint32_t crc, void *target, const void *source, size_t count);
 #elif defined(__aarch64__)
 void cxl_write_back_cvap(const void *address, size_t length);

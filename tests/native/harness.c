@@ -1,5 +1,6 @@
 /* harness.c - what of csrc/ cannot be seen from Python: which bytes a copy writes back, which pages a fence
- * makes durable, and guards inside guards. Linked with the sources themselves; prints what is wrong and exits 1. */
+ * makes durable, that no checksum reads beyond its data, and guards inside guards. Linked with the sources
+ * themselves; prints what is wrong and exits 1. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,6 +72,79 @@ static void check_ragged_copies(void)
                 check_copy(CXL_LINE + head, length, source + tail, false);
                 check_copy(CXL_LINE + head, length, source + tail, true);
             }
+}
+
+/* ------------------------------------------------------ checksums up to the end of what is mapped */
+
+typedef struct {
+    const char *name;
+    bool present;
+    uint32_t (*crc32c)(uint32_t, const void *, size_t);
+    uint32_t (*copy_lines)(uint32_t, void *, const void *, size_t);
+} checksum;
+
+static void check_routine(const checksum *routine, const uint8_t *end)
+{
+    for (size_t length = 0; length < AREA; length += length < 900 ? 1 : 61)
+        for (size_t gap = 0; gap < CXL_LINE && length + gap <= AREA; gap++) {
+            uint32_t seed = (uint32_t)(length * 2654435761u + gap);
+            const uint8_t *data = end - gap - length;
+            CHECK(routine->crc32c(seed, data, length) == cxl_crc32c_table(seed, data, length),
+                  "%s: %zu bytes, %zu before the end", routine->name, length, gap);
+        }
+    for (size_t count = 0; count < AREA / CXL_LINE; count++)
+        for (size_t gap = 0; gap < CXL_LINE; gap++) {
+            const uint8_t *data = end - gap - count * CXL_LINE;
+            memset(area, 0, AREA);
+            uint32_t crc = routine->copy_lines(7, area, data, count);
+            CHECK(crc == cxl_crc32c_table(7, data, count * CXL_LINE),
+                  "%s: copy of %zu lines, %zu before the end: checksum", routine->name, count, gap);
+            CHECK(memcmp(area, data, count * CXL_LINE) == 0, "%s: copy of %zu lines", routine->name, count);
+            for (size_t byte = count * CXL_LINE; byte < AREA; byte++)
+                CHECK(area[byte] == 0, "%s: copy of %zu lines changed byte %zu", routine->name, count, byte);
+        }
+}
+
+static void check_checksums(void)
+{
+    uint8_t *pages = mmap(NULL, 3 * AREA, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED || mprotect(pages + 2 * AREA, AREA, PROT_NONE) != 0)
+        abort();
+    for (size_t byte = 0; byte < 2 * AREA; byte++)
+        pages[byte] = (uint8_t)(byte * byte * 31 % 257);
+#if defined(__x86_64__)
+    bool sse42 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+    bool folds = sse42 && __builtin_cpu_supports("vpclmulqdq");
+    const checksum routines[] = {
+        {"sse42", sse42, cxl_crc32c_sse42, cxl_copy_lines_sse42},
+        {"vpclmul256", folds && __builtin_cpu_supports("avx2"), cxl_crc32c_vpclmul256, cxl_copy_lines_vpclmul256},
+        {"vpclmul", folds && __builtin_cpu_supports("avx512f"), cxl_crc32c_vpclmul, cxl_copy_lines_vpclmul},
+    };
+    for (size_t index = 0; index < sizeof routines / sizeof *routines; index++)
+        if (routines[index].present)
+            check_routine(&routines[index], pages + 2 * AREA);
+#endif
+}
+
+/* ------------------------------------------------------------------ copies into ordinary memory */
+
+static void check_copies_in(void)
+{
+    enum { LONGEST = 3 * CXL_COPY_BLOCK };
+    static uint8_t source[LONGEST + CXL_LINE], target[LONGEST + 2 * CXL_LINE];
+    for (size_t byte = 0; byte < sizeof source; byte++)
+        source[byte] = (uint8_t)(byte * byte * 31 % 257 | 1);
+    cxl_table.crc32c = cxl_crc32c_table;
+    for (size_t length = 0; length < LONGEST; length += length % CXL_COPY_BLOCK < 130 ? 1 : 113) {
+        size_t from = length * 7 % CXL_LINE, to = length * 11 % CXL_LINE;
+        memset(target, 0, sizeof target);
+        CHECK(cxl_copy_in_crc(7, target + to, source + from, length) == cxl_crc32c_table(7, source + from, length),
+              "copy in of %zu bytes: checksum", length);
+        CHECK(memcmp(target + to, source + from, length) == 0, "copy in of %zu bytes", length);
+        for (size_t byte = 0; byte < sizeof target; byte++)
+            CHECK((byte >= to && byte < to + length) || target[byte] == 0, "copy in of %zu bytes changed byte %zu",
+                  length, byte);
+    }
 }
 
 /* -------------------------------------------------------------------------- guards in guards */
@@ -200,6 +274,8 @@ int main(void)
     check_fences();
     area = aligned_alloc(CXL_LINE, AREA);
     check_nested_guards();
+    check_checksums();
+    check_copies_in();
     check_ragged_copies();
     return failures != 0;
 }

@@ -26,6 +26,7 @@ NEEDS = {
     "dc-cvap": {"dcpop"},
     "dc-cvadp": {"dcpodp"},
     "crc32c-vpclmul": {"vpclmulqdq", "avx512f", "sse4_2"},
+    "crc32c-vpclmul256": {"vpclmulqdq", "avx2", "sse4_2", "pclmulqdq"},
     "crc32c-sse42": {"sse4_2", "pclmulqdq"},
     "crc32c-arm": {"crc32", "asimd"},
     "crc32c-table": set(),

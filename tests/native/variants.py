@@ -16,7 +16,7 @@ from cxlfs.errors import MediaError, UsageError
 from cxlfs.native import Granularity, MappedRegion, crc32c, routines
 
 WRITE_BACK = ("clwb", "clflushopt", "clflush", "none", "dc-cvap", "dc-cvadp")
-CRC32C = ("crc32c-vpclmul", "crc32c-sse42", "crc32c-arm", "crc32c-table")
+CRC32C = ("crc32c-vpclmul", "crc32c-vpclmul256", "crc32c-sse42", "crc32c-arm", "crc32c-table")
 COPY = ("nt-avx512", "nt-avx2", "nt-sse2", "stores")
 LACKING = 77  # exit status: this CPU has no such routine
 
