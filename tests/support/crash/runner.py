@@ -39,7 +39,7 @@ class Result:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
     """Which cuts: at events from ``first_event`` on; ``headers``: every subset of the words of each
-    record's header; ``random_masks`` of each kind; ``only``: no image but the one with that hash.
+    record's header; ``random_masks`` of each kind; ``only``: report no image but that one.
     """
 
     first_event: int = 0
@@ -86,16 +86,17 @@ class Run:
         for mask in self._masks(in_flight, event):
             indexes, values = in_flight.patch(mask)
             identity = durable.identity(durable.change(indexes, values))
-            if identity in seen or self.limits.only not in (None, identity):
+            if identity in seen:
                 continue
             seen.add(identity)
             problem = self.judge_image(indexes, values, judged)
-            if problem is not None:
+            if problem is not None and self.limits.only in (None, identity):
                 verb = self.tape.names[min(finished, len(self.tape.names) - 1)]
                 where = f"{finished} verbs done, in {verb}, {mask.sum()} of {len(mask)} words"
                 self.fail(event, identity, f"{where}: {problem}")
                 break
-        self.result.images |= seen
+        # The others had to be judged all the same: what recoveries read decides what is chosen.
+        self.result.images |= seen if self.limits.only is None else seen & {self.limits.only}
 
     def judge_image(self, indexes: Indexes, values: Words, judged: Judged) -> str | None:
         """What is wrong with one image, if anything is."""
