@@ -301,28 +301,40 @@ static bool describe_published(cxl_engine *engine, extent *x, cxl_extent_info *i
 
 static int compare_ids(const void *a, const void *b)
 {
-    const cxl_extent_info *x = a, *y = b;
+    const extent *x = *(extent *const *)a, *y = *(extent *const *)b;
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* Every published extent that anybody but its definition holds; -EAGAIN: there is no room for the
- * checksums of one. engine.lock is held. */
-static int fill_extents(cxl_engine *engine, cxl_extent_info *infos, uint64_t *info_count,
-                        uint32_t *crcs, uint64_t room)
+/* Every extent that anybody but its definition holds, by id: equal states give equal images, whatever
+ * the order in the table. held has room for all; engine.lock is held. */
+static uint64_t held_extents(cxl_engine *engine, extent **held)
 {
-    uint64_t found = 0, total = 0;
+    uint64_t count = 0;
     for (uint64_t i = 0; i < engine->table_size; i++) {
         for (extent *x = engine->table[i]; x != NULL; x = x->next) {
-            if (atomic_load(&x->holds) <= (x->kept ? 1 : 0))
-                continue;
-            infos[found].crc_index = total;
-            if (!describe_published(engine, x, &infos[found], crcs + total, room - total))
-                return -EAGAIN;
-            total += infos[found].crc_count;
-            found += infos[found].length != 0;
+            if (atomic_load(&x->holds) > (x->kept ? 1 : 0))
+                held[count++] = x;
         }
     }
+    qsort(held, count, sizeof(*held), compare_ids);
+    return count;
+}
+
+/* Those of them that are published; -EAGAIN: there is no room for the checksums of one. engine.lock is
+ * held. */
+static int fill_extents(cxl_engine *engine, extent **held, cxl_extent_info *infos, uint64_t *info_count,
+                        uint32_t *crcs, uint64_t room, uint64_t *crc_count)
+{
+    uint64_t found = 0, total = 0, count = held_extents(engine, held);
+    for (uint64_t i = 0; i < count; i++) {
+        infos[found].crc_index = total;
+        if (!describe_published(engine, held[i], &infos[found], crcs + total, room - total))
+            return -EAGAIN;
+        total += infos[found].crc_count;
+        found += infos[found].length != 0;
+    }
     *info_count = found;
+    *crc_count = total;
     return 0;
 }
 
@@ -332,25 +344,21 @@ static int export_extents(cxl_engine *engine, cxl_extent_info **infos, uint64_t 
     int result;
     do {                         /* again when more was published while we looked */
         pthread_mutex_lock(&engine->lock);
-        uint64_t room = atomic_load(&engine->crcs) + 1;
-        *infos = cxl_allocate((engine->extent_count + 1) * sizeof(**infos));
+        uint64_t room = atomic_load(&engine->crcs) + 1, count = engine->extent_count + 1;
+        extent **held = cxl_allocate(count * sizeof(*held));
+        *infos = cxl_allocate(count * sizeof(**infos));
         *crcs = cxl_allocate(room * sizeof(**crcs));
         result = -ENOMEM;
-        if (*infos != NULL && *crcs != NULL)
-            result = fill_extents(engine, *infos, info_count, *crcs, room);
+        if (held != NULL && *infos != NULL && *crcs != NULL)
+            result = fill_extents(engine, held, *infos, info_count, *crcs, room, crc_count);
         pthread_mutex_unlock(&engine->lock);
+        free(held);
         if (result != 0) {
             free(*infos);
             free(*crcs);
         }
     } while (result == -EAGAIN);
-    if (result != 0)
-        return result;
-    qsort(*infos, *info_count, sizeof(**infos), compare_ids);
-    *crc_count = 0;
-    for (uint64_t i = 0; i < *info_count; i++)
-        *crc_count += (*infos)[i].crc_count;
-    return 0;
+    return result;
 }
 
 static int export_map(cxl_map *map, list *refs)
