@@ -1,13 +1,14 @@
 """How files are opened with respect to the kernel's page cache, and how it is kept true.
 
 The decision
-- ``O_WRONLY``: direct I/O. Such a file cannot be mapped, and a checkpoint writer needs no second
-  copy of its data in DRAM.
-- Any other access: cached, because a direct file refuses MAP_SHARED (ENODEV) as long as the
-  connection did not negotiate FUSE_DIRECT_IO_ALLOW_MMAP, which libfuse 3.14 cannot ask for.
-  Measured (Linux 6.18, 2 cores, verified reads of 1 MiB from a file of 256 MiB, file medium in
-  memory): direct 4.3 GB/s each time; cached 3.7 GB/s the first time with 1 MiB of readahead (3.3
-  with 4 MiB), 10.6 GB/s when read again.
+- Where the kernel lets files that bypass the cache be mapped (``direct_mapping``: Linux 6.6, and
+  workers that ask for it): direct I/O for all, as the medium is memory itself. Only mapped pages
+  are cached then.
+- Elsewhere ``O_WRONLY``: direct I/O. Such a file cannot be mapped, and a checkpoint writer needs no
+  second copy of its data in DRAM. Any other access: cached, because a direct file refuses
+  MAP_SHARED (ENODEV). Measured (Linux 6.18, 2 cores, verified reads of 1 MiB from a file of
+  256 MiB, file medium in memory, pyfuse3): direct 4.3 GB/s each time; cached 3.7 GB/s the first
+  time with 1 MiB of readahead (3.3 with 4 MiB), 10.6 GB/s when read again.
 - Attributes and names are cached for a day, also names that do not exist: every change goes
   through this mount, so the kernel knows of it. What the store changes by itself is invalidated.
 
