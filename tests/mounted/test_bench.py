@@ -1,0 +1,101 @@
+"""``scripts/bench`` runs, measures everything it says it does, and makes its table and plots of it.
+
+Nothing here looks at how large a figure is: a test that times something fails by luck.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
+from tests.support.bench.report import ROWS, find, table
+from tests.support.bench.workers import COUNTS
+from tests.support.repository import ROOT
+
+BENCH = [sys.executable, str(ROOT / "scripts" / "bench")]
+LEVELS = ("p50_s", "p90_s", "p99_s", "count")
+
+
+def assert_positive(figures: dict[str, Any], *keys: str) -> None:
+    for key in keys:
+        value = find(figures, key)
+        assert isinstance(value, int | float), key
+        assert value > 0, key
+
+
+@pytest.mark.mounted
+@pytest.mark.slow
+def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ["--quick", "--only", "data", "--size", "small", "--runs", "1", "--json", path]
+    done = subprocess.run(
+        [*BENCH, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "run 1/1: 4 readers of 8.0 MiB on pyfuse3" in done.stderr
+    figures = json.loads(path.read_text())
+    assert figures["missing"] == {}
+    assert figures["settings"]["quick"] is True
+    raw = ("copy", "crc32c", "crc32c_of_memory")
+    assert_positive(figures, *(f"data.raw.{name}_bytes_per_s" for name in raw))
+    for target in (*TRANSPORTS, "tmpfs"):
+        assert_positive(figures, *(f"data.pwrite_4kib.{target}.{level}" for level in LEVELS))
+        for kind in KINDS:
+            for count in COUNTS:
+                for block_bytes in BLOCKS_BYTES:
+                    key = f"data.throughput.{kind}.{target}.{count}.{block_bytes}"
+                    assert_positive(figures, f"{key}.bytes_per_s", f"{key}.ratio")
+                    assert len(find(figures, f"{key}.runs_bytes_per_s")) == 1
+    again = subprocess.run([*BENCH, "--table", path], capture_output=True, text=True, check=True)
+    assert again.stdout == done.stdout == f"{table(figures)}\n"
+
+
+def test_a_verdict_compares_the_ratio_or_the_value() -> None:
+    key = "data.throughput.write.native.1.1048576"
+    for ratio, seconds, verdict in ((0.23, 20e-6, "met"), (0.22, 21e-6, "missed")):
+        figures: dict[str, Any] = {"data": {"throughput": {"write": {"native": {"1": {}}}}}}
+        figures["data"]["throughput"]["write"]["native"]["1"]["1048576"] = {
+            "bytes_per_s": 2e9,
+            "ratio": ratio,
+        }
+        figures["data"]["pwrite_4kib"] = {"native": {"p50_s": seconds}}
+        lines = {line.split("|")[-2].strip(): line for line in table(figures).splitlines()}
+        assert f"≥ 0.23: {verdict}" in lines[f"`{key}.bytes_per_s`"]
+        assert f"≤ 20 µs: {verdict}" in lines["`data.pwrite_4kib.native.p50_s`"]
+
+
+def test_no_key_stands_in_two_rows() -> None:
+    keys = [row.key for rows in ROWS.values() for row in rows]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "data,speed"], "no section speed"),
+        (["--runs", "3"], "a median of fewer than 5 runs"),
+        (["--size", "much"], "not a size"),
+        (["--passthrough", "/nowhere/passthrough_hp"], "no program"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], message: str) -> None:
+    done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed"
+)
+def test_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    arguments = [*BENCH, "--plots", str(tmp_path)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install '.[bench]'" in done.stderr

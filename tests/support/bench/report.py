@@ -1,0 +1,189 @@
+"""The table of a run: which figures are shown, how, and what they must be.
+
+Every row names its place in the JSON document, so that a table can be made again from a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from cxlfs.units import KIB, MIB
+from tests.support.bench.measure import Figures
+
+UNITS = {
+    "GB/s": (1e-9, "{:.2f} GB/s"),
+    "us": (1e6, "{:.1f} µs"),
+    "ms": (1e3, "{:.2f} ms"),
+    "per s": (1.0, "{:.0f} a second"),
+    "MiB": (1 / MIB, "{:.0f} MiB"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """``key`` and ``ratio`` are places in the document. ``must`` is a least ratio where there is
+    one, else the most that the value may be, in units of ``unit``. Where a distribution lies, its
+    percentiles 50, 90 and 99 are shown.
+    """
+
+    text: str
+    key: str
+    unit: str
+    ratio: str | None = None
+    must: float | None = None
+
+    def cells(self, figures: Figures) -> tuple[str, ...] | None:
+        """None: the document has no such figure."""
+        value = find(figures, self.key)
+        if value is None:
+            return None
+        if isinstance(value, dict):
+            return self.text, self._levels(value), "", "", f"`{self.key}`"
+        factor, form = UNITS[self.unit]
+        ratio = None if self.ratio is None else find(figures, self.ratio)
+        shown = "" if ratio is None else f"{ratio:.2f}"
+        must = self._must(value * factor, ratio)
+        return self.text, form.format(value * factor), shown, must, f"`{self.key}`"
+
+    def _levels(self, value: Figures) -> str:
+        factor, form = UNITS[self.unit]
+        number, unit = form.split(" ", 1)
+        levels = (value[f"{level}_s"] for level in ("p50", "p90", "p99"))
+        return f"{' / '.join(number.format(level * factor) for level in levels)} {unit}"
+
+    def _must(self, value: float, ratio: float | None) -> str:
+        if self.must is None:
+            return ""
+        if self.ratio is None:
+            met = value <= self.must
+            return f"≤ {self.must:g} {'µs' if self.unit == 'us' else self.unit}: {_verdict(met)}"
+        return f"≥ {self.must:.2f}: {_verdict(ratio is not None and ratio >= self.must)}"
+
+
+def _verdict(met: object) -> str:
+    return "met" if met else "missed"
+
+
+def find(figures: Figures, key: str) -> Any:
+    """What lies at a place like ``data.raw.copy_bytes_per_s``; None when nothing does."""
+    place: Any = figures
+    for part in key.split("."):
+        if not isinstance(place, dict) or part not in place:
+            return None
+        place = place[part]
+    return place
+
+
+def _data_rows() -> Iterator[Row]:
+    raw = "data.raw"
+    yield Row("raw non-temporal copy, one core", f"{raw}.copy_bytes_per_s", "GB/s")
+    yield Row("raw CRC32C of a cached block, one core", f"{raw}.crc32c_bytes_per_s", "GB/s")
+    yield Row("raw CRC32C of memory, one core", f"{raw}.crc32c_of_memory_bytes_per_s", "GB/s")
+    musts = {("write", 1): 0.23, ("write", 2): 0.45, ("read", 1): 0.25, ("read", 2): 0.50}
+    targets = {
+        "native": "",
+        "pyfuse3": ", pyfuse3 transport",
+        "tmpfs": ", tmpfs itself",
+        "passthrough": ", a FUSE pass-through over tmpfs",
+        "disk": ", a disk with fsync",
+        "ext4-dax": ", ext4-dax",
+        "xfs-dax": ", xfs-dax",
+    }
+    for kind in ("write", "read"):
+        for name, suffix in targets.items():
+            for count in (1, 2, 4):
+                what = f"{kind}{'r' if kind == 'write' else 'er'}{'s' * (count > 1)}"
+                key = f"data.throughput.{kind}.{name}.{count}.{MIB}"
+                must = musts.get((kind, count)) if name == "native" else None
+                text = f"{count} {what}, 1 MiB{suffix}"
+                yield Row(text, f"{key}.bytes_per_s", "GB/s", f"{key}.ratio", must)
+    for name, suffix in targets.items():
+        key = f"data.pwrite_4kib.{name}"
+        must = 20.0 if name == "native" else None
+        yield Row(f"4 KiB pwrite, median{suffix}", f"{key}.p50_s", "us", None, must)
+        yield Row(f"4 KiB pwrite, p99{suffix}", f"{key}.p99_s", "us")
+
+
+def _latency_rows() -> Iterator[Row]:
+    names = {
+        "store_on_tmpfs": "store on tmpfs",
+        "store_on_disk": "store on a disk",
+        "tmpfs": "tmpfs itself",
+        "disk": "the disk itself, with fsync",
+    }
+    for name, text in names.items():
+        key = f"latency.{name}"
+        must = 700.0 if name == "store_on_tmpfs" else None
+        yield Row(
+            f"create + 4 KiB + close + rename, median, {text}",
+            f"{key}.replace.p50_s",
+            "us",
+            None,
+            must,
+        )
+        for call in ("fsync", "close", "rename"):
+            yield Row(f"{call}, p50 / p90 / p99, {text}", f"{key}.{call}", "us")
+        for what in ("creates", "stats", "unlinks"):
+            yield Row(f"{what} of empty files, {text}", f"{key}.{what}_per_s", "per s")
+
+
+def _framework_rows() -> Iterator[Row]:
+    names = {
+        "torch_save": ("torch.save", 1.0),
+        "torch_load": ("torch.load", 0.8),
+        "torch_load_mmap": ("torch.load, mmap=True", None),
+        "dcp_save": ("torch.distributed.checkpoint.save", None),
+        "dcp_load": ("torch.distributed.checkpoint.load", None),
+        "safetensors_save": ("safetensors save_file", None),
+        "safetensors_load": ("safetensors load_file", None),
+    }
+    for name, (text, must) in names.items():
+        key = f"frameworks.{name}"
+        yield Row(text, f"{key}.bytes_per_s", "GB/s", f"{key}.ratio_to_tmpfs", must)
+
+
+def _store_rows() -> Iterator[Row]:
+    yield Row("open, closed cleanly", "opening.clean_open_s", "ms")
+    yield Row("open after a crash", "opening.crash_open_s", "ms")
+    yield Row("open after a crash, read-only", "opening.crash_open_read_only_s", "ms")
+    for kind, text in (("empty", "an empty store"), ("full", "a store with files")):
+        for what in ("mount", "umount"):
+            yield Row(f"cxlfs {what}, {text}", f"mount.{kind}_{what}.p50_s", "ms")
+    yield Row("daemon memory beyond the mapping", "memory.with_files_bytes", "MiB")
+    yield Row("the same, allowed", "memory.allowed_bytes", "MiB")
+    for name, text in (("live", "mounted"), ("offline", "not mounted")):
+        key = f"verify.{name}"
+        yield Row(f"verify, data pass, {text}", f"{key}.bytes_per_s", "GB/s", f"{key}.ratio", 0.6)
+
+
+ROWS = {
+    "of the raw copy": tuple(_data_rows()),
+    "": tuple(_latency_rows()),
+    "of tmpfs": tuple(_framework_rows()),
+    "of raw CRC32C": tuple(_store_rows()),
+}
+"""By what their ratio is to."""
+
+
+def table(figures: Figures) -> str:
+    """Markdown: every row that the document has a figure for, then what was missing."""
+    lines = ["| what | measured | ratio | must | key |", "|---|---:|---:|---|---|"]
+    for unit, rows in ROWS.items():
+        for row in rows:
+            cells = row.cells(figures)
+            if cells is not None:
+                what, measured, ratio, must, key = cells
+                shown = f"{ratio} {unit}" if ratio else ""
+                lines.append(f"| {what} | {measured} | {shown} | {must} | {key} |")
+    peers = find(figures, "data.peers") or {}
+    notes = [f"- {name}: {text}" for name, text in peers.items()]
+    notes += [f"- {name}: {text}" for name, text in figures.get("missing", {}).items()]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def blocks_of(figures: Figures, kind: str, target: str, count: int) -> list[tuple[int, float]]:
+    """Block size in KiB and bytes per second, for a plot."""
+    found = find(figures, f"data.throughput.{kind}.{target}.{count}") or {}
+    return [(int(size) // KIB, place["bytes_per_s"]) for size, place in found.items()]

@@ -1,0 +1,163 @@
+"""Processes that write and read files at the same time, from buffers that they keep.
+
+Each has two page-aligned buffers in anonymous memory, touched before anything is timed. All wait
+at a barrier and take the time themselves; the clock is the same for all of them.
+
+Never here: what is measured and how often (``data``).
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from typing import NamedTuple, Self
+
+from cxlfs.units import MIB
+
+COUNTS = (1, 2, 4)
+BLOCK_BYTES_MAX = 8 * MIB
+PATIENCE_SECONDS = 600.0
+
+
+class Job(NamedTuple):
+    """``kind``: ``write``, ``read``, or ``pwrite``, which times every call by itself."""
+
+    kind: str
+    path: str
+    block_bytes: int
+    total_bytes: int
+    sync: bool
+
+
+class Done(NamedTuple):
+    """Seconds of the clock when it began and ended; of each call where the job asks for it."""
+
+    began: float
+    ended: float
+    calls: list[float]
+
+
+class WorkError(Exception):
+    """A worker failed; the message is what it said."""
+
+
+class Workers:
+    """As many processes as the largest of COUNTS."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        # Kept: a process that starts slowly finds a barrier only while somebody holds it.
+        self._barriers = {count: context.Barrier(count) for count in COUNTS}
+        self._connections: list[Connection] = []
+        self._processes = []
+        for index in range(max(COUNTS)):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(there, self._barriers, index), daemon=True
+            )
+            process.start()
+            there.close()
+            self._connections.append(here)
+            self._processes.append(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        for connection, process in zip(self._connections, self._processes, strict=True):
+            connection.close()
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+    def run(self, jobs: Sequence[Job]) -> list[Done]:
+        """Each by a process of its own, all at once; raises WorkError."""
+        used = self._connections[: len(jobs)]
+        for connection, job in zip(used, jobs, strict=True):
+            connection.send((len(jobs), job))
+        results = []
+        for connection in used:
+            if not connection.poll(PATIENCE_SECONDS):
+                raise WorkError(f"no answer for {PATIENCE_SECONDS:.0f} s from {jobs[0]}")
+            results.append(connection.recv())
+        failed = [result for result in results if isinstance(result, str)]
+        if failed:
+            raise WorkError("; ".join(failed))
+        return results
+
+
+def bytes_per_second(jobs: Sequence[Job], done: Sequence[Done]) -> float:
+    """From when the first began until the last was done."""
+    elapsed = max(each.ended for each in done) - min(each.began for each in done)
+    return sum(job.total_bytes for job in jobs) / elapsed
+
+
+def _serve(connection: Connection, barriers: dict[int, Barrier], index: int) -> None:
+    source = mmap.mmap(-1, BLOCK_BYTES_MAX)
+    source.write(random.Random(index).randbytes(BLOCK_BYTES_MAX))
+    target = mmap.mmap(-1, BLOCK_BYTES_MAX)
+    target.write(bytes(BLOCK_BYTES_MAX))
+    while True:
+        try:
+            count, job = connection.recv()
+        except EOFError:
+            return
+        try:
+            act = {"write": _write, "read": _read, "pwrite": _pwrite}[job.kind]
+            connection.send(act(job, barriers[count], source, target))
+        except Exception as error:  # noqa: BLE001  whatever it is, the parent tells it
+            barriers[count].abort()
+            connection.send(f"{job}: {error!r}")
+            return
+
+
+def _write(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
+    """As a save over one name: truncated before; close, which commits, is timed."""
+    block = memoryview(source)[: job.block_bytes]
+    fd = os.open(job.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    barrier.wait()
+    began = time.perf_counter()
+    for offset in range(0, job.total_bytes, job.block_bytes):
+        if os.pwrite(fd, block, offset) != job.block_bytes:
+            raise WorkError("a short write")
+    if job.sync:
+        os.fsync(fd)
+    os.close(fd)
+    return Done(began, time.perf_counter(), [])
+
+
+def _read(job: Job, barrier: Barrier, source: mmap.mmap, target: mmap.mmap) -> Done:
+    """What ``_write`` wrote, with nothing of it in the page cache where that can be dropped."""
+    block = memoryview(target)[: job.block_bytes]
+    fd = os.open(job.path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    barrier.wait()
+    began = time.perf_counter()
+    for offset in range(0, job.total_bytes, job.block_bytes):
+        if os.preadv(fd, [block], offset) != job.block_bytes:
+            raise WorkError("a short read")
+    ended = time.perf_counter()
+    os.close(fd)
+    if block != memoryview(source)[: job.block_bytes]:
+        raise WorkError("read something else than what was written")
+    return Done(began, ended, [])
+
+
+def _pwrite(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
+    block = memoryview(source)[: job.block_bytes]
+    calls = []
+    fd = os.open(job.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    barrier.wait()
+    began = time.perf_counter()
+    for offset in range(0, job.total_bytes, job.block_bytes):
+        before = time.perf_counter()
+        os.pwrite(fd, block, offset)
+        calls.append(time.perf_counter() - before)
+    os.close(fd)
+    return Done(began, time.perf_counter(), calls)
