@@ -20,8 +20,10 @@ STYLE = {
     "font.size": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.axisbelow": True,
     "axes.grid": True,
     "grid.alpha": 0.3,
+    "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text: a tenth of the size
     "svg.hashsalt": "cxlfs",  # the same figures make the same file
 }
@@ -76,7 +78,8 @@ def _throughput(pyplot: Any, figures: Figures, kind: str, title: str) -> Any:
         axis.set_title(f"{count} {title if count > 1 else title[:-1]}")
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("GB/s")
-    axes[0].legend(frameon=False)
+    lines, names = axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, 0))
     return figure
 
 
