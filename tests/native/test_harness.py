@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.native.compiling import compile_program, needs_compiler
 
-HERE = Path(__file__).resolve().parent
-CSRC = HERE.parents[1] / "csrc"
 SOURCES = [
     "copy.c",
     "copy_x86.c",
@@ -27,15 +22,11 @@ SOURCES = [
     "persist_x86.c",
     "recorder.c",
 ]
-STRICT = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror"]
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@needs_compiler
 def test_ragged_copies_fences_and_nested_guards(tmp_path: Path) -> None:
     binary = tmp_path / "harness"
-    files = [HERE / "harness.c", *(CSRC / name for name in SOURCES)]
-    options = ["-std=gnu11", "-O2", *STRICT, "-D_GNU_SOURCE", "-pthread", f"-I{CSRC}"]
-    options += shlex.split(os.environ.get("CFLAGS", ""))
-    subprocess.run(["cc", *options, "-o", binary, *files], check=True)
+    compile_program(["harness.c"], SOURCES, binary)
     result = subprocess.run([binary], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "")

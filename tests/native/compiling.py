@@ -1,0 +1,31 @@
+"""Builds C programs of this directory together with files of csrc/, which they look into."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parents[1] / "csrc"
+STRICT = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror"]
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+def all_sources() -> list[str]:
+    """Files of csrc/ but the glue to Python."""
+    return sorted(path.name for path in CSRC.glob("*.c") if not path.name.startswith("_native"))
+
+
+def compile_program(programs: Iterable[str], others: Iterable[str], target: Path) -> None:
+    """``others``: of csrc/. With the options of CFLAGS, as ``scripts/sanitize`` wants it."""
+    files = [*(HERE / name for name in programs), *(CSRC / name for name in others)]
+    options = ["-std=gnu11", "-O2", *STRICT, "-D_GNU_SOURCE", "-pthread", f"-I{CSRC}"]
+    options += shlex.split(os.environ.get("CFLAGS", ""))
+    subprocess.run(["cc", *options, "-o", target, *files], check=True)
