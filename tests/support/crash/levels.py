@@ -24,6 +24,7 @@ from tests.support.crash.bench import Bench, new_bench
 from tests.support.crash.damage import DAMAGES, cut_mkfs, damage
 from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
 from tests.support.crash.programs import Program
+from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.runner import Failure, Limits, Result, cut_everywhere
 from tests.support.crash.single import SITUATIONS
 
@@ -34,7 +35,7 @@ TWICE = 0.005
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
 
 BY_NAME: dict[str, single.Workload] = {
-    work.__name__: work for work in (*OPERATIONS, *SECOND_ONLY, *SITUATIONS)
+    work.__name__: work for work in (*OPERATIONS, *RANGE_OPERATIONS, *SECOND_ONLY, *SITUATIONS)
 }
 _MEDIA = ("LINE", "PAGE")
 
@@ -45,7 +46,7 @@ def units_of(level: str, seed: int) -> list[str]:
 
 
 def _t0(_seed: int) -> Iterator[str]:
-    for work in (*SITUATIONS, *OPERATIONS):
+    for work in (*SITUATIONS, *OPERATIONS, *RANGE_OPERATIONS):
         for media in _MEDIA:
             yield f"one/{media}/{work.__name__}"
     yield from (f"one/BYTE/{work.__name__}" for work in (*SITUATIONS[::3], *OPERATIONS[::4]))
@@ -60,21 +61,25 @@ def _t1(_seed: int) -> Iterator[str]:
         for j, second in enumerate((*OPERATIONS, *SECOND_ONLY)):
             media = _MEDIA[(i + j + (i < j)) % 2]
             yield f"two/{media}/{first.__name__}+{second.__name__}"
+    for i, first in enumerate(RANGE_OPERATIONS):
+        for second in (*RANGE_OPERATIONS, *OPERATIONS[i % 4 :: 4]):
+            yield f"two/{_MEDIA[i % 2]}/{first.__name__}+{second.__name__}"
 
 
 def _t2(seed: int) -> Iterator[str]:
     rng = random.Random(seed)
-    for work in (*SITUATIONS, *OPERATIONS):
+    firsts = [*OPERATIONS, *RANGE_OPERATIONS]
+    for work in (*SITUATIONS, *OPERATIONS, *RANGE_OPERATIONS):
         for media in _MEDIA:
             yield f"kill/{media}/{work.__name__}"
     for number in range(PROGRAMS):
         media = _MEDIA[number % 2]
         yield f"program/{media}/{number}"
-        first, second = rng.choice(OPERATIONS), rng.choice(OPERATIONS)
-        third = rng.choice([*OPERATIONS, *SECOND_ONLY])
+        first, second = rng.choice(firsts), rng.choice(firsts)
+        third = rng.choice([*firsts, *SECOND_ONLY])
         names = "+".join(work.__name__ for work in (first, second, third))
         yield f"three/{media}/{names}"
-    for work in (*SITUATIONS, *OPERATIONS):
+    for work in (*SITUATIONS, *OPERATIONS, *RANGE_OPERATIONS):
         for media in _MEDIA:
             yield f"recovery/{media}/{work.__name__}"
 
