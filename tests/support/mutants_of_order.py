@@ -166,13 +166,13 @@ def dead_data_reused_early(patch: Patch) -> None:
     """A segment is taken again as soon as nothing alive refers to it, before any root says so."""
     original = Space.lease
 
-    def lease(self: Space, needed_bytes: int, wanted_bytes: int) -> tuple[int, int]:
+    def lease(self: Space, *args: int, **options: int) -> tuple[int, int]:
         self.collect_dead()
         for index, state in enumerate(self.states):
             if state is State.DEAD:
                 self.states[index] = State.FREE
                 self._free.insert(0, index)
-        return original(self, needed_bytes, wanted_bytes)
+        return original(self, *args, **options)
 
     patch.setattr(Space, "lease", lease)
 

@@ -13,6 +13,14 @@ from cxlfs.native.maps import FileMap
 from cxlfs.store import names, recovery, replay, volume
 from tests.support.mutants import Anything, Patch, during, mutant, nothing, on_result
 
+Batch = journal_reader.RecordBatch
+
+
+def _none_at_once(reader: Any, position: int, _lsn: int) -> Batch:
+    """All records go through the checks of a single one."""
+    return reader._batch(bytearray(), [], position)  # type: ignore[no-any-return]
+
+
 # --- checks that are not made ---------------------------------------------------------------
 
 
@@ -21,7 +29,7 @@ def record_checksums_not_compared(patch: Patch) -> None:
     """Recovery takes any bytes with the right magic, number and epoch for a record."""
     patch.setattr(journal_reader, "crc32c", lambda *_: Anything())
     patch.setattr(journal_reader, "crc32c_each", lambda *_: Anything())
-    patch.setattr(journal_reader.SegmentReader, "_undamaged", lambda _self: iter(()))
+    patch.setattr(journal_reader.SegmentReader, "_undamaged", _none_at_once)
 
 
 @mutant("one/LINE/rename_over", 9, 11)
@@ -39,7 +47,7 @@ def payload_checksum_not_compared(patch: Patch) -> None:
         finally:
             journal_reader.crc32c = crc
 
-    patch.setattr(journal_reader.SegmentReader, "_undamaged", lambda _self: iter(()))
+    patch.setattr(journal_reader.SegmentReader, "_undamaged", _none_at_once)
     patch.setattr(journal_reader.SegmentReader, "_record_at", record_at)
 
 
@@ -58,7 +66,7 @@ def header_checksum_not_compared(patch: Patch) -> None:
         finally:
             journal_reader.crc32c = crc
 
-    patch.setattr(journal_reader.SegmentReader, "_undamaged", lambda _self: iter(()))
+    patch.setattr(journal_reader.SegmentReader, "_undamaged", _none_at_once)
     patch.setattr(journal_reader.SegmentReader, "_record_at", record_at)
 
 
@@ -118,8 +126,8 @@ def mirror_ignored(patch: Patch) -> None:
     """The second copy of the journal is never looked at."""
     original = journal_reader.SegmentReader._record_at
 
-    def record_at(self: Any, copy: Any, number: int, *rest: Any) -> Any:
-        return original(self, copy, number, *rest) if number == 0 else None
+    def record_at(self: Any, number: int, *rest: Any) -> Any:
+        return original(self, number, *rest) if number == 0 else None
 
     patch.setattr(journal_reader.SegmentReader, "_record_at", record_at)
 
@@ -174,28 +182,28 @@ def stale_epoch_accepted(patch: Patch) -> None:
 @mutant("one/LINE/change_mode", 11)
 def last_record_dropped(patch: Patch) -> None:
     """Recovery stops one record early."""
-    original = journal_reader.SegmentReader.__iter__
+    original = journal_reader.SegmentReader.batches
 
-    def all_but_last(self: Any) -> Any:
-        waiting = None
-        for record in original(self):
-            if waiting is not None:
-                yield waiting
-            waiting = record
-        if waiting is not None and waiting.lsn == waiting.fenced_lsn:
-            yield waiting
+    def batches(self: Any) -> Any:
+        *found, last = [*original(self), None]
+        if found:
+            last = found.pop()
+            parts = (last.starts, last.rows, last.media_offsets, last.copy_numbers)
+            found.append(Batch(last.data, *(part[:-1] for part in parts)))
+            self.scan.last_lsn -= 1
+        yield from (batch for batch in found if len(batch))
 
-    patch.setattr(journal_reader.SegmentReader, "__iter__", all_but_last)
+    patch.setattr(journal_reader.SegmentReader, "batches", batches)
 
 
-@mutant("one/LINE/append", 14)
+@mutant("one/LINE/rename", 14)
 def record_applied_twice(patch: Patch) -> None:
-    """Replay is not idempotent, and applies the last record of a journal once more."""
+    """Replay is not idempotent, and applies what it has read once more."""
     original = replay.Replayer.apply
 
-    def apply(self: replay.Replayer, record: Any) -> None:
-        original(self, record)
-        original(self, record)
+    def apply(self: replay.Replayer, batch: Batch) -> None:
+        original(self, batch)
+        original(self, batch)
 
     patch.setattr(replay.Replayer, "apply", apply)
 
@@ -203,12 +211,12 @@ def record_applied_twice(patch: Patch) -> None:
 @mutant("one/LINE/create_tiny", 14)
 def replay_stamps_the_present_time(patch: Patch) -> None:
     """Times after a recovery are those of the recovery."""
-    original = replay.Replayer._inode
+    original = replay.Replayer._set_attributes
 
-    def inode(self: replay.Replayer, op: Any) -> None:
-        original(self, op._replace(ctime_ns=time.time_ns()))
+    def set_attributes(self: replay.Replayer, rows: list[tuple[int, ...]]) -> None:
+        original(self, [(*row[:9], time.time_ns(), *row[10:]) for row in rows])
 
-    patch.setattr(replay.Replayer, "_inode", inode)
+    patch.setattr(replay.Replayer, "_set_attributes", set_attributes)
 
 
 @mutant("one/LINE/append", 13)
@@ -216,10 +224,9 @@ def appends_go_to_another_inode(patch: Patch) -> None:
     """Replay gives new inodes the next free number instead of their own."""
     original = replay.Replayer._inode
 
-    def inode(self: replay.Replayer, op: Any) -> None:
-        if op.ino not in self.namespace.inodes:
-            op = op._replace(ino=self.namespace.next_ino + 1)
-        original(self, op)
+    def inode(self: replay.Replayer, ino: int, mode: int, row: int) -> None:
+        known = ino in self.namespace.inodes
+        original(self, ino if known else self.namespace.next_ino + 1, mode, row)
 
     patch.setattr(replay.Replayer, "_inode", inode)
 
@@ -237,14 +244,14 @@ def inode_numbers_begin_again(patch: Patch) -> None:
 @mutant("one/LINE/create_tiny", 10, 13)
 def extent_numbers_begin_again(patch: Patch) -> None:
     """Replay forgets which extent numbers it has seen."""
-    original = replay.Replayer._extent
+    original = replay.Replayer.apply
 
-    def extent(self: replay.Replayer, op: Any) -> None:
+    def apply(self: replay.Replayer, batch: Batch) -> None:
         before = self.next_extent_id
-        original(self, op)
+        original(self, batch)
         self.next_extent_id = before
 
-    patch.setattr(replay.Replayer, "_extent", extent)
+    patch.setattr(replay.Replayer, "apply", apply)
 
 
 @mutant("one/LINE/overwrite_killed", 6, 10)
@@ -252,22 +259,25 @@ def version_kept_aside_becomes_the_content(patch: Patch) -> None:
     """Replay takes what was kept aside for the content."""
     original = replay.Replayer._content
 
-    def content(self: replay.Replayer, op: Any) -> None:
-        original(self, op._replace(aside=False))
+    def content(self: replay.Replayer, ino: int, *, aside: bool) -> None:
+        del aside
+        original(self, ino, aside=False)
 
     patch.setattr(replay.Replayer, "_content", content)
+    patch.setattr(replay.Replayer, "_together", lambda *_: False)
 
 
 @mutant("one/LINE/change_mode", 10)
 def times_used_before_they_are_set(patch: Patch) -> None:
     """The image is written from committed times that recovery has not filled in."""
-    original = replay.Replayer._inode
+    original = replay.Replayer._set_attributes
 
-    def inode(self: replay.Replayer, op: Any) -> None:
-        original(self, op)
-        self.namespace.get(op.ino).committed_ctime_ns = 0
+    def set_attributes(self: replay.Replayer, rows: list[tuple[int, ...]]) -> None:
+        original(self, rows)
+        for ino, *_ in rows:
+            self.namespace.inodes[ino].committed_ctime_ns = 0
 
-    patch.setattr(replay.Replayer, "_inode", inode)
+    patch.setattr(replay.Replayer, "_set_attributes", set_attributes)
 
 
 # --- taking over ----------------------------------------------------------------------------

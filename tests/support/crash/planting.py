@@ -66,8 +66,15 @@ def catch(mutant: Mutant, seed: int, *, units_max: int | None = None) -> Catch |
                 images += len(result.images)
                 if result.failures:
                     first = result.failures[0]
+                    _must_fit(mutant, first.problem)
                     return Catch(mutant.name, unit, first.image, first.problem, images, number + 1)
     return None
+
+
+def _must_fit(mutant: Mutant, problem: str) -> None:
+    """A mutant that calls what is not there any more is caught at once, and shows nothing."""
+    if any(f"{error}Error" in problem for error in ("Type", "Attribute", "Name", "Unpack")):
+        raise RuntimeError(f"{mutant.name} does not fit the code: {problem}")
 
 
 def _catch_named(task: tuple[str, int]) -> tuple[str, Catch | None]:
