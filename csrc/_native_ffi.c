@@ -827,7 +827,7 @@ static void *_cffi_types[] = {
 /* 240 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 241 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, cxl_worker * *)
 /* 242 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 243 */ _CFFI_OP(_CFFI_OP_POINTER, 264), // cxl_worker * *
+/* 243 */ _CFFI_OP(_CFFI_OP_POINTER, 259), // cxl_worker * *
 /* 244 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 245 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, cxl_port *, int)
 /* 246 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
@@ -835,25 +835,25 @@ static void *_cffi_types[] = {
 /* 248 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // cxl_port *
 /* 249 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
 /* 250 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 251 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, int)
+/* 251 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, int, void const *, uint64_t)
 /* 252 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
 /* 253 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 254 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 255 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 256 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, int, void const *, uint64_t)
-/* 257 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 258 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 259 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 260 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 261 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 262 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 263 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_worker *, uint64_t, int, void const *, uint64_t, cxl_call *)
-/* 264 */ _CFFI_OP(_CFFI_OP_POINTER, 437), // cxl_worker *
-/* 265 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 266 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 267 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 255 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 256 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 257 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 258 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_worker *, uint64_t, int, void const *, uint64_t, cxl_call *)
+/* 259 */ _CFFI_OP(_CFFI_OP_POINTER, 437), // cxl_worker *
+/* 260 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 261 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 262 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 263 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 264 */ _CFFI_OP(_CFFI_OP_POINTER, 420), // cxl_call *
+/* 265 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 266 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(int, uint64_t, int)
+/* 267 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
 /* 268 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 269 */ _CFFI_OP(_CFFI_OP_POINTER, 420), // cxl_call *
+/* 269 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
 /* 270 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 271 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
 /* 272 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
@@ -989,7 +989,7 @@ static void *_cffi_types[] = {
 /* 402 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 403 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 404 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_worker *)
-/* 405 */ _CFFI_OP(_CFFI_OP_NOOP, 264),
+/* 405 */ _CFFI_OP(_CFFI_OP_NOOP, 259),
 /* 406 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 407 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
 /* 408 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
@@ -2887,6 +2887,52 @@ _cffi_f_cxl_free(PyObject *self, PyObject *arg0)
 }
 #else
 #  define _cffi_f_cxl_free _cffi_d_cxl_free
+#endif
+
+static int _cffi_d_cxl_fuse_invalidate(int x0, uint64_t x1, int x2)
+{
+  return cxl_fuse_invalidate(x0, x1, x2);
+}
+#ifndef PYPY_VERSION
+static PyObject *
+_cffi_f_cxl_fuse_invalidate(PyObject *self, PyObject *args)
+{
+  int x0;
+  uint64_t x1;
+  int x2;
+  int result;
+  PyObject *pyresult;
+  PyObject *arg0;
+  PyObject *arg1;
+  PyObject *arg2;
+
+  if (!PyArg_UnpackTuple(args, "cxl_fuse_invalidate", 3, 3, &arg0, &arg1, &arg2))
+    return NULL;
+
+  x0 = _cffi_to_c_int(arg0, int);
+  if (x0 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
+  x1 = _cffi_to_c_int(arg1, uint64_t);
+  if (x1 == (uint64_t)-1 && PyErr_Occurred())
+    return NULL;
+
+  x2 = _cffi_to_c_int(arg2, int);
+  if (x2 == (int)-1 && PyErr_Occurred())
+    return NULL;
+
+  Py_BEGIN_ALLOW_THREADS
+  _cffi_restore_errno();
+  { result = cxl_fuse_invalidate(x0, x1, x2); }
+  _cffi_save_errno();
+  Py_END_ALLOW_THREADS
+
+  (void)self; /* unused */
+  pyresult = _cffi_from_c_int(result, int);
+  return pyresult;
+}
+#else
+#  define _cffi_f_cxl_fuse_invalidate _cffi_d_cxl_fuse_invalidate
 #endif
 
 static void _cffi_d_cxl_handle_allow(cxl_transport * x0, uint64_t x1, uint32_t x2)
@@ -5975,60 +6021,6 @@ _cffi_f_cxl_transport_free(PyObject *self, PyObject *arg0)
 #  define _cffi_f_cxl_transport_free _cffi_d_cxl_transport_free
 #endif
 
-static int _cffi_d_cxl_transport_invalidate(cxl_transport * x0, uint64_t x1, int x2)
-{
-  return cxl_transport_invalidate(x0, x1, x2);
-}
-#ifndef PYPY_VERSION
-static PyObject *
-_cffi_f_cxl_transport_invalidate(PyObject *self, PyObject *args)
-{
-  cxl_transport * x0;
-  uint64_t x1;
-  int x2;
-  Py_ssize_t datasize;
-  struct _cffi_freeme_s *large_args_free = NULL;
-  int result;
-  PyObject *pyresult;
-  PyObject *arg0;
-  PyObject *arg1;
-  PyObject *arg2;
-
-  if (!PyArg_UnpackTuple(args, "cxl_transport_invalidate", 3, 3, &arg0, &arg1, &arg2))
-    return NULL;
-
-  datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
-  if (datasize != 0) {
-    x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
-            datasize, &large_args_free) < 0)
-      return NULL;
-  }
-
-  x1 = _cffi_to_c_int(arg1, uint64_t);
-  if (x1 == (uint64_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  x2 = _cffi_to_c_int(arg2, int);
-  if (x2 == (int)-1 && PyErr_Occurred())
-    return NULL;
-
-  Py_BEGIN_ALLOW_THREADS
-  _cffi_restore_errno();
-  { result = cxl_transport_invalidate(x0, x1, x2); }
-  _cffi_save_errno();
-  Py_END_ALLOW_THREADS
-
-  (void)self; /* unused */
-  pyresult = _cffi_from_c_int(result, int);
-  if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
-  return pyresult;
-}
-#else
-#  define _cffi_f_cxl_transport_invalidate _cffi_d_cxl_transport_invalidate
-#endif
-
 static int _cffi_d_cxl_transport_new(cxl_engine * x0, int x1, int x2, uint32_t x3, uint64_t x4, uint64_t x5, int x6, cxl_transport * * x7)
 {
   return cxl_transport_new(x0, x1, x2, x3, x4, x5, x6, x7);
@@ -6327,10 +6319,10 @@ _cffi_f_cxl_worker_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(264), arg0, (char **)&x0);
+      _cffi_type(259), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_worker *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(264), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(259), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6432,10 +6424,10 @@ _cffi_f_cxl_worker_serve(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(264), arg0, (char **)&x0);
+      _cffi_type(259), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_worker *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(264), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(259), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6462,10 +6454,10 @@ _cffi_f_cxl_worker_serve(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(269), arg5, (char **)&x5);
+      _cffi_type(264), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_call *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(269), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(264), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6532,6 +6524,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 358), (void *)_cffi_d_cxl_fault_count },
   { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 278), (void *)_cffi_d_cxl_fault_set },
   { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 415), (void *)_cffi_d_cxl_free },
+  { "cxl_fuse_invalidate", (void *)_cffi_f_cxl_fuse_invalidate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 266), (void *)_cffi_d_cxl_fuse_invalidate },
   { "cxl_handle_allow", (void *)_cffi_f_cxl_handle_allow, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 399), (void *)_cffi_d_cxl_handle_allow },
   { "cxl_handle_close", (void *)_cffi_f_cxl_handle_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 395), (void *)_cffi_d_cxl_handle_close },
   { "cxl_handle_open", (void *)_cffi_f_cxl_handle_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 245), (void *)_cffi_d_cxl_handle_open },
@@ -6585,15 +6578,14 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "cxl_port_stop", (void *)_cffi_f_cxl_port_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 355), (void *)_cffi_d_cxl_port_stop },
   { "cxl_port_written", (void *)_cffi_f_cxl_port_written, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 355), (void *)_cffi_d_cxl_port_written },
   { "cxl_transport_free", (void *)_cffi_f_cxl_transport_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 388), (void *)_cffi_d_cxl_transport_free },
-  { "cxl_transport_invalidate", (void *)_cffi_f_cxl_transport_invalidate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 251), (void *)_cffi_d_cxl_transport_invalidate },
   { "cxl_transport_new", (void *)_cffi_f_cxl_transport_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 51), (void *)_cffi_d_cxl_transport_new },
-  { "cxl_transport_reply", (void *)_cffi_f_cxl_transport_reply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 256), (void *)_cffi_d_cxl_transport_reply },
+  { "cxl_transport_reply", (void *)_cffi_f_cxl_transport_reply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 251), (void *)_cffi_d_cxl_transport_reply },
   { "cxl_transport_start", (void *)_cffi_f_cxl_transport_start, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 238), (void *)_cffi_d_cxl_transport_start },
   { "cxl_transport_statistics", (void *)_cffi_f_cxl_transport_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 391), (void *)_cffi_d_cxl_transport_statistics },
   { "cxl_transport_stop", (void *)_cffi_f_cxl_transport_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 388), (void *)_cffi_d_cxl_transport_stop },
   { "cxl_worker_free", (void *)_cffi_f_cxl_worker_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 404), (void *)_cffi_d_cxl_worker_free },
   { "cxl_worker_new", (void *)_cffi_f_cxl_worker_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 241), (void *)_cffi_d_cxl_worker_new },
-  { "cxl_worker_serve", (void *)_cffi_f_cxl_worker_serve, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 263), (void *)_cffi_d_cxl_worker_serve },
+  { "cxl_worker_serve", (void *)_cffi_f_cxl_worker_serve, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 258), (void *)_cffi_d_cxl_worker_serve },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {

@@ -349,8 +349,9 @@ void cxl_worker_free(cxl_worker *worker);
 int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void *data, uint64_t length, cxl_call *out);
 /* Answer with error (an errno) or with data. 0, or -errno when the kernel could not take it. */
 int cxl_transport_reply(cxl_transport *transport, uint64_t unique, int error, const void *data, uint64_t length);
-/* Drop what the kernel caches of an inode; attributes_only: keep its pages. May wait for requests. */
-int cxl_transport_invalidate(cxl_transport *transport, uint64_t inode, int attributes_only);
+/* Drop what the kernel caches of an inode; attributes_only: keep its pages. May wait for requests, also for as long
+ * as nobody serves any: it needs no transport, which may end meanwhile. */
+int cxl_fuse_invalidate(int fuse_fd, uint64_t inode, int attributes_only);
 
 /* One for each open file, with its live content. */
 int cxl_port_new(uint64_t inode, cxl_map *live, cxl_port **out);

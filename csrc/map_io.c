@@ -34,13 +34,15 @@ static uint64_t range_start(const extent_range *range)
     return range->file_base + range->extent_offset;
 }
 
-/* The next ranges of [offset, end), held; *covered: how far they, and the holes between, reach. */
-static unsigned look_up(cxl_map *map, uint64_t offset, uint64_t end, extent_range *ranges,
+/* The next ranges of [offset, *end), held; *covered: how far they, and the holes between, reach.
+ * *end: not behind the end of the file, which may have come nearer. */
+static unsigned look_up(cxl_map *map, uint64_t offset, uint64_t *end_wanted, extent_range *ranges,
                         uint64_t *covered)
 {
     unsigned count = 0;
-    *covered = end;
     pthread_rwlock_rdlock(&map->lock);
+    uint64_t end = smaller(*end_wanted, larger(map->size, offset));
+    *end_wanted = *covered = end;
     tree_position at = tree_find(&map->content, offset);
     reference *ref;
     while ((ref = tree_at(&map->content, at)) != NULL && ref->file_offset < end) {
@@ -57,15 +59,16 @@ static unsigned look_up(cxl_map *map, uint64_t offset, uint64_t end, extent_rang
     return count;
 }
 
-/* Deliver [offset, +length), which lies below the size; holes are zeros. */
-static int deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t length, bool verify,
+/* Deliver [offset, +length), which lies below the size; holes are zeros. Bytes delivered: fewer when
+ * the file was cut meanwhile, whose lost bytes never were zeros; or -errno. */
+static int64_t deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t length, bool verify,
                    cxl_fault *fault)
 {
     extent_range ranges[READ_BATCH];
-    uint64_t end = offset + length, covered;
+    uint64_t first = offset, end = offset + length, covered;
     int result = 0;
     while (offset < end && result == 0) {
-        unsigned count = look_up(map, offset, end, ranges, &covered);
+        unsigned count = look_up(map, offset, &end, ranges, &covered);
         for (unsigned i = 0; i < count; i++) {
             uint64_t start = range_start(&ranges[i]);
             if (result == 0) {
@@ -83,7 +86,7 @@ static int deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t leng
             offset = covered;
         }
     }
-    return result;
+    return result != 0 ? result : (int64_t)(offset - first);
 }
 
 /* --------------------------------------------------------------------------------------- read */
@@ -100,11 +103,10 @@ int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t lengt
     length = clip_to_size(map, offset, length);
     if (length == 0)
         return 0;
-    int result = deliver(map, offset, target, length, verify != 0, fault);
-    if (result != 0)
-        return result;
-    atomic_fetch_add_explicit(&map->engine->bytes_read, length, memory_order_relaxed);
-    return (int64_t)length;
+    int64_t result = deliver(map, offset, target, length, verify != 0, fault);
+    if (result > 0)
+        atomic_fetch_add_explicit(&map->engine->bytes_read, (uint64_t)result, memory_order_relaxed);
+    return result;
 }
 
 int64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, bool verify, const void **address,
@@ -204,19 +206,19 @@ static void widen_to_blocks(const cxl_map *map, uint64_t *start, uint64_t *end)
     *end = larger(*end, smaller(reference_end(ref), block_end));
 }
 
-/* Old bytes around the new ones, in a buffer of two blocks. */
+/* Old bytes around the new ones, in a buffer of two blocks. map.writer is held: nothing is cut. */
 static int carry(cxl_map *map, uint64_t offset, const void *source, uint64_t length,
                  uint8_t *buffer, const write_plan *plan, cxl_fault *fault)
 {
     uint64_t before = offset - plan->start;
     uint64_t end = offset + length;
-    int result = 0;
+    int64_t result = 0;
     if (before != 0)
         result = deliver(map, plan->start, buffer, before, true, fault);
     memcpy(buffer + before, source, length);
-    if (result == 0 && end < plan->end)
+    if (result >= 0 && end < plan->end)
         result = deliver(map, end, buffer + before + length, plan->end - end, true, fault);
-    return result;
+    return result < 0 ? (int)result : 0;
 }
 
 /* Reserve memory, copy, fence, and show the result. */

@@ -51,7 +51,7 @@ int cxl_transport_reply(cxl_transport *transport, uint64_t unique, int error, co
 
 /* The kernel waits with the answer for pages that are being read or written, that is for this very
  * process: the caller's thread must be one that no request needs. */
-int cxl_transport_invalidate(cxl_transport *transport, uint64_t inode, int attributes_only)
+int cxl_fuse_invalidate(int fuse_fd, uint64_t inode, int attributes_only)
 {
     struct {
         fuse_wire_reply header;
@@ -62,7 +62,7 @@ int cxl_transport_invalidate(cxl_transport *transport, uint64_t inode, int attri
     };
     ssize_t written;
     do {
-        written = write(transport->fuse_fd, &message, sizeof(message));
+        written = write(fuse_fd, &message, sizeof(message));
     } while (written < 0 && errno == EINTR);
     return written < 0 ? -errno : 0;
 }
@@ -224,6 +224,8 @@ int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, uint32_t 
     cxl_transport *t = cxl_allocate_zeroed(1, sizeof(*t));
     if (t == NULL)
         return -ENOMEM;
+    const struct sigaction action = {.sa_handler = wake_handler};
+    sigaction(wake_signal(), &action, NULL);
     t->engine = engine;
     t->fuse_fd = fuse_fd;
     t->control_fd = control_fd;
@@ -261,11 +263,9 @@ void cxl_transport_free(cxl_transport *transport)
 /* The relay takes no signal but the one that wakes it: those of the process are for other threads. */
 int cxl_transport_start(cxl_transport *transport)
 {
-    const struct sigaction action = {.sa_handler = wake_handler};
     sigset_t all, before;
     if (transport->relay_started)
         return -EINVAL;
-    sigaction(wake_signal(), &action, NULL);
     sigfillset(&all);
     sigdelset(&all, wake_signal());
     pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -43,6 +43,8 @@ static void send_forgets(cxl_transport *t, const request *r)
 {
     enum { AT_ONCE = 4096 };
     fuse_wire_forgets forgets;
+    if (r->length < sizeof(forgets))
+        return;
     memcpy(&forgets, r->arguments, sizeof(forgets));
     const uint8_t *next = r->arguments + sizeof(forgets);
     uint64_t left = smaller(forgets.count, (r->length - sizeof(forgets)) / FUSE_WIRE_FORGET_BYTES);
@@ -143,8 +145,12 @@ void *relay_main(void *transport)
         ssize_t length = recv(t->control_fd, t->message, MESSAGE_BYTES, 0);
         if (length < 0 && errno == EINTR)
             continue;
-        if (length < (ssize_t)sizeof(fuse_wire_reply))
-            break;                 /* the other end was closed */
+        if (length < (ssize_t)sizeof(fuse_wire_reply)) {
+            /* The other end was closed, or makes no sense. Without answers what is passed on from
+             * now on must fail at once, and the other end must see that it is over. */
+            shutdown(t->control_fd, SHUT_RDWR);
+            break;
+        }
         relay_message(t, t->message, (size_t)length);
     }
     return NULL;

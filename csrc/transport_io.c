@@ -108,6 +108,6 @@ bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *erro
     const fuse_wire_write_reply written = {.size = in->size};
     atomic_fetch_add_explicit(&t->writes, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->write_bytes, *done, memory_order_relaxed);
-    reply(t, r->header->unique, 0, &written, sizeof(written));
+    cxl_transport_reply(t, r->header->unique, 0, &written, sizeof(written));
     return true;
 }

@@ -16,6 +16,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyfuse3
 
 from cxlfs import layout
-from cxlfs.errors import MountError
+from cxlfs.errors import MountError, OutOfMemoryError
 from cxlfs.fuse import linux
 from cxlfs.native.transport import Port, Transport, Worker
 
@@ -50,7 +51,9 @@ class DataPlane(Protocol):
         """Files that bypass the kernel's page cache can be mapped all the same."""
         ...
 
-    def opened(self, handle: int, ino: int, *, readable: bool) -> None: ...
+    def opened(self, handle: int, ino: int, *, readable: bool) -> None:
+        """Raises OutOfMemoryError: the handle is not known then."""
+        ...
 
     def released(self, handle: int, ino: int) -> None: ...
 
@@ -93,7 +96,7 @@ class Workers:
     """Threads that serve the mounted /dev/fuse ``fuse_fd``, which is theirs from here on.
 
     ``serves_fd`` is for pyfuse3, which closes it. Every method that a request leads to is called
-    with the lock of the store held.
+    with the lock of the store held. Raises OutOfMemoryError, OSError; ``fuse_fd`` is closed then.
     """
 
     def __init__(
@@ -102,19 +105,25 @@ class Workers:
         self._store = store
         self._fuse_fd = fuse_fd
         self._ports: dict[int, tuple[Port, int]] = {}
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control, self.serves_fd = ours, theirs.detach()
         pages = min(linux.request_pages_max(), REQUEST_PAGES_MAX)
-        self.transport = Transport(
-            store.volume.engine,
-            fuse_fd=fuse_fd,
-            control_fd=ours.fileno(),
-            request_bytes_max=pages * PAGE_BYTES,
-            file_bytes_max=layout.FILE_SIZE_MAX,
-            calls=calls,
-            verify=store.options.verify_reads,
-        )
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, fuse_fd)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(ours.close)
+            undo.callback(theirs.close)
+            self.transport = Transport(
+                store.volume.engine,
+                fuse_fd=fuse_fd,
+                control_fd=ours.fileno(),
+                request_bytes_max=pages * PAGE_BYTES,
+                file_bytes_max=layout.FILE_SIZE_MAX,
+                calls=calls,
+                verify=store.options.verify_reads,
+            )
+            undo.pop_all()
+        self._control, self.serves_fd = ours, theirs.detach()
         self.count = count or min(os.cpu_count() or 1, WORKERS_MAX)
+        self._threads: list[threading.Thread] = []
         self._running = 0
         self._running_lock = threading.Lock()
 
@@ -130,12 +139,14 @@ class Workers:
         self._running = len(workers)
         self.transport.start()
         for number, worker in enumerate(workers):
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._run,
                 args=(worker, direct, on_end),
                 name=f"cxlfs-data-{number}",
                 daemon=True,
-            ).start()
+            )
+            thread.start()
+            self._threads.append(thread)
 
     def _run(
         self, worker: Worker, direct: Direct, on_end: Callable[[MountError | None], None]
@@ -158,9 +169,12 @@ class Workers:
 
     def stop(self) -> None:
         """Serve nothing any more; before the store is closed. Idempotent. Not with the lock held,
-        which a worker may be waiting for.
+        which a worker may be waiting for: calls that were begun are served to their end.
         """
         self.transport.stop()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
         while self._ports:
             ino, (port, _) = self._ports.popitem()
             inode = self._store.namespace.get(ino)
@@ -192,8 +206,14 @@ class Workers:
         port, users = self._ports.get(ino, (None, 0))
         if port is None:
             port = Port(ino, self._store.files.content_of(handle))
+        try:
+            self.transport.open_handle(handle, port, readable=readable)
+        except OutOfMemoryError:
+            if users == 0:
+                port.close()
+            raise
+        if users == 0:
             self._store.files.set_port(handle, port)
-        self.transport.open_handle(handle, port, readable=readable)
         self._ports[ino] = (port, users + 1)
 
     def released(self, handle: int, ino: int) -> None:

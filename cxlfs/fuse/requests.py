@@ -25,6 +25,7 @@ from cxlfs.errors import (
     InvalidArgumentError,
     NameTooLongError,
     NotFoundError,
+    OutOfMemoryError,
     UnsupportedOperationError,
 )
 from cxlfs.fuse import attributes as attributes_module
@@ -199,7 +200,10 @@ class Requests:
         return opened
 
     def _opened(self, attributes: Attributes, handle: int, flags: int, caller: Caller) -> Opened:
-        """Book an open file, and decide how the kernel uses its page cache for it."""
+        """Book an open file, and decide how the kernel uses its page cache for it.
+
+        Raises OutOfMemoryError; the handle is released then.
+        """
         ino = attributes.ino
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         direct = self.page_cache.is_direct(flags)
@@ -214,7 +218,12 @@ class Requests:
                 may_keep_set_id=caller.uid == 0,
             ),
         )
-        self.data_plane.opened(handle, ino, readable=flags & os.O_ACCMODE != os.O_WRONLY)
+        try:
+            self.data_plane.opened(handle, ino, readable=flags & os.O_ACCMODE != os.O_WRONLY)
+        except OutOfMemoryError:
+            self.files.remove(handle)
+            self.store.release(handle)
+            raise
         if not direct:
             self.data_plane.stop_writes(ino)  # from here on they concern cached pages
         if writable:

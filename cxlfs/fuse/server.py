@@ -286,6 +286,8 @@ class _Server:
                 self._workers.close()
         else:
             log.warning("a cache invalidation does not end; the connection is left to the kernel")
+            if self._workers is not None:
+                self._workers.stop()
 
     def _close_store(self) -> None:
         """Close the store and give its source free, so that whoever is told so can open it."""

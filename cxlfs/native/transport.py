@@ -94,6 +94,7 @@ class Transport:
         verify: bool,
     ) -> None:
         self._transport: Any = None
+        self._fuse_fd = fuse_fd
         self.engine = engine
         out = ffi.new("cxl_transport **")
         code = lib.cxl_transport_new(
@@ -124,12 +125,17 @@ class Transport:
             raise failure(code, "start a thread of the transport")
 
     def stop(self) -> None:
-        """No request is read afterwards: every worker has returned. Idempotent."""
+        """No request is read afterwards: every :meth:`Worker.serve` returns. Idempotent.
+
+        The threads may still be busy with a call: they end before :meth:`close`.
+        """
         if self._transport is not None:
             lib.cxl_transport_stop(self._transport)
 
     def close(self) -> None:
-        """Let go of everything, workers included; before the engine is closed. Idempotent."""
+        """Let go of everything, workers included; before the engine is closed, and after the
+        threads have ended. Idempotent.
+        """
         transport, self._transport = self._transport, None
         if transport is not None:
             invariant(not self.engine.closed, "the transport ends before its engine")
@@ -162,9 +168,10 @@ class Transport:
     def invalidate(self, inode: int, attributes_only: bool) -> None:  # noqa: FBT001  as pyfuse3's
         """Make the kernel forget what it caches of ``inode``. Raises OSError.
 
-        Waits for requests that are being served: not for the thread that serves calls.
+        Waits for requests that are being served: not for the thread that serves calls. The
+        descriptor stays open meanwhile; the transport may be closed.
         """
-        code = lib.cxl_transport_invalidate(self.handle, inode, attributes_only)
+        code = lib.cxl_fuse_invalidate(self._fuse_fd, inode, attributes_only)
         if code != 0:
             raise OSError(-code, os.strerror(-code))
 
@@ -186,9 +193,10 @@ class Transport:
 class Worker:
     """Serves requests in the thread that calls :meth:`serve`; one thread at a time."""
 
-    __slots__ = ("_call", "_worker")
+    __slots__ = ("_call", "_transport", "_worker")
 
     def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         out = ffi.new("cxl_worker **")
         code = lib.cxl_worker_new(transport.handle, out)
         if code != 0:
@@ -204,6 +212,7 @@ class Worker:
         more than either. The call and its arguments are valid until the next :meth:`serve`. Raises
         OSError when /dev/fuse fails.
         """
+        invariant(self._transport.handle, "a transport lives as long as its workers serve")
         call = self._call
         unique, error, data = answer if answer is not None else _NO_ANSWER
         view = ffi.from_buffer(data)
@@ -228,10 +237,11 @@ class Worker:
 class Port:
     """One open file as the threads see it: its live content, and whether they may write to it."""
 
-    __slots__ = ("_port",)
+    __slots__ = ("_engine", "_port")
 
     def __init__(self, inode: int, content: FileMap) -> None:
         self._port: Any = None
+        self._engine = content.engine
         out = ffi.new("cxl_port **")
         code = lib.cxl_port_new(inode, content.handle, out)
         if code != 0:
@@ -240,8 +250,8 @@ class Port:
 
     @property
     def handle(self) -> Any:
-        if self._port is None:
-            raise InvariantError("the port is closed")
+        if self._port is None or self._engine.closed:
+            raise InvariantError("the port, or its engine, is closed")
         return self._port
 
     def set_content(self, content: FileMap) -> None:
@@ -260,7 +270,8 @@ class Port:
         return int(lib.cxl_port_written(self.handle))
 
     def close(self) -> None:
-        """After the last handle. Idempotent."""
+        """After the last handle, and before the engine is closed. Idempotent."""
         port, self._port = self._port, None
         if port is not None:
+            invariant(not self._engine.closed, "a port ends before its engine")
             lib.cxl_port_free(port)

@@ -1,0 +1,188 @@
+"""The kernel's end of a transport, in Python: a SOCK_SEQPACKET pair in place of /dev/fuse.
+
+Like /dev/fuse it keeps the borders of messages: a read(2) is one request, a writev(2) one answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from cxlfs.native.extents import Engine, FileMap
+from cxlfs.native.transport import CALL_LEASE, Call, Port, Transport, Worker
+
+FORGET, READ, WRITE, INIT, READDIR, INTERRUPT = 2, 15, 16, 26, 28, 36
+NOTIFY_REPLY, BATCH_FORGET = 41, 42
+UNANSWERED = frozenset({FORGET, BATCH_FORGET, INTERRUPT, NOTIFY_REPLY})
+
+HEADER = struct.Struct("=IIQQIIII")
+REPLY = struct.Struct("=IiQ")
+IN = struct.Struct("=QQI20x")
+"""READ and WRITE: handle, offset, size."""
+
+REQUEST_BYTES_MAX = 128 << 10
+FILE_BYTES_MAX = 1 << 40
+SECONDS_MAX = 30.0
+"""Nothing takes so long: who waits longer waits for ever."""
+
+INO, READER, WRITER = 7, 1, 2
+TID = 4711
+
+
+class Answer(NamedTuple):
+    unique: int
+    error: int
+    data: bytes
+
+
+class Kept(NamedTuple):
+    """A call, with bytes of its own."""
+
+    opcode: int
+    unique: int
+    pid: int
+    arguments: bytes
+    done: int
+
+
+def request(opcode: int, unique: int, body: bytes, *, pid: int = TID) -> bytes:
+    return HEADER.pack(HEADER.size + len(body), opcode, unique, INO, 0, 0, pid, 0) + body
+
+
+class FuseSocket:
+    """A transport whose workers serve one file, and both of its other ends.
+
+    A call is kept in ``calls`` and goes to ``on_call``, in the thread of its worker.
+    """
+
+    def __init__(
+        self, engine: Engine, content: FileMap, *, calls: Iterable[int] = (), verify: bool = True
+    ) -> None:
+        self.engine, self.content = engine, content
+        self.kernel, self._fuse = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.served, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self.kernel, self.served):
+            end.settimeout(SECONDS_MAX)
+        self.transport = Transport(
+            engine,
+            fuse_fd=self._fuse.fileno(),
+            control_fd=self._control.fileno(),
+            request_bytes_max=REQUEST_BYTES_MAX,
+            file_bytes_max=FILE_BYTES_MAX,
+            calls=calls,
+            verify=verify,
+        )
+        self.port = Port(INO, content)
+        self.transport.open_handle(READER, self.port, readable=True)
+        self.transport.open_handle(WRITER, self.port, readable=False)
+        self.calls: queue.Queue[Kept] = queue.Queue()
+        self.on_call: Callable[[Kept], None] = self.refuse
+        self.errors: list[Exception] = []
+        self.uniques = itertools.count(2, 2)
+        self._threads: list[threading.Thread] = []
+
+    def start(self, workers: int = 1) -> None:
+        self.transport.start()
+        for _ in range(workers):
+            thread = threading.Thread(target=self._serve, args=(Worker(self.transport),))
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self, worker: Worker) -> None:
+        try:
+            while (call := worker.serve()) is not None:
+                kept = Kept(call.opcode, call.unique, call.pid, bytes(call.arguments), call.done)
+                self._check(call)
+                self.calls.put(kept)
+                if kept.opcode != CALL_LEASE:
+                    self.on_call(kept)
+        except Exception as error:  # noqa: BLE001  the test looks at them
+            self.errors.append(error)
+
+    def _check(self, call: Call) -> None:
+        assert call.opcode == CALL_LEASE or call.inode == INO
+        assert not call.not_durable
+
+    def refuse(self, call: Kept) -> None:
+        self.transport.reply_error(call.unique, errno.ENOSYS)
+
+    def finish_write(self, call: Kept) -> None:
+        """As the daemon does, without leases: there is room."""
+        _, offset, size = IN.unpack_from(call.arguments)
+        taken, _ = self.content.write(offset, call.arguments[IN.size :], call.done)
+        self.transport.allow_writes(WRITER, call.pid)
+        self.transport.reply(call.unique, struct.pack("=II", call.done + taken, 0))
+        assert call.done + taken == size
+
+    def join(self) -> list[Exception]:
+        for thread in self._threads:
+            thread.join(SECONDS_MAX)
+            assert not thread.is_alive(), "a worker goes on"
+        self._threads.clear()
+        return self.errors
+
+    def close(self) -> None:
+        self.transport.stop()
+        self.join()
+        self.port.close()
+        self.transport.close()
+        for end in (self.kernel, self.served, self._fuse, self._control):
+            end.close()
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def send(self, opcode: int, body: bytes = b"", *, pid: int = TID) -> int:
+        unique = next(self.uniques)
+        self.kernel.send(request(opcode, unique, body, pid=pid))
+        return unique
+
+    def answer(self) -> Answer:
+        message = self.kernel.recv(1 << 20)
+        length, error, unique = REPLY.unpack_from(message)
+        assert length == len(message)
+        return Answer(unique, -error, message[REPLY.size :])
+
+    def ask(self, opcode: int, body: bytes = b"", *, pid: int = TID) -> Answer:
+        unique = self.send(opcode, body, pid=pid)
+        answer = self.answer()
+        assert answer.unique == unique
+        return answer
+
+    def read(self, offset: int, size: int, *, handle: int = READER) -> Answer:
+        return self.ask(READ, IN.pack(handle, offset, size))
+
+    def write(self, offset: int, data: bytes, *, handle: int = WRITER, pid: int = TID) -> Answer:
+        return self.ask(WRITE, IN.pack(handle, offset, len(data)) + data, pid=pid)
+
+    def call(self) -> Kept:
+        """The next call."""
+        return self.calls.get(timeout=SECONDS_MAX)
+
+    def no_call(self) -> bool:
+        return self.calls.empty()
+
+
+@contextlib.contextmanager
+def fuse_socket(
+    engine: Engine,
+    content: FileMap,
+    *,
+    calls: Iterable[int] = (),
+    verify: bool = True,
+    workers: int = 1,
+) -> Iterator[FuseSocket]:
+    """Started; the writer's thread TID may write without calls."""
+    made = FuseSocket(engine, content, calls=calls, verify=verify)
+    try:
+        made.start(workers)
+        made.transport.allow_writes(WRITER, TID)
+        yield made
+    finally:
+        made.close()
