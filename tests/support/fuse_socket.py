@@ -70,18 +70,24 @@ class FuseSocket:
         self.served, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self.kernel, self.served):
             end.settimeout(SECONDS_MAX)
-        self.transport = Transport(
-            engine,
-            fuse_fd=self._fuse.fileno(),
-            control_fd=self._control.fileno(),
-            request_bytes_max=REQUEST_BYTES_MAX,
-            file_bytes_max=FILE_BYTES_MAX,
-            calls=calls,
-            verify=verify,
-        )
-        self.port = Port(INO, content)
-        self.transport.open_handle(READER, self.port, readable=True)
-        self.transport.open_handle(WRITER, self.port, readable=False)
+        with contextlib.ExitStack() as undo:
+            for end in (self.kernel, self._fuse, self.served, self._control):
+                undo.callback(end.close)
+            self.transport = Transport(
+                engine,
+                fuse_fd=self._fuse.fileno(),
+                control_fd=self._control.fileno(),
+                request_bytes_max=REQUEST_BYTES_MAX,
+                file_bytes_max=FILE_BYTES_MAX,
+                calls=calls,
+                verify=verify,
+            )
+            undo.callback(self.transport.close)
+            self.port = Port(INO, content)
+            undo.callback(self.port.close)
+            self.transport.open_handle(READER, self.port, readable=True)
+            self.transport.open_handle(WRITER, self.port, readable=False)
+            undo.pop_all()
         self.calls: queue.Queue[Kept] = queue.Queue()
         self.on_call: Callable[[Kept], None] = self.refuse
         self.errors: list[Exception] = []
