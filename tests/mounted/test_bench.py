@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def assert_positive(figures: dict[str, Any], *keys: str) -> None:
 
 @pytest.mark.mounted
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # half a minute of two cores, which others may be using
 def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     arguments = ["--quick", "--only", "data", "--size", "small", "--runs", "1", "--json", path]
@@ -74,6 +76,17 @@ def test_a_verdict_compares_the_ratio_or_the_value() -> None:
 def test_no_key_stands_in_two_rows() -> None:
     keys = [row.key for rows in ROWS.values() for row in rows]
     assert len(keys) == len(set(keys))
+
+
+def test_the_document_shows_rows_that_the_program_prints() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    _, figures, _ = re.split(r"<!-- (?:figures: .*|end of figures) -->\n", text)
+    header, _, *lines = figures.splitlines()
+    assert table({}).startswith(header)
+    keys = [row.key for rows in ROWS.values() for row in rows]
+    shown = [line.split("|")[-2].strip(" `") for line in lines]
+    assert shown
+    assert set(shown) <= set(keys)
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,12 @@ BLOCKS_BYTES = {
 }
 """Size of a block, and how much of each file one writer or reader handles at most: small blocks
 take longer for each byte, and a tenth of a second is enough."""
+QUICK_DIVISOR = 8
 STORE_SHARE = 24
 """A file is at most this part of the store: four writers keep the version before, and the cleaner
 has room."""
 PWRITE_BYTES = 16 * MIB
+PWRITE_QUICK_BYTES = 2 * MIB
 
 
 class Case(NamedTuple):
@@ -72,7 +74,7 @@ def measure_data(settings: Settings, say: Progress) -> Figures:
     require_memory(settings.memory, stores_bytes + peers_bytes)
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(Workers())
-        yardstick = stack.enter_context(Yardstick(settings.memory))
+        yardstick = stack.enter_context(Yardstick(settings.memory, quick=settings.quick))
         say("data: making, mounting and touching the stores")
         targets = list(_stores(stack, settings))
         targets.append(Target("tmpfs", _directory(stack, settings.memory)))
@@ -109,7 +111,7 @@ def _measure(
                     rates.setdefault((case, target.name), []).append(rate)
         for target in targets:
             say(f"data: {label}: time of each 4 KiB pwrite on {target.name}")
-            size = min(PWRITE_BYTES, _file_bytes(settings, MIB))
+            size = settings.scaled(PWRITE_BYTES, PWRITE_QUICK_BYTES)
             job = Job("pwrite", str(target.directory / "calls"), 4 * KIB, size, sync=False)
             (done,) = workers.run([job])
             if run:
@@ -143,10 +145,10 @@ def _jobs(case: Case, target: Target, file_bytes: int) -> list[Job]:
 
 
 def _file_bytes(settings: Settings, block_bytes: int) -> int:
-    """A whole number of the largest blocks."""
+    """A whole number of blocks."""
     part = max(8 * MIB, settings.size_bytes // STORE_SHARE // (8 * MIB) * (8 * MIB))
     wanted = BLOCKS_BYTES[block_bytes]
-    return min(part, wanted, 16 * MIB) if settings.quick else min(part, wanted)
+    return min(part, max(MIB, wanted // QUICK_DIVISOR) if settings.quick else wanted)
 
 
 def _stores(stack: contextlib.ExitStack, settings: Settings) -> Iterator[Target]:

@@ -84,10 +84,8 @@ def _actions(wanted_bytes: int) -> tuple[Actions, int]:
         ) from error
     count = max(1, wanted_bytes // TENSOR_BYTES)
     generator = torch.Generator().manual_seed(1)
-    state = {
-        f"layer{index}.weight": torch.rand(TENSOR_BYTES // 4, generator=generator)
-        for index in range(count)
-    }
+    base = torch.rand(TENSOR_BYTES // 4, generator=generator)
+    state = {f"layer{index}.weight": base + index for index in range(count)}
 
     def look(loaded: dict[str, Any]) -> None:
         if list(loaded) != list(state):

@@ -43,7 +43,7 @@ def measure_verify(settings: Settings, say: Progress) -> Figures:
     raw = []
     source = settings.memory / "verify.img"
     with contextlib.ExitStack() as stack:
-        yardstick = stack.enter_context(Yardstick(settings.memory))
+        yardstick = stack.enter_context(Yardstick(settings.memory, quick=settings.quick))
         target = stack.enter_context(tempfile.TemporaryDirectory(prefix="cxlfs-bench-"))
         make_store(source, settings.size_bytes)
         stack.callback(source.unlink)

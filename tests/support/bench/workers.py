@@ -12,6 +12,7 @@ import mmap
 import multiprocessing
 import os
 import random
+import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -99,6 +100,7 @@ def bytes_per_second(jobs: Sequence[Job], done: Sequence[Done]) -> float:
 
 
 def _serve(connection: Connection, barriers: dict[int, Barrier], index: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends them
     source = mmap.mmap(-1, BLOCK_BYTES_MAX)
     source.write(random.Random(index).randbytes(BLOCK_BYTES_MAX))
     target = mmap.mmap(-1, BLOCK_BYTES_MAX)
