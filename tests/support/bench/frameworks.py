@@ -13,6 +13,7 @@ import shutil
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ def _actions(wanted_bytes: int) -> tuple[Actions, int]:
         raise MissingError(
             f"PyTorch is not installed ({error}): pip install '.[frameworks]'"
         ) from error
+    # One process is what is meant; DCP warns of it each time.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
     count = max(1, wanted_bytes // TENSOR_BYTES)
     generator = torch.Generator().manual_seed(1)
     base = torch.rand(TENSOR_BYTES // 4, generator=generator)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,11 +28,12 @@ from tests.support.bench.measure import (
     raw_figures,
     require_memory,
 )
-from tests.support.bench.targets import make_store, run_cxlfs
+from tests.support.bench.targets import CXLFS, make_store, run_cxlfs
 
 FILE_BYTES = 64 * MIB
 DATA_SHARE = 0.6
 """How full the store is."""
+OF_DATA = frozenset(each.id for each in PASSES if each.data)
 
 
 def measure_verify(settings: Settings, say: Progress) -> Figures:
@@ -54,10 +56,9 @@ def measure_verify(settings: Settings, say: Progress) -> Figures:
                     say("verify: writing data")
                     _write(Path(target), files)
                 say(f"{label}: the mounted store")
-                _live_seconds(target)
+                _live_rate(target)
                 yardstick.sample()
-                seconds = _live_seconds(target) - _live_seconds(target, "--structure-only")
-                rates["live"].append(data_bytes / seconds)
+                rates["live"].append(_live_rate(target))
             say(f"{label}: the store's file")
             media = open_media(str(source), read_only=True)
             try:
@@ -96,15 +97,24 @@ def _write(directory: Path, files: int) -> None:
                 file.write(block)
 
 
-def _live_seconds(target: str, *options: str) -> float:
-    """As its summary says: the start of the process is no part of it."""
-    text = run_cxlfs("verify", target, "--json", *options)
-    return float(json.loads(text.splitlines()[-1])["seconds"])
+def _live_rate(target: str) -> float:
+    """By when the program says that a pass has ended."""
+    command = [CXLFS, "verify", target, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        began, rate = time.perf_counter(), 0.0
+        for line in process.stdout or ():
+            report = json.loads(line)
+            now = time.perf_counter()
+            if report.get("pass_id") in OF_DATA and "done" in report:
+                rate = report["done"] / (now - began)
+            began = now
+    if process.returncode or not rate:
+        raise SystemExit(f"verify of a fresh store ended with {process.returncode}")
+    return rate
 
 
 def _data_pass_rate(media: Media) -> float:
     """From the end of the pass before it to its own; the other passes are not timed."""
-    of_data = {each.id for each in PASSES if each.data}
     began = time.perf_counter()
     for step in run_steps(media, structure_only=False):
         if isinstance(step, Finding):
@@ -112,7 +122,7 @@ def _data_pass_rate(media: Media) -> float:
         if not step.finished:
             continue
         now = time.perf_counter()
-        if step.pass_id in of_data:
+        if step.pass_id in OF_DATA:
             return step.done / (now - began)
         began = now
     raise SystemExit("there is no data pass")
