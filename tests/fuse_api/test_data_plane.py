@@ -18,7 +18,7 @@ from cxlfs.fuse.operations import Operations
 from cxlfs.fuse.requests import Caller
 from cxlfs.media import MemoryMedia
 from cxlfs.native import FaultKind, set_fault
-from cxlfs.native.transport import Call
+from cxlfs.native.transport import Answer, Call
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
 from tests.support.fuse_socket import SECONDS_MAX, request
@@ -67,10 +67,10 @@ class Slow(Direct):
         super().__init__(*arguments)
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def serve(self, call: Call) -> None:
+    def serve(self, call: Call) -> Answer | None:
         self.begun.set()
         assert self.go_on.wait(SECONDS_MAX)
-        super().serve(call)
+        return super().serve(call)
 
 
 def test_a_call_under_way_is_answered_before_stop_returns(plane: Plane) -> None:
