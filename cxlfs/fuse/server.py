@@ -327,7 +327,7 @@ class _Server:
         """Report readiness once the mount answers, and raise its readahead where permitted."""
         mountpoint = self._service.config.mountpoint
         error = await trio.to_thread.run_sync(
-            mountinfo.answer_of, mountpoint, abandon_on_cancel=True
+            mountinfo.answer_to_others, mountpoint, abandon_on_cancel=True
         )
         if error is not None:
             raise MountError(f"{mountpoint} does not answer: {error.strerror}")

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,10 @@ def test_symbolic_links_on_the_way_to_a_mount_point(tmp_path: Path) -> None:
         assert mountinfo.find_mount(str(tmp_path / path), table) is not None
 
 
-def test_a_file_system_that_answers(tmp_path: Path) -> None:
-    assert mountinfo.answer_of(str(tmp_path)) is None
-    error = mountinfo.answer_of(str(tmp_path / "none"))
+@pytest.mark.parametrize("ask", [mountinfo.answer_of, mountinfo.answer_to_others])
+def test_a_file_system_that_answers(tmp_path: Path, ask: Callable[[str], OSError | None]) -> None:
+    assert ask(str(tmp_path)) is None
+    error = ask(str(tmp_path / "none"))
     assert error is not None
     assert error.errno == errno.ENOENT
     assert not mountinfo.is_dead(str(tmp_path))

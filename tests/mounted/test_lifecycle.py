@@ -162,6 +162,44 @@ def test_a_killed_daemon_leaves_a_dead_mount_not_an_empty_one(place: Workplace) 
     place.ends_clean = True
 
 
+KILLED_WHILE_ASKING = """
+import os, struct, sys, threading, time
+from cxlfs.fuse import mountinfo
+from cxlfs.fuse.attach import attach
+from cxlfs.fuse.mount import make_config
+
+INIT, STATFS = 26, 17
+fuse = attach(make_config(sys.argv[1], sys.argv[2]))
+ask = (mountinfo.answer_to_others, (sys.argv[2],), {"seconds": 60})
+threading.Thread(target=ask[0], args=ask[1], kwargs=ask[2], daemon=True).start()
+while True:
+    request = os.read(fuse, 1 << 21)
+    size, opcode, unique = struct.unpack_from("=IIQ", request)
+    if opcode == STATFS:
+        break
+    assert opcode == INIT, opcode
+    version = struct.pack("=IIII", 7, 31, 0, 0)
+    limits = struct.pack("=HHIIHHIII", 0, 0, 1 << 20, 1, 0, 0, 0, 0, 0)
+    answer = (version + limits).ljust(64, bytes(1))
+    os.write(fuse, struct.pack("=IiQ", 16 + len(answer), 0, unique) + answer)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_daemon_killed_while_its_mount_does_not_answer_leaves_it_dead(
+    unmounted: Workplace,
+) -> None:
+    """It asks whether its mount answers; a thread of its own in that question would outlive it."""
+    process = unmounted.python(KILLED_WHILE_ASKING, unmounted.source, unmounted.mountpoint)
+    wait_for_line(process)
+    watch = os.pidfd_open(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for_exit(watch)
+    assert mountinfo.is_dead(str(unmounted.mountpoint))
+    unmounted.unmount()
+
+
 def test_a_dead_mount_can_be_unmounted(place: Workplace) -> None:
     place.kill_daemon()
     unmount(str(place.mountpoint))
