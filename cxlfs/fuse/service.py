@@ -44,6 +44,7 @@ def serve(config: MountConfig, *, on_ready: Callable[[], None], log_path: str | 
 def open_store(config: MountConfig) -> Store:
     """The store in ``config.source``, recovered and locked; raises what media and store raise."""
     media = open_media(config.source, read_only=config.read_only)
+    log.debug("opening %s", config.source)
     try:
         return Store.open(
             media,

@@ -104,7 +104,10 @@ class Cleaner:
                 break
             if self.volume.space.free_count < self.volume.refresh_reserve() and cleaned:
                 break
-            if self._clean(index):
+            log.debug("compacting segment %d: %d bytes are alive", index, used)
+            is_empty = self._clean(index)
+            log.debug("segment %d is %s", index, "empty" if is_empty else "left as it is")
+            if is_empty:
                 moved_bytes += used
                 cleaned += 1
                 self.volume.counters.cleaned_segments += 1

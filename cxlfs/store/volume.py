@@ -288,6 +288,7 @@ class Volume:
 
     def _write_set(self, *, closing: bool) -> None:
         self.require_writable()
+        log.debug("rolling over to generation %d", self.root.generation + 1)
         self.space.collect_dead()
         data, info = image.build(
             self.namespace,
@@ -433,5 +434,6 @@ class Volume:
             self.journal = journal.Journal(
                 self.media, self.superblock, header, last_lsn=self.last_lsn
             )
+        log.debug("generation %d is durable", root.generation)
         self.space.root_is_durable(released)
         self.refresh_reserve()
