@@ -1,4 +1,4 @@
-"""One checkpoint overwritten under kills at random moments: the old or the new one, bit for bit.
+"""Savers under kills at random moments: the old or the new version of each file, bit for bit.
 
 ``scripts/kill-test`` is the same with other numbers.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.kill_campaign import Outcome, run_campaign
+from tests.support.kill_campaign import KINDS, Outcome, run_campaign
 
 
 def assert_kept(outcome: Outcome, kills: int) -> None:
     assert outcome.problems == []
     assert outcome.verified
     assert outcome.kills == kills
-    assert outcome.old + outcome.new + outcome.between == kills
+    assert outcome.in_flight == outcome.old + outcome.new
     assert outcome.old > 0, "no kill hit a save: this shows nothing"
     assert outcome.saves > 0
 
@@ -22,19 +22,40 @@ def assert_kept(outcome: Outcome, kills: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_kills_of_the_writer(seed: int) -> None:
-    assert_kept(run_campaign("writer", 40, seed), 40)
+    outcome = run_campaign("writer", 40, seed)
+    assert_kept(outcome, 40)
+    assert outcome.in_flight + outcome.between == 40
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_kills_of_the_daemon(seed: int) -> None:
-    outcome = run_campaign("daemon", 10, seed)
-    assert_kept(outcome, 10)
-    assert outcome.errors_seen == 10, "every writer hears that its file system is gone"
+@pytest.mark.parametrize(("kind", "kills"), [("daemon", 10), ("several", 4), ("cleaner", 4)])
+def test_kills_of_the_daemon(seed: int, kind: str, kills: int) -> None:
+    outcome = run_campaign(kind, kills, seed)
+    assert_kept(outcome, kills)
+    savers = len(KINDS[kind])
+    assert outcome.in_flight + outcome.between == savers * kills
+    assert outcome.errors_seen == savers * kills, "every saver hears that its file system is gone"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_kills_while_mounting(seed: int) -> None:
+    outcome = run_campaign("mount", 4, seed)
+    assert_kept(outcome, 4)
+    assert sum(outcome.moments.values()) == 4
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("kind", "kills"), [("writer", 1000), ("daemon", 200)])
-def test_many_kills(seed: int, kind: str, kills: int) -> None:
-    assert_kept(run_campaign(kind, kills, seed), kills)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_kills(seed: int, kind: str) -> None:
+    kills = 1000 if kind == "writer" else 200
+    outcome = run_campaign(kind, kills, seed)
+    assert_kept(outcome, kills)
+    if kind == "cleaner":
+        cleaning = kills - outcome.moments.get("neither", 0)
+        assert cleaning > kills // 4, "too few kills hit the cleaner"
+    if kind == "mount":
+        before = kills - outcome.moments.get("after it answered", 0)
+        assert before > kills // 4, "too few kills hit a daemon that was mounting"

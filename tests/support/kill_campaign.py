@@ -1,10 +1,15 @@
-"""Overwrite one checkpoint under SIGKILLs, of the writer or of the daemon, and compare each time.
+"""Savers at work under SIGKILLs, of a writer or of the daemon, and every file compared each time.
 
-After each kill the checkpoint must be, bit for bit, the last version whose save had returned, or
-the one in flight; the pointer file beside it likewise. What was said to be saved and is gone, what
-is mixed, short or unreadable, is a finding.
+| kind | at work | what is killed |
+|---|---|---|
+| writer | one saver, which truncates or renames | the saver |
+| daemon | the same | the daemon |
+| several | three savers: O_TRUNC, temporary name and rename, a log with fsync | the daemon |
+| mount | the same, until the daemon is killed | then one to three daemons in a row that mount |
+| cleaner | shards, which keep the store nearly full; O_TRUNC; a log | the daemon that cleans |
 
-``scripts/kill-test`` runs it long, ``tests/mounted/test_kills.py`` short.
+``kill_model`` says what each file may be. ``scripts/kill-test`` runs it long,
+``tests/mounted/test_kills.py`` short. All is determined by the seed except the instants.
 """
 
 from __future__ import annotations
@@ -16,29 +21,53 @@ import io
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
+from cxlfs.errors import CxlfsError, MountError
+from cxlfs.fuse import mountinfo
 from tests.support import saver
 from tests.support.cli import run_program
-from tests.support.mount import PATIENCE_SECONDS, Workplace, workplace
+from tests.support.daemon_log import CLEANING, MOUNTING, NEITHER, STARTING, DaemonLog
+from tests.support.kill_model import Checkpoints, Ledger, Log, Model, Process
+from tests.support.mount import PATIENCE_SECONDS, Workplace, wait_for_exit, workplace
 
-ROOT = Path(__file__).parents[2]
+STORE_BYTES = 128 * saver.MIB
 ERRORS_OF_A_DEAD_MOUNT = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
 """Afterwards, waiting for an answer, and while the request was being handed to the dying daemon."""
 SAVE_SECONDS_MAX = 0.03
 """Kills come at a random time up to this after a save began: about as long as the longest takes."""
+CLEANING_SECONDS_MAX = 0.003
+"""The same after the cleaner or a rollover began."""
+MOUNT_KILLS_MAX = 3
+MOUNTING_INSTANTS = (
+    (None, 0.4),
+    (" opening ", 0.05),
+    ("rolling over to", 0.003),
+    ("process protection", 0.03),
+    (" mounted ", 0.004),
+)
+"""From what line of its log on, and up to how many seconds later, a mounting daemon is killed."""
+REVERTED = r"reverted: the previous version is back: the writer was killed"
+
+ROLES_OF_SEVERAL = ("truncate", "rename", saver.LOG)
+KINDS = {
+    "writer": ("mixed",),
+    "daemon": ("mixed",),
+    "several": ROLES_OF_SEVERAL,
+    "mount": ROLES_OF_SEVERAL,
+    "cleaner": ("shards", "truncate", saver.LOG),
+}
+"""The roles of the savers at work."""
+_WATCHED = ("mount", "cleaner")
 
 
 @dataclasses.dataclass(slots=True)
 class Outcome:
-    """Counts of one campaign. ``in_flight``: kills that hit a save; ``old`` and ``new`` say which
-    version was there then, ``between`` are the kills that hit none.
+    """Counts of one campaign. ``in_flight``: savers that a kill met in mid-save; ``old`` and
+    ``new`` say which version was there then, ``between`` counts savers met between two saves.
     """
 
     kind: str
@@ -50,196 +79,217 @@ class Outcome:
     between: int = 0
     errors_seen: int = 0
     """Saves that failed with an error, as they must when the daemon is killed."""
+    moments: dict[str, int] = dataclasses.field(default_factory=dict)
+    """What the daemon was doing when it was killed, where that is known."""
     verified: bool = False
     problems: list[str] = dataclasses.field(default_factory=list)
 
-
-@dataclasses.dataclass(slots=True)
-class Ledger:
-    """What a saver has said."""
-
-    saved: int
-    """The last version whose save returned."""
-    begun: int
-    """The last version whose save began; the same as ``saved`` when none was in flight."""
-    error: int | None = None
+    def note(self, moment: str) -> None:
+        self.moments[moment] = self.moments.get(moment, 0) + 1
 
 
 class Campaign:
-    """One store, one seed; ``say`` gets a line now and then."""
+    """One mounted store, one seed; fills ``outcome``. ``say`` gets a line now and then."""
 
     def __init__(
-        self, place: Workplace, seed: int, say: Callable[[str], None] = lambda _line: None
+        self, place: Workplace, outcome: Outcome, seed: int, say: Callable[[str], None]
     ) -> None:
         self.place = place
-        self.seed = seed
-        self.random = random.Random(seed)
+        self.outcome = outcome
+        self.random = random.Random(f"{outcome.kind} {seed}")
         self.say = say
-        self.version = 1
-        """Which one the checkpoint is."""
-        self.pointer = 1
-        """Which one the pointer names."""
-        saver.save(place.mountpoint, seed, 1, saver.content(seed, 1))
+        self.log = DaemonLog(place.log)
+        self.seed = seed
+        self._pid = 0
+        self._mount()
+        self.models: list[Model] = [
+            Log(place.mountpoint, seed)
+            if role == saver.LOG
+            else Checkpoints(place.mountpoint, seed, role)
+            for role in KINDS[outcome.kind]
+        ]
 
-    def run(self, kind: str, kills: int) -> Outcome:
-        """``kind``: "writer" or "daemon". The store is mounted before and unmounted afterwards."""
-        outcome = Outcome(kind)
-        for number in range(1, kills + 1):
-            ledger = self._save_until_killed(kind)
-            outcome.kills += 1
-            outcome.saves += ledger.saved - self.version
-            outcome.errors_seen += ledger.error is not None
-            self._judge(outcome, ledger, f"{kind} kill {number}")
+    def run(self, kills: int) -> None:
+        """So many kills, or until something is not as promised; then verify."""
+        outcome = self.outcome
+        said = 0
+        while outcome.kills < kills and not outcome.problems:
+            where = f"{outcome.kind} kill {outcome.kills + 1}"
+            try:
+                self._work_and_kill(kills - outcome.kills)
+            except (AssertionError, OSError, CxlfsError) as error:
+                outcome.problems.append(f"{type(error).__name__}: {error}")
             if outcome.problems:
-                break
-            if number % 100 == 0:
-                self.say(f"{number} {kind} kills, {outcome.old} old, {outcome.new} new")
-        self.place.unmount()
-        verified = run_program("verify", self.place.source)
-        outcome.verified = verified.code == 0
-        if verified.code != 0:
-            outcome.problems.append(f"verify exits {verified.code}:\n{verified.stdout}")
-        return outcome
+                command = f"scripts/kill-test --{outcome.kind}-kills {kills} --seed {self.seed}"
+                outcome.problems.append(f"{where}; to repeat: {command}")
+            elif outcome.kills // 100 > said:
+                said = outcome.kills // 100
+                self.say(
+                    f"{outcome.kills} {outcome.kind} kills, {outcome.old} old, {outcome.new} new"
+                )
+        self._verify()
 
-    # --- one kill ---------------------------------------------------------------------------
-
-    def _save_until_killed(self, kind: str) -> Ledger:
-        saves_before = self.random.randrange(3)
-        delay = self.random.uniform(0, SAVE_SECONDS_MAX)
-        writer = self._start()
+    def _verify(self) -> None:
         try:
-            lines = self._read_until_begin(writer, self.version + 1 + saves_before)
-            time.sleep(delay)
-            if kind == "writer":
-                os.kill(writer.pid, signal.SIGKILL)
+            self.place.unmount()
+            self.place.ends_clean = True
+        except CxlfsError as error:
+            self.outcome.problems.append(f"unmounting: {error.message}")
+        verified = run_program("verify", self.place.source)
+        self.outcome.verified = verified.code == 0
+        if verified.code != 0:
+            self.outcome.problems.append(f"verify exits {verified.code}:\n{verified.stdout}")
+
+    # --- one kill, or the kills of one mount ------------------------------------------------
+
+    def _work_and_kill(self, kills_max: int) -> None:
+        outcome = self.outcome
+        processes: list[Process] = []
+        try:
+            processes.extend(model.start() for model in self.models)
+            self._let_work(processes)
+            if outcome.kind == "writer":
+                os.kill(processes[0].pid, signal.SIGKILL)
             else:
-                self.place.kill_daemon()
-            rest, _ = writer.communicate(timeout=PATIENCE_SECONDS)
+                self._kill_daemon(self._pid)
+            ledgers = [process.wait() for process in processes]
         finally:
-            writer.kill()
-            writer.wait()
-        ledger = self._ledger([*lines, *rest.decode().splitlines()])
-        if kind == "daemon":
+            for process in processes:
+                process.end()
+        if outcome.kind != "writer":
+            self._mount_again(kills_max)
+        outcome.kills += outcome.kind != "mount"
+        self._judge(ledgers)
+
+    def _let_work(self, processes: list[Process]) -> None:
+        for process in processes:
+            process.wait_until_begun(1)
+        self.random.choice(processes).wait_until_begun(1 + self.random.randrange(3))
+        delay = self.random.uniform(0, SAVE_SECONDS_MAX)
+        # One in four comes at any time: instants behind a line of the log are not all there are.
+        if self.outcome.kind == "cleaner" and self.random.randrange(4):
+            begun = "compacting segment", "rolling over to"
+            position = self.log.size_bytes
+            assert self.log.wait_for(*begun, position=position), "nothing is cleaned"
+            delay *= CLEANING_SECONDS_MAX / SAVE_SECONDS_MAX
+        time.sleep(delay)
+
+    def _kill_daemon(self, pid: int) -> None:
+        """SIGKILL, as the OOM killer would; the mount is dead afterwards."""
+        watch = os.pidfd_open(pid)
+        self.place.ends_clean = False
+        os.kill(pid, signal.SIGKILL)
+        wait_for_exit(watch)
+
+    def _mount_again(self, kills_max: int) -> None:
+        self._expect_dead_mount()
+        if self.outcome.kind == "cleaner":
+            self.outcome.note(self.log.last(CLEANING, NEITHER))
+        if self.outcome.kind == "mount":
+            for _ in range(min(self.random.randint(1, MOUNT_KILLS_MAX), kills_max)):
+                self._clear_log()
+                self._kill_while_mounting()
+                self.outcome.kills += 1
+        self._clear_log()
+        self._mount()
+
+    def _mount(self) -> None:
+        self.place.mount(*self._options)
+        self._pid = self.place.daemon_pid
+
+    @property
+    def _options(self) -> list[str]:
+        return ["debug"] if self.outcome.kind in _WATCHED else []
+
+    def _kill_while_mounting(self) -> None:
+        words, seconds_max = self.random.choice(MOUNTING_INSTANTS)
+        delay = self.random.uniform(0, seconds_max)
+        with ThreadPoolExecutor(1) as pool:
+            mounting = pool.submit(self.place.mount, *self._options)
+            pid = await_daemon(self.place.mountpoint)
+            if words is not None:
+                assert self.log.wait_for(words, position=0), "it does not mount"
+            time.sleep(delay)
+            self._kill_daemon(pid)
+            error = mounting.exception(PATIENCE_SECONDS)
+        if error is None:
+            moment = "after it answered"
+        elif isinstance(error, MountError) and "the daemon ended before" in error.message:
+            moment = self.log.last(MOUNTING, STARTING)
+        else:
+            raise error
+        self.outcome.note(moment)
+        if self.place.is_mounted:
             self._expect_dead_mount()
-            self.place.mount()
-        return ledger
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        arguments = [self.place.mountpoint, self.seed, self.version + 1]
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.saver", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-        )
-
-    def _read_until_begin(self, writer: subprocess.Popen[bytes], version: int) -> list[str]:
-        """What it said up to the beginning of ``version``; raw reads, so that nothing said later
-        stays in a buffer here.
-        """
-        assert writer.stdout is not None
-        said = b""
-        while f"begin {version} ".encode() not in said:
-            part = os.read(writer.stdout.fileno(), 4096)
-            assert part, f"the saver ended by itself: {said.decode()}"
-            said += part
-        # Whole lines only: the saver writes each with one system call.
-        assert said.endswith(b"\n")
-        return said.decode().splitlines()
-
-    def _ledger(self, lines: list[str]) -> Ledger:
-        ledger = Ledger(saved=self.version, begun=self.version)
-        for line in lines:
-            word, version, *rest = line.split()
-            if word == "begin":
-                ledger.begun = int(version)
-            elif word == "end":
-                ledger.saved = int(version)
-            else:
-                ledger.error = int(rest[0])
-        return ledger
+    def _clear_log(self) -> None:
+        """What a daemon has said must not be loud; it stays when it was."""
+        self.place.assert_quiet_log()
+        self.log.clear()
 
     def _expect_dead_mount(self) -> None:
-        """A dead mount point says so: it never looks empty."""
-        with pytest.raises(OSError, match=os.strerror(errno.ENOTCONN)):
-            list(self.place.mountpoint.iterdir())
+        """A dead mount point says so: it never looks empty, and it does not hang."""
+        mountpoint = self.place.mountpoint
+        assert mountinfo.is_dead(str(mountpoint)), "the mount of a dead daemon answers, or hangs"
+        with contextlib.suppress(OSError):
+            raise AssertionError(f"a dead mount shows {list(mountpoint.iterdir())}")
 
     # --- comparing --------------------------------------------------------------------------
 
-    def _judge(self, outcome: Outcome, ledger: Ledger, where: str) -> None:
-        if ledger.error is not None and (
-            outcome.kind == "writer" or ledger.error not in ERRORS_OF_A_DEAD_MOUNT
-        ):
-            outcome.problems.append(f"{where}: a save failed: {os.strerror(ledger.error)}")
-            return
-        found = self._find_version(ledger)
-        if found is None:
-            outcome.problems.append(
-                f"{where}: neither version {ledger.saved} nor {ledger.begun} is there, but "
-                f"{self._describe()} (saved with {saver.way(self.seed, ledger.begun)})"
-            )
-            return
-        pointer = self._find_pointer(ledger, found)
-        if pointer is None:
-            outcome.problems.append(
-                f"{where}: {saver.POINTER} holds {self._read(saver.POINTER)!r} beside version "
-                f"{found} of {ledger.saved}, {ledger.begun}"
-            )
-            return
-        self.version, self.pointer = found, pointer
-        if ledger.saved == ledger.begun:
-            outcome.between += 1
-        else:
-            outcome.in_flight += 1
-            outcome.old += found == ledger.saved
-            outcome.new += found == ledger.begun
-
-    def _find_version(self, ledger: Ledger) -> int | None:
-        """Which version the checkpoint is, of those it may be."""
-        allowed = {
-            saver.content(self.seed, version): version for version in (ledger.saved, ledger.begun)
-        }
-        return self._find(saver.CHECKPOINT, allowed)
-
-    def _find_pointer(self, ledger: Ledger, found: int) -> int | None:
-        """It is written after the checkpoint: it may be a version behind, never ahead."""
-        before = ledger.saved if ledger.saved > self.version else self.pointer
-        return self._find(saver.POINTER, {b"%d\n" % v: v for v in (before, found)})
-
-    def _find(self, name: str, allowed: Mapping[bytes, int]) -> int | None:
-        """The kernel releases a dead writer's files a moment after the writer is gone, so that a
-        revert may be waited for; but not for long.
-        """
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            version = allowed.get(self._read(name))
-            if version is not None:
-                return version
-            time.sleep(0.005)
-        return None
-
-    def _read(self, name: str) -> bytes:
-        return (self.place.mountpoint / name).read_bytes()
-
-    def _describe(self) -> str:
-        data = self._read(saver.CHECKPOINT)
-        return f"{len(data)} bytes beginning with {data[:20]!r}"
+    def _judge(self, ledgers: list[Ledger]) -> None:
+        outcome = self.outcome
+        for model, ledger in zip(self.models, ledgers, strict=True):
+            if ledger.error is not None:
+                outcome.errors_seen += 1
+                if outcome.kind == "writer" or ledger.error not in ERRORS_OF_A_DEAD_MOUNT:
+                    text = os.strerror(ledger.error)
+                    outcome.problems.append(f"a save ({model.role}) failed: {text}")
+                    continue
+            outcome.saves += model.progress(ledger)
+            verdict = model.judge(ledger)
+            if verdict.problem is not None:
+                outcome.problems.append(f"{model.role}: {verdict.problem}")
+            elif verdict.was_new is None:
+                outcome.between += 1
+            else:
+                outcome.in_flight += 1
+                outcome.new += verdict.was_new
+                outcome.old += not verdict.was_new
 
 
-REVERTED = r"reverted: the previous version is back: the writer was killed"
+def await_daemon(mountpoint: Path) -> int:
+    """The process that is going to serve ``mountpoint``, as soon as it has left its launcher."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                ours = b"cxlfs.fuse.daemon" in words and os.fsencode(mountpoint) in words
+                pid = int(process.name)
+                # The launcher leads the session that the daemon is in.
+                if ours and os.getsid(pid) != pid:
+                    return pid
+        time.sleep(0.001)
+    raise AssertionError("no daemon was started")
+
+
+class _ProblemsError(Exception):
+    """The checks at the end of a workplace would only say once more that something is wrong."""
 
 
 def run_campaign(
     kind: str, kills: int, seed: int, say: Callable[[str], None] = lambda _line: None
 ) -> Outcome:
     """A campaign on a store of its own, cleaned up behind it; the daemon's log is a problem's."""
+    outcome = Outcome(kind)
     with (
+        contextlib.suppress(_ProblemsError),
         contextlib.redirect_stdout(io.StringIO()),  # where a workplace shows its log in the end
-        workplace(size_bytes=128 * saver.MIB) as place,
+        workplace(size_bytes=STORE_BYTES) as place,
     ):
         place.announced.append(REVERTED)
-        place.mount()
-        outcome = Campaign(place, seed, say).run(kind, kills)
-        place.ends_clean = not outcome.problems
+        Campaign(place, outcome, seed, say).run(kills)
         if outcome.problems:
             outcome.problems.append(place.log_text())
+            raise _ProblemsError
     return outcome

@@ -1,15 +1,21 @@
-"""A program that overwrites one checkpoint for ever, and says before and after each save which.
+"""A program that saves for ever, and says before and after each save which.
 
-    python -m tests.support.saver DIRECTORY SEED FIRST_VERSION
+    python -m tests.support.saver DIRECTORY SEED ROLE FIRST [LOG_NUMBER]
 
-It is what gets killed; ``kill_campaign`` reads what it said and compares. It never imports cxlfs.
+It is what gets killed, or loses its file system; ``kill_model`` reads what it said and compares. It
+never imports cxlfs.
 
-Each line is ``begin N HOW``, ``end N`` (close or rename returned) or ``error N ERRNO``. The
-contents come from seed and version alone: whoever reads the files can make them again.
+``ROLE`` is one of ``ROLES``: checkpoints, overwritten in different ways; or ``log``: a file that is
+appended to, with fsync. ``FIRST`` is a version there, a size in bytes here.
+
+Each line is ``begin N``, ``end N`` (close, rename or fsync returned) or ``error N ERRNO``; N is the
+version, or the size of the log up to there. The contents come from seed, role and version alone:
+whoever reads the files can make them again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import random
@@ -17,13 +23,51 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+KIB = 1 << 10
 MIB = 1 << 20
 SIZE_MAX = 8 * MIB
-CHECKPOINT = "checkpoint.pt"
 POINTER = "latest"
-TEMPORARY = "checkpoint.pt.tmp"
-WAYS = ("truncate", "truncate", "ftruncate", "rename")
-"""How a version is saved: half of them as torch.save does it."""
+LOG = "log"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """Checkpoints of one kind: ``slots`` files named after ``pattern``, each version in one of them
+    (the first ones fill all of them in turn), of random sizes below ``size_max``.
+
+    ``ways``: how a version is saved. ``has_pointer``: a small file is rewritten after each.
+    """
+
+    pattern: str
+    ways: tuple[str, ...]
+    size_min: int
+    size_max: int
+    slots: int = 1
+    has_pointer: bool = False
+
+
+ROLES = {
+    # Half of them as torch.save does it.
+    "mixed": Role(
+        pattern="checkpoint.pt",
+        ways=("truncate", "truncate", "ftruncate", "rename"),
+        size_min=MIB // 4,
+        size_max=SIZE_MAX,
+        has_pointer=True,
+    ),
+    "truncate": Role(pattern="model.pt", ways=("truncate",), size_min=64 * KIB, size_max=4 * MIB),
+    "rename": Role(
+        pattern="model.safetensors", ways=("rename",), size_min=64 * KIB, size_max=4 * MIB
+    ),
+    # Some 80 MB of a store with 107: what is overwritten at random leaves its segments half dead.
+    "shards": Role(
+        pattern="shard-{:03}.pt",
+        ways=("truncate", "rename"),
+        size_min=64 * KIB,
+        size_max=700 * KIB,
+        slots=210,
+    ),
+}
 
 
 @functools.cache
@@ -32,15 +76,26 @@ def _pool(seed: int) -> bytes:
     return random.Random(seed).randbytes(2 * SIZE_MAX)
 
 
-def content(seed: int, version: int) -> bytes:
-    """All bytes of a version: between 256 KiB and 8 MiB, not a round number of them."""
-    source = random.Random(f"{seed} {version}")
+def content(seed: int, role: str, version: int) -> bytes:
+    """All bytes of a version, not a round number of them."""
+    kind = ROLES[role]
+    source = random.Random(f"{seed} {role} {version}")
     start = source.randrange(SIZE_MAX)
-    return b"%020d" % version + _pool(seed)[start : start + source.randrange(MIB // 4, SIZE_MAX)]
+    size = source.randrange(kind.size_min, kind.size_max)
+    return b"%020d" % version + _pool(seed)[start : start + size]
 
 
-def way(seed: int, version: int) -> str:
-    return random.Random(f"way {seed} {version}").choice(WAYS)
+def way(seed: int, role: str, version: int) -> str:
+    return random.Random(f"way {seed} {role} {version}").choice(ROLES[role].ways)
+
+
+def name(seed: int, role: str, version: int) -> str:
+    """The file that ``version`` belongs into."""
+    kind = ROLES[role]
+    slot = version - 1
+    if slot >= kind.slots:
+        slot = random.Random(f"name {seed} {role} {version}").randrange(kind.slots)
+    return kind.pattern.format(slot)
 
 
 def pieces(data: bytes, seed: int) -> Iterator[memoryview]:
@@ -53,22 +108,67 @@ def pieces(data: bytes, seed: int) -> Iterator[memoryview]:
         position += size
 
 
-def save(directory: Path, seed: int, version: int, data: bytes) -> None:
+def save(directory: Path, seed: int, role: str, version: int, data: bytes) -> None:
     """Raises OSError."""
-    how = way(seed, version)
-    target = directory / (TEMPORARY if how == "rename" else CHECKPOINT)
+    how = way(seed, role, version)
+    final = directory / name(seed, role, version)
+    target = final.with_name(f"{final.name}.tmp") if how == "rename" else final
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if how != "ftruncate" else 0)
     descriptor = os.open(target, flags, 0o644)
     if how == "ftruncate":
         os.ftruncate(descriptor, 0)
     for piece in pieces(data, seed):
-        done = 0
-        while done < len(piece):  # a short write is followed by an error, or by the rest
-            done += os.write(descriptor, piece[done:])
+        _write(descriptor, piece)
     os.close(descriptor)
     if how == "rename":
-        target.rename(directory / CHECKPOINT)
-    (directory / POINTER).write_text(f"{version}\n")  # as trackers do: opened with "w"
+        target.rename(final)
+    if ROLES[role].has_pointer:
+        (directory / POINTER).write_text(f"{version}\n")  # as trackers do: opened with "w"
+
+
+def _write(descriptor: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):  # a short write is followed by an error, or by the rest
+        done += os.write(descriptor, data[done:])
+
+
+# --- the log ------------------------------------------------------------------------------------
+
+
+def log_name(number: int) -> str:
+    """The harness begins a new log now and then."""
+    return f"train-{number}.log"
+
+
+def log_content(seed: int, number: int, begin: int, end: int) -> bytes:
+    """Bytes [begin, end) of a log: each has another one, and none comes twice in SIZE_MAX bytes."""
+    shift = random.Random(f"{seed} log {number}").randrange(SIZE_MAX)
+    data = _pool(seed)[shift + begin : shift + end]
+    assert len(data) == end - begin, "the log has grown too long"
+    return data
+
+
+def append(directory: Path, seed: int, number: int, size_bytes: int) -> None:
+    """Append lines and tables for ever; one fsync for one to three of them."""
+    source = random.Random(f"{seed} log {number} {size_bytes}")
+    descriptor = -1
+    while True:
+        parts = [source.choice([40, 90, 200, 3000, 20_000]) for _ in range(source.randint(1, 3))]
+        end = size_bytes + sum(parts)
+        say(f"begin {end}")
+        try:
+            if descriptor < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                descriptor = os.open(directory / log_name(number), flags, 0o644)
+            for part in parts:
+                data = log_content(seed, number, size_bytes, size_bytes + part)
+                _write(descriptor, memoryview(data))
+                size_bytes += part
+            os.fsync(descriptor)
+        except OSError as error:
+            say(f"error {end} {error.errno}")
+            sys.exit(1)
+        say(f"end {end}")
 
 
 def say(line: str) -> None:
@@ -77,12 +177,20 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    directory, seed, version = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    directory, seed, role, first = (
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        sys.argv[3],
+        int(sys.argv[4]),
+    )
+    if role == LOG:
+        append(directory, seed, int(sys.argv[5]), first)
+    version = first
     while True:
-        data = content(seed, version)
-        say(f"begin {version} {way(seed, version)}")
+        data = content(seed, role, version)
+        say(f"begin {version}")
         try:
-            save(directory, seed, version, data)
+            save(directory, seed, role, version, data)
         except OSError as error:
             say(f"error {version} {error.errno}")
             sys.exit(1)
