@@ -116,7 +116,7 @@ def answer_to_others(mountpoint: str, *, seconds: float = ANSWER_SECONDS_MAX) ->
 
     A thread that waits for an answer does not even end with SIGKILL, and keeps the descriptors that
     it shares. A daemon killed while it waits for itself would keep /dev/fuse open for ever: a mount
-    that hangs instead of being dead, and a source that stays locked. Takes some 10 ms.
+    that hangs instead of being dead, and a source that stays locked. Takes 10 to 20 ms.
     """
     asker = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _ASK, mountpoint], stdin=subprocess.DEVNULL
