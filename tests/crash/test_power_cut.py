@@ -9,6 +9,7 @@ from tests.support.crash import campaign, operations
 from tests.support.crash.bench import new_bench
 from tests.support.crash.levels import TRIPLES, UnitResult, units_of
 from tests.support.crash.operations import OPERATIONS
+from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.single import SITUATIONS
 from tests.support.crash.tape import PowerCutError, committed_state, recovered_state
 from tests.support.crash.world import fixed_world
@@ -72,7 +73,7 @@ def test_levels_are_as_large_as_promised(base_seed: int) -> None:
     t2 = units_of("t2", base_seed)
     assert sum(unit.startswith("program/") for unit in t2) >= TRIPLES
     assert sum(unit.startswith("three/") for unit in t2) >= TRIPLES * 0.9  # some are drawn twice
-    everything = len(OPERATIONS) + len(SITUATIONS)
+    everything = len(OPERATIONS) + len(RANGE_OPERATIONS) + len(SITUATIONS)
     assert sum(unit.startswith("recovery/") for unit in t2) == 2 * everything
 
 

@@ -10,7 +10,7 @@ from cxlfs.errors import NoSpaceError
 from cxlfs.store import Store
 from tests.store.test_ranges import data_of
 from tests.support.shop import close, create, until_no_space
-from tests.support.stores import SEGMENT_BYTES, read_file, write_file
+from tests.support.stores import read_file, write_file
 
 
 def test_no_room_is_told_at_once(store: Store) -> None:
@@ -73,7 +73,7 @@ def test_a_promise_ends(store: Store) -> None:
 
     def room_for(size: int) -> int:
         blocks = -(-size // 4096)
-        return 4096 * (blocks + 4096 * blocks // (SEGMENT_BYTES // 2) + 8)
+        return 4096 * (blocks + 4096 * blocks // store.volume.space.lease_bytes_max + 8)
 
     _, handle = create(store, b"a")
     store.allocate(handle, 0, 400_000)
