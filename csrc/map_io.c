@@ -206,7 +206,8 @@ static void widen_to_blocks(const cxl_map *map, uint64_t *start, uint64_t *end)
     *end = larger(*end, smaller(reference_end(ref), block_end));
 }
 
-/* Old bytes around the new ones, in a buffer of two blocks. map.writer is held: nothing is cut. */
+/* Old bytes around the new ones, in a buffer of two blocks. map.writer is held, so that nothing is cut;
+ * between the end of the file and the new bytes are zeros. */
 static int carry(cxl_map *map, uint64_t offset, const void *source, uint64_t length,
                  uint8_t *buffer, const write_plan *plan, cxl_fault *fault)
 {
@@ -215,6 +216,8 @@ static int carry(cxl_map *map, uint64_t offset, const void *source, uint64_t len
     int64_t result = 0;
     if (before != 0)
         result = deliver(map, plan->start, buffer, before, true, fault);
+    if (result >= 0)
+        memset(buffer + result, 0, before - (uint64_t)result);
     memcpy(buffer + before, source, length);
     if (result >= 0 && end < plan->end)
         result = deliver(map, end, buffer + before + length, plan->end - end, true, fault);

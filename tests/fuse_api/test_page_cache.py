@@ -9,6 +9,7 @@ import threading
 import pytest
 import trio
 
+from cxlfs.fuse.data_plane import HandlersOnly
 from cxlfs.fuse.handles import OpenFile, OpenFiles
 from cxlfs.fuse.page_cache import PageCache
 from tests.support.fuse_api import Kernel, finish
@@ -52,14 +53,14 @@ def test_pages_are_kept_between_opens_until_a_direct_write(kernel: Kernel) -> No
         kernel.close(handle)
 
 
-class Recorder:
-    """Stands for pyfuse3.invalidate_inode."""
+class Recorder(HandlersOnly):
+    """A data plane that notes what the kernel is told."""
 
     def __init__(self, error: int = 0) -> None:
         self.calls: list[tuple[int, bool]] = []
         self.error = error
 
-    def __call__(self, ino: int, attributes_only: bool) -> None:
+    def invalidate(self, ino: int, attributes_only: bool) -> None:
         self.calls.append((ino, attributes_only))
         if self.error:
             raise OSError(self.error, os.strerror(self.error))
@@ -68,7 +69,7 @@ class Recorder:
 def cache_with_reader(recorder: Recorder, ino: int) -> PageCache:
     files = OpenFiles()
     files.add(1, OpenFile(ino, writable=False, direct=False, opener=None, may_keep_set_id=False))
-    return PageCache(files, recorder)
+    return PageCache(files, recorder, threading.Lock())
 
 
 async def run_until_called(cache: PageCache, recorder: Recorder, count: int) -> None:
@@ -92,7 +93,7 @@ async def test_direct_writes_invalidate_what_others_hold_cached() -> None:
 
 async def test_replaced_content_is_always_invalidated() -> None:
     recorder = Recorder()
-    cache = PageCache(OpenFiles(), recorder)
+    cache = PageCache(OpenFiles(), recorder, threading.Lock())
     cache.attributes_changed(7)
     cache.content_replaced(7)
     cache.attributes_changed(7)
@@ -109,7 +110,7 @@ async def test_a_failed_invalidation_does_not_end_the_others(
     number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Recorder(error=number)
-    cache = PageCache(OpenFiles(), recorder)
+    cache = PageCache(OpenFiles(), recorder, threading.Lock())
     cache.content_replaced(1)
     cache.content_replaced(2)
     await run_until_called(cache, recorder, 2)
@@ -121,12 +122,13 @@ async def test_the_connection_is_not_closed_under_an_invalidation() -> None:
     entered, leave = threading.Event(), threading.Event()
     calls: list[tuple[int, bool]] = []
 
-    def slow(ino: int, attributes_only: bool) -> None:
-        calls.append((ino, attributes_only))
-        entered.set()
-        assert leave.wait(10)
+    class Slow(HandlersOnly):
+        def invalidate(self, ino: int, attributes_only: bool) -> None:
+            calls.append((ino, attributes_only))
+            entered.set()
+            assert leave.wait(10)
 
-    cache = PageCache(OpenFiles(), slow)
+    cache = PageCache(OpenFiles(), Slow(), threading.Lock())
     cache.content_replaced(1)
     cache.content_replaced(2)
     async with trio.open_nursery() as nursery:

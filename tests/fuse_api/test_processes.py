@@ -85,6 +85,7 @@ def test_what_cannot_be_read_is_not_known_to_be_killed(tmp_path: Path, text: str
     process = table.identify(10)
     (tmp_path / "10" / "stat").write_text(text)
     assert not table.is_being_killed(process)
+    table = ProcessTable(tmp_path)  # one that does not remember it
     assert table.identify(10) is None
     assert not table.is_being_killed(None)
     for tid in (0, -1, 77):

@@ -250,3 +250,31 @@ def test_readers_keep_what_they_read(seed: int) -> None:
         content.close()
         assert nothing_held(place.engine)
         place.engine.close()
+
+
+def test_a_read_that_meets_a_truncation_is_short() -> None:
+    """It delivers no zeros: bytes that were cut off never were zeros."""
+    with room(segments=400) as made:
+        place = Locked(made.region, segments=400)
+        crowd = Crowd()
+        content = FileMap(place.engine, owner=1)
+        data = byte_at(0, 20_000)
+        place.write(content, 0, data, capacity=200_000)
+
+        def cut_and_grow() -> None:
+            for number in range(3000):
+                content.truncate(100 + number % 7)
+                place.write(content, 50, data[50:], capacity=200_000)
+                place.free += [s for s in place.engine.dead_segments() if s != place.segment]
+            crowd.done.set()
+
+        def read(first: int) -> None:
+            while not crowd.done.is_set():
+                found = content.read(first, len(data))
+                assert found == data[first : first + len(found)]
+
+        crowd.jobs = [cut_and_grow, lambda: read(0), lambda: read(60)]
+        crowd.run()
+        content.close()
+        assert nothing_held(place.engine)
+        place.engine.close()

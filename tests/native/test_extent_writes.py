@@ -229,12 +229,30 @@ def test_leases_are_refused_where_they_cannot_be(place: Room) -> None:
     ):
         with pytest.raises(InvariantError):
             place.engine.lease(extent_id, offset, capacity)
+    content.attach_lease(place.open_extent(4096))  # the next one, for when this is used up
     for extent_id in (1, 77, place.open_extent(4096)):
         with pytest.raises(InvariantError):
             content.attach_lease(extent_id)
     with pytest.raises(InvariantError):
         place.engine.close_lease(1)
-    assert place.engine.statistics().extents == 2
+    assert place.engine.statistics().extents == 3
+
+
+def test_the_next_lease_takes_over_in_mid_write(place: Room) -> None:
+    content = place.new_map(capacity=4096)
+    assert not content.wants_lease
+    assert content.write(0, b"a" * 3000) == (3000, 0)
+    assert content.wants_lease
+    content.attach_lease(place.open_extent(8192))
+    assert not content.wants_lease
+    data = bytes(range(250)) * 20
+    taken, _ = content.write(3000, data)
+    assert taken == 1096
+    assert content.write(3000 + taken, data, taken) == (len(data) - taken, 0)
+    assert bytes(content.read(0, 1 << 20)) == b"a" * 3000 + data
+    rooms = content.close_leases()
+    assert [length for _, length in rooms] == [8192 - 3904 - (-3904 % 64)]
+    assert content.close_leases() == []
 
 
 # --- durability and failures --------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tests.support.fuse_socket import (
     WRITE,
     WRITER,
     FuseSocket,
+    accept,
     fuse_socket,
 )
 
@@ -100,7 +101,7 @@ def test_a_used_up_lease_makes_a_call_with_what_is_done(place: Room) -> None:
     content = place.new_map(capacity=16_384)
     data = pattern(40_000, 2)
     with fuse_socket(place.engine, content) as fuse:
-        fuse.on_call = lambda call: fuse.transport.reply(call.unique, written(call.done))
+        fuse.on_call = accept
         assert fuse.write(0, data).data == written(16_384)
         call = fuse.call()
         assert (call.opcode, call.done) == (WRITE, 16_384)

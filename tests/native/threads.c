@@ -52,8 +52,6 @@ static void finish_write(connection *c, const cxl_call *call, file *f)
         CHECK(cxl_map_attach_lease(f->live, id) == 0, "a lease cannot be attached");
     }
     cxl_handle_allow(c->transport, in->handle, call->pid);
-    const fuse_wire_write_reply answer = {.size = in->size};
-    cxl_transport_reply(c->transport, call->unique, 0, &answer, sizeof(answer));
 }
 
 static void lease_ahead(file *f)
@@ -86,11 +84,15 @@ typedef struct {
 static void *worker_main(void *argument)
 {
     work job = *(work *)argument;
-    cxl_call call;
+    cxl_call call = {.unique = 0};
+    fuse_wire_write_reply answer = {.size = 0};
     int result;
     free(argument);
-    while ((result = cxl_worker_serve(job.worker, &call)) == 1)
+    while ((result = cxl_worker_serve(job.worker, call.unique, 0, &answer, sizeof(answer), &call)) == 1) {
         serve_call(job.connection, &call);
+        if (call.opcode == FUSE_WIRE_WRITE)
+            answer.size = ((const fuse_wire_write *)(const void *)call.arguments)->size;
+    }
     CHECK(result == 0, "a worker ended with %d", result);
     return NULL;
 }

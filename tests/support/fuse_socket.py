@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from cxlfs.native import transport
 from cxlfs.native.extents import Engine, FileMap
 from cxlfs.native.transport import CALL_LEASE, Call, Port, Transport, Worker
 
@@ -56,6 +57,18 @@ def request(opcode: int, unique: int, body: bytes, *, pid: int = TID) -> bytes:
     return HEADER.pack(HEADER.size + len(body), opcode, unique, INO, 0, 0, pid, 0) + body
 
 
+def refuse(call: Kept) -> transport.Answer | None:
+    """Give the answer that nobody else gives."""
+    if call.opcode in UNANSWERED:
+        return None
+    return transport.Answer(call.unique, errno.ENOSYS, b"")
+
+
+def accept(call: Kept) -> transport.Answer:
+    """A write is as long as it was when it became a call."""
+    return transport.Answer(call.unique, 0, struct.pack("=II", call.done, 0))
+
+
 class FuseSocket:
     """A transport whose workers serve one file, and both of its other ends.
 
@@ -89,7 +102,7 @@ class FuseSocket:
             self.transport.open_handle(WRITER, self.port, readable=False)
             undo.pop_all()
         self.calls: queue.Queue[Kept] = queue.Queue()
-        self.on_call: Callable[[Kept], None] = self.refuse
+        self.on_call: Callable[[Kept], transport.Answer | None] = refuse
         self.errors: list[Exception] = []
         self.uniques = itertools.count(2, 2)
         self._threads: list[threading.Thread] = []
@@ -103,29 +116,18 @@ class FuseSocket:
 
     def _serve(self, worker: Worker) -> None:
         try:
-            while (call := worker.serve()) is not None:
+            answer = None
+            while (call := worker.serve(answer)) is not None:
                 kept = Kept(call.opcode, call.unique, call.pid, bytes(call.arguments), call.done)
                 self._check(call)
                 self.calls.put(kept)
-                if kept.opcode != CALL_LEASE:
-                    self.on_call(kept)
+                answer = self.on_call(kept) if kept.opcode != CALL_LEASE else None
         except Exception as error:  # noqa: BLE001  the test looks at them
             self.errors.append(error)
 
     def _check(self, call: Call) -> None:
         assert call.opcode == CALL_LEASE or call.inode == INO
         assert not call.not_durable
-
-    def refuse(self, call: Kept) -> None:
-        self.transport.reply_error(call.unique, errno.ENOSYS)
-
-    def finish_write(self, call: Kept) -> None:
-        """As the daemon does, without leases: there is room."""
-        _, offset, size = IN.unpack_from(call.arguments)
-        taken, _ = self.content.write(offset, call.arguments[IN.size :], call.done)
-        self.transport.allow_writes(WRITER, call.pid)
-        self.transport.reply(call.unique, struct.pack("=II", call.done + taken, 0))
-        assert call.done + taken == size
 
     def join(self) -> list[Exception]:
         for thread in self._threads:
