@@ -365,7 +365,8 @@ uint64_t cxl_port_written(cxl_port *port);
 /* Handles: what the kernel names an open file by. Reading is allowed at once where readable. */
 int cxl_handle_open(cxl_transport *transport, uint64_t handle, cxl_port *port, int readable);
 void cxl_handle_close(cxl_transport *transport, uint64_t handle);
-/* Let writes by this thread through this handle go on without a call, until cxl_port_stop. */
+/* Let writes by this thread, and by those allowed before, through this handle go on without a call, until
+ * cxl_port_stop. */
 void cxl_handle_allow(cxl_transport *transport, uint64_t handle, uint32_t pid);
 
 #endif
