@@ -15,16 +15,13 @@ import os
 import shutil
 import socket
 import subprocess
-from pathlib import Path
 
 from cxlfs.errors import FuseUnavailableError, MountError
-from cxlfs.fuse import linux
+from cxlfs.fuse import linux, mountinfo
 from cxlfs.fuse.options import MountConfig, fuse_options
+from cxlfs.fuse.preflight import CONTAINER_STEP, FUSE_DEVICE
 
-DEVICE = Path("/dev/fuse")
-FILE_SYSTEM_TYPE = "fuse.cxlfs"
 _HELPER_SECONDS_MAX = 60
-_CONTAINER = "a container needs --device /dev/fuse --cap-add SYS_ADMIN"
 
 _FLAGS = {
     "ro": linux.MS_RDONLY,
@@ -49,9 +46,9 @@ def attach(config: MountConfig) -> int:
 
 def _attach_as_root(config: MountConfig) -> int:
     try:
-        descriptor = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise FuseUnavailableError(f"cannot open {DEVICE}: {error.strerror}") from error
+        raise FuseUnavailableError(f"cannot open {FUSE_DEVICE}: {error.strerror}") from error
     data = [
         f"fd={descriptor}",
         "rootmode=40000",
@@ -66,11 +63,13 @@ def _attach_as_root(config: MountConfig) -> int:
         flags |= _FLAGS.get(option, 0)
         flags &= ~_CLEARED_BY.get(option, 0)
     try:
-        linux.mount(config.source, config.mountpoint, FILE_SYSTEM_TYPE, flags, ",".join(data))
+        linux.mount(
+            config.source, config.mountpoint, mountinfo.FILE_SYSTEM_TYPE, flags, ",".join(data)
+        )
     except OSError as error:
         os.close(descriptor)
         raise MountError(
-            f"cannot mount on {config.mountpoint}: {error.strerror}", next_step=_CONTAINER
+            f"cannot mount on {config.mountpoint}: {error.strerror}", next_step=CONTAINER_STEP
         ) from error
     return descriptor
 
@@ -131,6 +130,6 @@ def _received(channel: socket.socket) -> int | None:
 
 
 def _next_step(reason: str) -> str | None:
-    if str(DEVICE) in reason:
-        return f"as root: chmod 666 {DEVICE} (what udev does by default); or mount as root"
-    return _CONTAINER if "permitted" in reason else None
+    if str(FUSE_DEVICE) in reason:
+        return f"as root: chmod 666 {FUSE_DEVICE} (what udev does by default); or mount as root"
+    return CONTAINER_STEP if "permitted" in reason else None

@@ -33,12 +33,17 @@ def entry_of(attributes: Attributes) -> pyfuse3.EntryAttributes:
     entry.st_rdev = attributes.rdev
     entry.st_size = attributes.size
     entry.st_blksize = IO_SIZE_BYTES
-    entry.st_blocks = -(-attributes.allocated_bytes // _SECTOR_BYTES)
+    entry.st_blocks = sectors_of(attributes)
     entry.st_atime_ns = attributes.atime_ns
     entry.st_mtime_ns = attributes.mtime_ns
     entry.st_ctime_ns = attributes.ctime_ns
     entry.st_birthtime_ns = attributes.birth_ns
     return entry
+
+
+def sectors_of(attributes: Attributes) -> int:
+    """st_blocks: always in units of 512 bytes."""
+    return -(-attributes.allocated_bytes // _SECTOR_BYTES)
 
 
 def absent_entry() -> pyfuse3.EntryAttributes:

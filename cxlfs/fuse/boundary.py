@@ -19,7 +19,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
 
@@ -43,7 +43,9 @@ class Failures:
         """Per place and kind, such as ``write: KeyError``."""
 
     def report(self, place: str, error: Exception) -> None:
-        """Log ``error``, count it, and stop the store's writing. Raises nothing."""
+        """Log ``error``, count it, and stop the store's writing: with the lock of the store held.
+        Raises nothing.
+        """
         kind = f"{place}: {type(error).__name__}"
         self.counts[kind] += 1
         # A defect in a hot path must not fill the disk with the same traceback.
@@ -70,15 +72,17 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
-def result_of(failures: Failures, place: str, function: Callable[[], _Result]) -> _Result | int:
-    """What ``function`` returns (never a number), or the errno of what it raised."""
+def outcome_of(
+    failures: Failures, place: str, function: Callable[[], _Result]
+) -> tuple[int, _Result | None]:
+    """0 and what ``function`` returns, or the errno of what it raised. With the lock held."""
     try:
-        return function()
+        return 0, function()
     except CxlfsError as error:
-        return error.errno
+        return error.errno, None
     except Exception as error:  # noqa: BLE001  see the invariants
         failures.report(place, error)
-        return errno.EIO
+        return errno.EIO, None
 
 
 def request(
@@ -89,14 +93,13 @@ def request(
     async def handler(
         self: _Self, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> _Result:
-        try:
-            with self.lock:
-                return function(self, *args, **kwargs)
-        except CxlfsError as error:
-            raise pyfuse3.FUSEError(error.errno) from None
-        except Exception as error:  # noqa: BLE001  see the invariants
-            self.failures.report(function.__name__, error)
-            raise pyfuse3.FUSEError(errno.EIO) from None
+        with self.lock:
+            number, result = outcome_of(
+                self.failures, function.__name__, lambda: function(self, *args, **kwargs)
+            )
+        if number:
+            raise pyfuse3.FUSEError(number)
+        return cast("_Result", result)
 
     functools.update_wrapper(handler, function)
     return handler
@@ -110,11 +113,11 @@ def notice(
     async def handler(
         self: _Self, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> None:
-        try:
-            with self.lock:
+        with self.lock:
+            try:
                 function(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  see the invariants
-            self.failures.report(function.__name__, error)
+            except Exception as error:  # noqa: BLE001  see the invariants
+                self.failures.report(function.__name__, error)
 
     functools.update_wrapper(handler, function)
     return handler

@@ -168,7 +168,8 @@ class ControlServer:
         except (OSError, trio.BrokenResourceError):
             raise
         except Exception as error:  # noqa: BLE001  a defect ends this request only
-            self._owner.failures.report("control request", error)
+            with self._owner.lock:
+                self._owner.failures.report("control request", error)
             await _send(stream, error_to_dict(error))
             return
         await _send(stream, {"message_type": "end"})

@@ -10,7 +10,7 @@ Never here: what a request means (``requests``), file data.
 Invariants
 - A file has a port from its first open handle to its last.
 - Writes go past the store only while ``Requests.may_write_alone`` holds for their handle and their
-  thread belongs to a known writer; whatever changes that stops the port first (``Inode``).
+  thread belongs to a known writer; whatever changes that calls ``Inode.stop_writes`` first.
 - The workers end before the store is closed, and the connection after them.
 """
 
@@ -44,7 +44,7 @@ PAGE_BYTES = 4096
 
 
 class DataPlane(Protocol):
-    """What ``operations`` tells whoever serves file data."""
+    """What ``requests`` tells whoever serves file data."""
 
     @property
     def direct_mapping(self) -> bool:
@@ -56,12 +56,6 @@ class DataPlane(Protocol):
         ...
 
     def released(self, handle: int, ino: int) -> None: ...
-
-    def stop_writes(self, ino: int) -> None:
-        """Leave every write to the store again, until it allows otherwise."""
-        ...
-
-    def stop_all_writes(self) -> None: ...
 
     def describe(self) -> dict[str, object]:
         """For ``cxlfs status``: kind, and counts where there are any."""
@@ -80,10 +74,6 @@ class HandlersOnly:
     def opened(self, handle: int, ino: int, *, readable: bool) -> None: ...
 
     def released(self, handle: int, ino: int) -> None: ...
-
-    def stop_writes(self, ino: int) -> None: ...
-
-    def stop_all_writes(self) -> None: ...
 
     def describe(self) -> dict[str, object]:
         return {"kind": "pyfuse3"}
@@ -225,14 +215,6 @@ class Workers:
         del self._ports[ino]
         self._store.files.set_port(handle, None)
         port.close()
-
-    def stop_writes(self, ino: int) -> None:
-        if ino in self._ports:
-            self._store.namespace.get(ino).stop_writes()
-
-    def stop_all_writes(self) -> None:
-        for ino in self._ports:
-            self.stop_writes(ino)
 
     def invalidate(self, ino: int, attributes_only: bool) -> None:  # noqa: FBT001
         self.transport.invalidate(ino, attributes_only)

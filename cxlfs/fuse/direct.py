@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cxlfs.errors import InvalidArgumentError, MediaError
 from cxlfs.fuse import kernel
-from cxlfs.fuse.boundary import result_of
+from cxlfs.fuse.boundary import outcome_of
 from cxlfs.fuse.kernel import Opcode
-from cxlfs.fuse.requests import Caller
+from cxlfs.fuse.requests import Caller, Opened
 from cxlfs.native.transport import CALL_LEASE, Answer, Call
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _COPY_BYTES_MAX = 1 << 30
 
 
 class Direct:
-    """Serves calls. ``allow_writes`` tells that a thread may write to a handle without calls."""
+    """Serves the calls of one transport."""
 
     def __init__(self, requests: Requests, transport: Transport) -> None:
         self._requests = requests
@@ -67,7 +67,7 @@ class Direct:
         """Serve one call; returns the answer that the kernel still waits for. Raises nothing."""
         handler = self._handlers.get(call.opcode, self._unknown)
         with self._requests.lock:
-            result = result_of(
+            error, result = outcome_of(
                 self._requests.failures, f"request {call.opcode}", lambda: handler(call)
             )
             if isinstance(result, memoryview):
@@ -76,9 +76,7 @@ class Direct:
                 return None
         if call.opcode in _UNANSWERED:
             return None
-        if isinstance(result, int):
-            return Answer(call.unique, result, b"")
-        return Answer(call.unique, 0, result)
+        return Answer(call.unique, error, result or b"")
 
     def _unknown(self, call: Call) -> bytes:
         raise InvalidArgumentError(f"a request of an unexpected kind: {call.opcode}")
@@ -125,18 +123,14 @@ class Direct:
         flags, mode, _, _ = kernel.CREATE.unpack_from(call.arguments)
         (name,) = kernel.names(call.arguments, kernel.CREATE.size)
         attributes, opened = self._requests.create_file(
-            call.inode, name, mode, flags, Caller(call.uid, call.gid, call.pid)
+            call.inode, name, mode, flags, _caller(call)
         )
-        return kernel.entry_reply(attributes) + kernel.opened_reply(
-            opened.handle, direct=opened.direct, keep_cache=opened.keep_cache
-        )
+        return kernel.entry_reply(attributes) + _opened_reply(opened)
 
     def _open(self, call: Call) -> bytes:
         flags, _ = kernel.OPEN.unpack_from(call.arguments)
-        opened = self._requests.open_file(call.inode, flags, Caller(call.uid, call.gid, call.pid))
-        return kernel.opened_reply(
-            opened.handle, direct=opened.direct, keep_cache=opened.keep_cache
-        )
+        opened = self._requests.open_file(call.inode, flags, _caller(call))
+        return _opened_reply(opened)
 
     def _flush(self, call: Call) -> bytes:
         (handle,) = kernel.NUMBER.unpack_from(call.arguments)
@@ -165,9 +159,8 @@ class Direct:
         if len(data) != size:
             raise InvalidArgumentError(f"a write of {size} bytes came with {len(data)}")
         if call.not_durable:
-            error = MediaError("a fence failed under a write", not_durable=True)
-            self._store.volume.watch(error)
-            raise error
+            self._store.stop_writing("the media failed: a fence failed under a write")
+            raise MediaError("a fence failed under a write", not_durable=True)
         written = self._requests.write_by(call.pid, handle, offset, data, done=call.done)
         if self._requests.may_write_alone(handle):
             self._transport.allow_writes(handle, call.pid)
@@ -201,6 +194,14 @@ class Direct:
     def _syncfs(self, _call: Call) -> bytes:
         self._store.sync()
         return b""
+
+
+def _caller(call: Call) -> Caller:
+    return Caller(call.uid, call.gid, call.pid)
+
+
+def _opened_reply(opened: Opened) -> bytes:
+    return kernel.opened_reply(opened.handle, direct=opened.direct, keep_cache=opened.keep_cache)
 
 
 _UNANSWERED = frozenset({CALL_LEASE, Opcode.FORGET, Opcode.BATCH_FORGET})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import struct
 
-from cxlfs.fuse.attributes import CACHE_SECONDS, IO_SIZE_BYTES
+from cxlfs.fuse.attributes import CACHE_SECONDS, IO_SIZE_BYTES, sectors_of
 from cxlfs.namespace import Attributes
 
 
@@ -63,7 +63,6 @@ _ATTRIBUTES = struct.Struct("=QQQQQQIIIIIIIIII")
 _ATTRIBUTES_REPLY = struct.Struct("=QI4x")
 _ENTRY = struct.Struct("=QQQQII")
 _OPENED = struct.Struct("=QIi")
-_SECTOR_BYTES = 512
 _NS = 1_000_000_000
 
 
@@ -74,7 +73,7 @@ def _attributes(attributes: Attributes) -> bytes:
     return _ATTRIBUTES.pack(
         attributes.ino,
         attributes.size,
-        -(-attributes.allocated_bytes // _SECTOR_BYTES),
+        sectors_of(attributes),
         # Times before 1970 are negative numbers in unsigned fields.
         atime & 0xFFFF_FFFF_FFFF_FFFF,
         mtime & 0xFFFF_FFFF_FFFF_FFFF,

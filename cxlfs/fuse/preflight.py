@@ -23,6 +23,7 @@ from cxlfs.fuse.options import MountConfig
 log = logging.getLogger(__name__)
 
 FUSE_DEVICE = Path("/dev/fuse")
+CONTAINER_STEP = "a container needs --device /dev/fuse --cap-add SYS_ADMIN"
 FUSE_CONF = Path("/etc/fuse.conf")
 _LAYERS_MAX = 16
 
@@ -43,8 +44,7 @@ def check_fuse(device: Path = FUSE_DEVICE) -> None:
     if not device.exists():
         raise FuseUnavailableError(
             f"there is no {device}",
-            next_step="load the kernel module (modprobe fuse); "
-            "a container needs --device /dev/fuse --cap-add SYS_ADMIN",
+            next_step=f"load the kernel module (modprobe fuse); {CONTAINER_STEP}",
         )
     if os.geteuid() == 0:
         _check_device_opens(device)
@@ -69,9 +69,7 @@ def _check_device_opens(device: Path) -> None:
         missing = error.errno in (errno.ENODEV, errno.ENXIO)
         raise FuseUnavailableError(
             f"cannot open {device}: {error.strerror}",
-            next_step="load the kernel module: modprobe fuse"
-            if missing
-            else "a container needs --device /dev/fuse --cap-add SYS_ADMIN",
+            next_step="load the kernel module: modprobe fuse" if missing else CONTAINER_STEP,
         ) from error
 
 

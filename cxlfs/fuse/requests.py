@@ -87,13 +87,9 @@ class Requests:
         self._directories: dict[int, int] = {}
 
     def on_store_event(self, event: StoreEvent) -> None:
-        """The store says that it did something by itself: reverts concern the kernel, the end of
-        all writing whoever writes without asking.
-        """
+        """The store says that it did something by itself; only reverts concern the kernel."""
         if event.kind == "reverted" and event.ino is not None:
             self.page_cache.content_replaced(event.ino)
-        elif event.kind == "read-only":
-            self.data_plane.stop_all_writes()
 
     # --- names ------------------------------------------------------------------------------
 
@@ -157,7 +153,7 @@ class Requests:
             CAPABILITY_XATTR in self.store.list_xattrs(attributes.ino)
         ):
             self._set_id.add(attributes.ino)
-            self.data_plane.stop_writes(attributes.ino)
+            self.store.files.stop_writes(attributes.ino)
         else:
             self._set_id.discard(attributes.ino)
 
@@ -225,7 +221,7 @@ class Requests:
             self.store.release(handle)
             raise
         if not direct:
-            self.data_plane.stop_writes(ino)  # from here on they concern cached pages
+            self.store.files.stop_writes(ino)  # from here on they concern cached pages
         if writable:
             self.watch_set_id(attributes)
         return Opened(handle, direct, self.page_cache.keep_at_open(ino, direct=direct))

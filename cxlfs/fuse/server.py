@@ -34,6 +34,7 @@ from cxlfs.fuse.data_plane import Workers
 from cxlfs.fuse.detach import detach
 from cxlfs.fuse.operations import Operations
 from cxlfs.fuse.options import MountConfig, fuse_options
+from cxlfs.fuse.preflight import CONTAINER_STEP
 from cxlfs.store import Store
 
 log = logging.getLogger(__name__)
@@ -137,9 +138,7 @@ def _init(operations: Operations, config: MountConfig, target: str, options: set
             reason = reasons[-1] if reasons else "no reason given"
             raise MountError(
                 f"cannot mount on {config.mountpoint}: {reason}",
-                next_step="a container needs --device /dev/fuse --cap-add SYS_ADMIN"
-                if "permitted" in reason
-                else None,
+                next_step=CONTAINER_STEP if "permitted" in reason else None,
             ) from error
 
 
@@ -351,7 +350,8 @@ class _Server:
                     problem = error.message
                     log.warning("maintenance: %s", problem)
             except Exception as error:  # noqa: BLE001  like any other request
-                self._operations.failures.report("maintain", error)
+                with self._operations.lock:
+                    self._operations.failures.report("maintain", error)
             await trio.sleep(0 if more else MAINTENANCE_SECONDS)
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:

@@ -293,6 +293,10 @@ class Files:
         inode.stop_writes()
         inode.port = port
 
+    def stop_writes(self, ino: int) -> None:
+        """Every write to the file asks the store again, until it allows otherwise."""
+        self.volume.namespace.get(ino).stop_writes()
+
     def may_write_alone(self, handle_id: int) -> bool:
         """Further writes through the handle change nothing but content, size and times."""
         handle = self.get(handle_id)

@@ -92,3 +92,32 @@ def test_a_notice_never_raises(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) 
     assert kernel.operations.failures.counts == {"forget: RuntimeError": 1}
     kernel.operations.failures.counts.clear()
     kernel.store.unpin(ino)
+
+
+def test_a_defect_stops_who_writes_alone_while_nobody_else_uses_the_store(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ino = kernel.write_file(b"file", b"content")
+    stopped: list[bool] = []
+
+    class Port:
+        def stop(self) -> int:
+            stopped.append(kernel.operations.lock.locked())
+            return 0
+
+        def written(self) -> int:
+            return 0
+
+        def set_content(self, content: object) -> None: ...
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise KeyError("x")
+
+    kernel.store.namespace.get(ino).port = Port()
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel.store, "statfs", fail)
+        with error_number(errno.EIO):
+            finish(kernel.operations.statfs(kernel.context))
+    assert stopped == [True]
+    kernel.operations.failures.counts.clear()
+    kernel.store.namespace.get(ino).port = None
