@@ -17,6 +17,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -188,8 +189,9 @@ class Workers:
 
     # --- what requests tell -------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def direct_mapping(self) -> bool:
+        """Asked for the first time when a file is opened, which is after the kernel said so."""
         return self.transport.statistics().direct_mapping
 
     def opened(self, handle: int, ino: int, *, readable: bool) -> None:

@@ -18,6 +18,7 @@ import dataclasses
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 PF_EXITING = 0x4
 _SIGNAL_MASK = 0x7F
@@ -41,6 +42,12 @@ class Process:
     tgid: int
     start_time: int
     """Clock ticks after boot."""
+
+
+class _State(NamedTuple):
+    flags: int
+    start_time: int
+    exit_code: int
 
 
 class ProcessTable:
@@ -67,21 +74,19 @@ class ProcessTable:
 
     def _look_up(self, tid: int) -> Process | None:
         tgid = self._thread_group(tid)
-        fields = self._stat(tgid) if tgid is not None else None
-        if tgid is None or fields is None:
+        state = self._state(tgid) if tgid is not None else None
+        if tgid is None or state is None:
             return None
-        return Process(tgid, fields[_FIELD_START_TIME - _FIRST_FIELD])
+        return Process(tgid, state.start_time)
 
     def is_being_killed(self, process: Process | None) -> bool:
         """The process is on its way out because of a signal."""
         if process is None:
             return False
-        fields = self._stat(process.tgid)
-        if fields is None or fields[_FIELD_START_TIME - _FIRST_FIELD] != process.start_time:
+        state = self._state(process.tgid)
+        if state is None or state.start_time != process.start_time:
             return False
-        exiting = fields[_FIELD_FLAGS - _FIRST_FIELD] & PF_EXITING
-        signal_number = fields[_FIELD_EXIT_CODE - _FIRST_FIELD] & _SIGNAL_MASK
-        return bool(exiting and signal_number)
+        return bool(state.flags & PF_EXITING and state.exit_code & _SIGNAL_MASK)
 
     def _thread_group(self, tid: int) -> int | None:
         try:
@@ -91,16 +96,18 @@ class ProcessTable:
         except (OSError, ValueError):
             return None
 
-    def _stat(self, tgid: int) -> list[int] | None:
-        """Fields 3 to 52 as numbers (the state letter counts as 0)."""
+    def _state(self, tgid: int) -> _State | None:
         try:
             text = _read(f"{self._root}/{tgid}/stat")
             # The command name stands in parentheses and may itself hold any character.
             words = text[text.rindex(b")") + 2 :].split()
-            numbers = [0, *map(int, words[1 : _FIELD_EXIT_CODE - _FIRST_FIELD + 1])]
-        except (OSError, ValueError):
+            return _State(
+                flags=int(words[_FIELD_FLAGS - _FIRST_FIELD]),
+                start_time=int(words[_FIELD_START_TIME - _FIRST_FIELD]),
+                exit_code=int(words[_FIELD_EXIT_CODE - _FIRST_FIELD]),
+            )
+        except (OSError, ValueError, IndexError):
             return None
-        return numbers if len(numbers) == _FIELD_EXIT_CODE - _FIRST_FIELD + 1 else None
 
 
 def _read(path: str) -> bytes:

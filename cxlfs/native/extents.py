@@ -132,9 +132,18 @@ class Engine:
         self.close()
 
     def statistics(self) -> EngineStatistics:
-        out = ffi.new("cxl_engine_stats *")
+        out = scratch.statistics
         lib.cxl_engine_statistics(self.handle, out)
-        return EngineStatistics(*(getattr(out, name) for name in EngineStatistics._fields))
+        return EngineStatistics(
+            out.extents,
+            out.refs,
+            out.crcs,
+            out.maps,
+            out.memory,
+            out.bytes_written,
+            out.bytes_read,
+            out.checksum_errors,
+        )
 
     # --------------------------------------------------------------------------------- extents
 
