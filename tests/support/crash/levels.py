@@ -145,7 +145,11 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
     first_event = len(bench.tape.media.events()) if before else 0
     BY_NAME[last](bench)
     if kind == "one":
-        return Limits(headers=bench.tape.media.granularity is Granularity.LINE, pairs_max=100)
+        return Limits(
+            headers=bench.tape.media.granularity is Granularity.LINE,
+            random_masks=12,
+            pairs_max=24,
+        )
     if kind == "recovery":
         return Limits(random_masks=2, pairs_max=10)
     return Limits(first_event=first_event, random_masks=6, pairs_max=24)

@@ -114,9 +114,9 @@ class Chooser:
     # --- headers of records -----------------------------------------------------------------
 
     def headers(self, log: EventLog, first_event: int) -> Iterator[Mask]:
-        """For records stored since ``first_event``: every subset of the words of each header, all
-        else of the record being there: of the first copy without the second, and of the second
-        without the first one's header.
+        """For records stored since ``first_event``: at most two words of each header and all but at
+        most two, all else of the record being there: of the first copy without the second, and of
+        the second without the first one's header.
         """
         in_flight = self.in_flight
         stored: dict[bytes, Mask] = {}
@@ -135,7 +135,13 @@ class Chooser:
                 before = before & ~stored[payload]
             stored[payload] = header
             places = np.flatnonzero(header)
-            for bits in range(1 << len(places)):
-                mask = before | (mine & ~header)
-                mask[places] = [bits >> i & 1 == 1 for i in range(len(places))]
-                yield mask
+            for size in _few_or_most(len(places)):
+                for chosen in itertools.combinations(places, size):
+                    mask = before | (mine & ~header)
+                    mask[list(chosen)] = True
+                    yield mask
+
+
+def _few_or_most(count: int) -> list[int]:
+    """How many of so many: at most two, or all but at most two."""
+    return sorted({*range(min(3, count + 1)), *range(max(count - 2, 0), count + 1)})
