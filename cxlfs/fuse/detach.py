@@ -3,7 +3,7 @@
 Never here: waiting for a daemon (``unmount``), deciding what may be detached.
 
 The system call may need the daemon to answer (pages of shared mappings are written back), so a
-daemon must not call this from the thread that serves requests.
+daemon must not call this from the thread that serves requests, and detaches its mount ``apart``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from cxlfs.errors import BusyError, FuseUnavailableError, MountError
@@ -19,22 +20,40 @@ from cxlfs.fuse import linux
 
 _HOLDERS_NAMED_MAX = 3
 _HELPER_SECONDS_MAX = 60
+_UMOUNT2 = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.umount2(os.fsencode(sys.argv[1]), int(sys.argv[2])) != 0:
+    sys.exit(ctypes.get_errno())
+"""
 
 
-def detach(mountpoint: str, *, lazy: bool = False) -> None:
+def detach(mountpoint: str, *, lazy: bool = False, apart: bool = False) -> None:
     """Unmount; ``lazy`` takes it out of the tree at once and ends it after its last user.
+
+    ``apart``: from a process of its own, for the daemon of this mount. Killed while one of its
+    threads waits for an answer of its own it would not end (see ``mountinfo.answer_to_others``).
 
     Raises BusyError naming who holds it, MountError, FuseUnavailableError.
     """
     if os.geteuid() == 0:
-        _detach_as_root(mountpoint, lazy=lazy)
+        _detach_as_root(mountpoint, lazy=lazy, apart=apart)
     else:
         _detach_with_helper(mountpoint, lazy=lazy)
 
 
-def _detach_as_root(mountpoint: str, *, lazy: bool) -> None:
+def _umount2_apart(mountpoint: str, flags: int) -> None:
+    """As ``linux.umount2``."""
+    command = [sys.executable, "-I", "-S", "-c", _UMOUNT2, mountpoint, str(flags)]
+    status = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+    if status != 0:
+        raise OSError(status, os.strerror(status), mountpoint)
+
+
+def _detach_as_root(mountpoint: str, *, lazy: bool, apart: bool) -> None:
+    umount2 = _umount2_apart if apart else linux.umount2
     try:
-        linux.umount2(mountpoint, linux.UMOUNT_NOFOLLOW | (linux.MNT_DETACH if lazy else 0))
+        umount2(mountpoint, linux.UMOUNT_NOFOLLOW | (linux.MNT_DETACH if lazy else 0))
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise _busy(mountpoint) from error

@@ -313,7 +313,7 @@ class _Server:
                     f"the connection of {mountpoint} was aborted",
                     next_step="mount again: that clears the dead mount",
                 )
-            detach(mountpoint, lazy=True)
+            detach(mountpoint, lazy=True, apart=True)
         log.info("unmounted %s, store closed", mountpoint)
 
     def _is_still_mounted(self) -> bool:
@@ -377,7 +377,9 @@ class _Server:
         """Unmount; wait a while for processes with open files; then end whatever they do."""
         mountpoint = self._service.config.mountpoint
         try:
-            await trio.to_thread.run_sync(detach, mountpoint, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(
+                lambda: detach(mountpoint, apart=True), abandon_on_cancel=True
+            )
         except BusyError as error:
             log.info("%s; they have %.0f s", error, self._service.grace_seconds)
             await self._detach_lazily(mountpoint)
@@ -396,7 +398,7 @@ class _Server:
     async def _detach_lazily(self, mountpoint: str) -> None:
         try:
             await trio.to_thread.run_sync(
-                lambda: detach(mountpoint, lazy=True), abandon_on_cancel=True
+                lambda: detach(mountpoint, lazy=True, apart=True), abandon_on_cancel=True
             )
         except CxlfsError as error:
             log.info("%s", error)
