@@ -149,12 +149,14 @@ def log_content(seed: int, number: int, begin: int, end: int) -> bytes:
 
 
 def append(directory: Path, seed: int, number: int, size_bytes: int) -> None:
-    """Append lines and tables for ever; one fsync for one to three of them."""
+    """Append lines and tables up to SIZE_MAX; one fsync for one to three of them."""
     source = random.Random(f"{seed} log {number} {size_bytes}")
     descriptor = -1
     while True:
         parts = [source.choice([40, 90, 200, 3000, 20_000]) for _ in range(source.randint(1, 3))]
         end = size_bytes + sum(parts)
+        if end > SIZE_MAX:
+            return
         say(f"begin {end}")
         try:
             if descriptor < 0:
@@ -185,6 +187,7 @@ def main() -> None:
     )
     if role == LOG:
         append(directory, seed, int(sys.argv[5]), first)
+        return
     version = first
     while True:
         data = content(seed, role, version)
