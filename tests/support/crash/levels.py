@@ -31,7 +31,7 @@ from tests.support.crash.single import SITUATIONS
 LEVELS = ("t0", "t1", "t2")
 TRIPLES = PROGRAMS = 10_000
 KILLS = 12
-TWICE = 0.005
+TWICE = 0.0015
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
 
 BY_NAME: dict[str, single.Workload] = {
@@ -144,14 +144,12 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
         BY_NAME[name](bench)
     first_event = len(bench.tape.media.events()) if before else 0
     BY_NAME[last](bench)
-    if kind == "one":
+    if kind in ("one", "recovery"):
         return Limits(
             headers=bench.tape.media.granularity is Granularity.LINE,
             random_masks=12,
             pairs_max=24,
         )
-    if kind == "recovery":
-        return Limits(random_masks=2, pairs_max=10)
     return Limits(first_event=first_event, random_masks=6, pairs_max=24)
 
 
