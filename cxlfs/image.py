@@ -231,6 +231,9 @@ def check(data: bytes, *, uuid: bytes, header_crc: int) -> tuple[ImageInfo, dict
     info = ImageInfo(
         int(head["lsn"]), int(head["next_ino"]), int(head["next_extent_id"]), header_crc
     )
+    counters = (info.lsn, info.next_ino, info.next_extent_id)
+    _require(max(counters) <= layout.NUMBER_LIMIT, "a counter beyond the limit")
+    _require(info.next_ino > ROOT_INO and info.next_extent_id > 0, "a counter begins at zero")
     return info, sections
 
 
@@ -239,8 +242,6 @@ def load(
 ) -> tuple[Namespace, ImageInfo]:
     """Fill an empty engine and make the namespace; raises CorruptionError."""
     info, sections = check(data, uuid=uuid, header_crc=header_crc)
-    counters = (info.lsn, info.next_ino, info.next_extent_id)
-    _require(max(counters) <= layout.NUMBER_LIMIT, "a counter beyond the limit")
     rows = np.frombuffer(sections[layout.SECTION_INODES], dtype=layout.IMAGE_INODE_DTYPE)
     extents = np.frombuffer(sections[layout.SECTION_EXTENTS], dtype=layout.IMAGE_EXTENT_DTYPE)
     crcs = np.frombuffer(sections[layout.SECTION_CRCS], dtype="<u4")

@@ -241,6 +241,17 @@ def test_hostile_header(store: Store) -> None:
                     load(store, head.tobytes() + data[512:])
 
 
+@pytest.mark.parametrize("field", ["next_ino", "next_extent_id"])
+def test_counters_that_give_out_zero(field: str) -> None:
+    """No inode and no extent has the number 0: an empty store would hand it out."""
+    empty = new_store()
+    head, sections = take_apart(build(empty))
+    head[field] = 0
+    with pytest.raises(CorruptionError, match="counter"):
+        load(empty, put_together(head, sections))
+    empty.close()
+
+
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_directories_in_a_loop(store: Store, length: int) -> None:
     """An island that no path leads to: refused, and so is what hangs on it."""
