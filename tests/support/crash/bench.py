@@ -135,7 +135,7 @@ class Bench:
             return
         opened = self.store.files.get(handle)
         inode = opened.inode
-        commits = not killed and inode.links > 0
+        commits = not killed and inode.links > 0 and opened.writable
         flush = functools.partial(self.store.flush, handle, writer_killed=killed)
         name = "killed" if killed else "close"
         done = self.do(name, flush, commits=commits, late=not commits, keeps=killed)

@@ -27,7 +27,8 @@ def copy(
     content = bench.content(inode)
     act = functools.partial(store.copy_range, source, offset_in, target, offset_out, size)
     if bench.do("copy", act, late=True, keeps=True):
-        write_bytes(content, offset_out, data)
+        if data:  # of nothing, nothing is copied
+            write_bytes(content, offset_out, data)
     else:
         bench.contents.pop(inode.ino)
 
