@@ -139,6 +139,10 @@ def test_status_by_mount_point_and_by_source(run: Run, place: Workplace) -> None
     place.mount()
     (place.mountpoint / "d").mkdir()
     (place.mountpoint / "d" / "f").write_bytes(bytes(100_000))
+    wait_until(  # the kernel gives a closed file up a little later, and its room comes back then
+        lambda: run("status", place.mountpoint, "--json").document["contents"]["open_files"] == 0,
+        "the file is released",
+    )
     found = run("status", place.mountpoint, "--json").document
     media = open_media(place.source, read_only=True, exclusive=False)
     block, _ = choose(media)

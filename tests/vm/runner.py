@@ -101,7 +101,7 @@ def run(
         )
         campaigns.append((one, cuts_of(random.Random(f"{seed} {target.name}"), cuts)))
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(one.run, planned) for one, planned in campaigns]
+        futures = [pool.submit(one.run, planned, reboot=cuts > 1) for one, planned in campaigns]
         try:
             results = [future.result() for future in futures]
         except BaseException:  # Ctrl-C too: the pool would wait for the last boot of all

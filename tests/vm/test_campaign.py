@@ -67,7 +67,11 @@ class Playback:
 
 
 def play(
-    monkeypatch: pytest.MonkeyPatch, work: Path, boots: list[list[Event]]
+    monkeypatch: pytest.MonkeyPatch,
+    work: Path,
+    boots: list[list[Event]],
+    *,
+    reboot: bool = True,
 ) -> tuple[TargetResult, Playback]:
     machine = Playback(boots)
     monkeypatch.setattr(campaign, "Machine", lambda *_arguments: machine)
@@ -83,7 +87,7 @@ def play(
         environment={},
         say=lines.append,
     )
-    return one.run([Cut("hold", version="latest.bin 2")]), machine
+    return one.run([Cut("hold", version="latest.bin 2")], reboot=reboot), machine
 
 
 FIRST = [*write(1, 1, done=True), *write(2, 2, done=False)]
@@ -103,6 +107,16 @@ def test_all_rounds_of_a_target_that_recovers(
     assert machine.commands[0][-3:-1] == ["make:", "mount"]
     assert "save:3:4::" in machine.commands[1]
     assert "/venv/bin/cxlfs" in machine.commands[2]
+
+
+def test_the_short_form_ends_with_the_clean_unmount(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    boots = [FIRST, [listing(OLD), *write(1, 3, done=True)]]
+    result, machine = play(monkeypatch, tmp_path, boots, reboot=False)
+    assert result.problems == []
+    assert "verify:unmounted" in machine.commands[1]
+    assert len(machine.commands) == 2
 
 
 def test_a_torn_file_ends_the_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
