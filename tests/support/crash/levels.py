@@ -147,8 +147,8 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
     if kind in ("one", "recovery"):
         return Limits(
             headers=bench.tape.media.granularity is Granularity.LINE,
-            random_masks=12,
-            pairs_max=24,
+            random_masks=8,
+            pairs_max=12,
         )
     return Limits(first_event=first_event, random_masks=6, pairs_max=24)
 
