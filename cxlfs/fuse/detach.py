@@ -12,7 +12,6 @@ import errno
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from cxlfs.errors import BusyError, FuseUnavailableError, MountError
@@ -31,8 +30,7 @@ if libc.umount2(os.fsencode(sys.argv[1]), int(sys.argv[2])) != 0:
 def detach(mountpoint: str, *, lazy: bool = False, apart: bool = False) -> None:
     """Unmount; ``lazy`` takes it out of the tree at once and ends it after its last user.
 
-    ``apart``: from a process of its own, for the daemon of this mount. Killed while one of its
-    threads waits for an answer of its own it would not end (see ``mountinfo.answer_to_others``).
+    ``apart``: for the daemon of this mount, see ``linux.call_apart``.
 
     Raises BusyError naming who holds it, MountError, FuseUnavailableError.
     """
@@ -42,18 +40,13 @@ def detach(mountpoint: str, *, lazy: bool = False, apart: bool = False) -> None:
         _detach_with_helper(mountpoint, lazy=lazy)
 
 
-def _umount2_apart(mountpoint: str, flags: int) -> None:
-    """As ``linux.umount2``."""
-    command = [sys.executable, "-I", "-S", "-c", _UMOUNT2, mountpoint, str(flags)]
-    status = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
-    if status != 0:
-        raise OSError(status, os.strerror(status), mountpoint)
-
-
 def _detach_as_root(mountpoint: str, *, lazy: bool, apart: bool) -> None:
-    umount2 = _umount2_apart if apart else linux.umount2
+    flags = linux.UMOUNT_NOFOLLOW | (linux.MNT_DETACH if lazy else 0)
     try:
-        umount2(mountpoint, linux.UMOUNT_NOFOLLOW | (linux.MNT_DETACH if lazy else 0))
+        if apart:
+            linux.call_apart(_UMOUNT2, mountpoint, str(flags))
+        else:
+            linux.umount2(mountpoint, flags)
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise _busy(mountpoint) from error

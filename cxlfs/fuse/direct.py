@@ -159,8 +159,9 @@ class Direct:
         if len(data) != size:
             raise InvalidArgumentError(f"a write of {size} bytes came with {len(data)}")
         if call.not_durable:
-            self._store.stop_writing("the media failed: a fence failed under a write")
-            raise MediaError("a fence failed under a write", not_durable=True)
+            error = MediaError("a fence failed under a write", not_durable=True)
+            self._store.media_failed(error)
+            raise error
         written = self._requests.write_by(call.pid, handle, offset, data, done=call.done)
         if self._requests.may_write_alone(handle):
             self._transport.allow_writes(handle, call.pid)

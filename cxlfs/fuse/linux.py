@@ -6,8 +6,11 @@ Never here: policy about mounts. Each request to the kernel is best effort where
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 MS_RDONLY = 1
@@ -38,6 +41,28 @@ def mount(source: str, mountpoint: str, file_system_type: str, flags: int, data:
     if _libc.mount(*texts, ctypes.c_ulong(flags), data.encode("ascii")) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), mountpoint)
+
+
+def call_apart(program: str, *arguments: str, seconds: float | None = None) -> None:
+    """Run a few lines of Python, which end with an errno or 0, in a process of its own: for what a
+    daemon asks of its own mount. Takes 10 to 20 ms.
+
+    A thread that waits for an answer does not even end with SIGKILL, and keeps the descriptors that
+    it shares. A daemon killed while it waits for itself would keep /dev/fuse open for ever: a mount
+    that hangs instead of being dead, and a source that stays locked.
+
+    Raises OSError; ETIMEDOUT after ``seconds``, EIO when the process was killed.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", program, *arguments], stdin=subprocess.DEVNULL
+    )
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:  # it may be waiting where no signal ends it
+        status = errno.ETIMEDOUT
+    if status != 0:
+        number = status if status > 0 else errno.EIO
+        raise OSError(number, os.strerror(number))
 
 
 def request_pages_max(proc_root: Path = Path("/proc")) -> int:

@@ -13,10 +13,10 @@ import dataclasses
 import errno
 import os
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
+
+from cxlfs.fuse import linux
 
 FILE_SYSTEM_TYPE = "fuse.cxlfs"
 MOUNTINFO = Path("/proc/self/mountinfo")
@@ -112,20 +112,12 @@ def answer_of(mountpoint: str, *, seconds: float = ANSWER_SECONDS_MAX) -> OSErro
 
 
 def answer_to_others(mountpoint: str, *, seconds: float = ANSWER_SECONDS_MAX) -> OSError | None:
-    """The same, asked from a process of its own: for the daemon of this mount.
-
-    A thread that waits for an answer does not even end with SIGKILL, and keeps the descriptors that
-    it shares. A daemon killed while it waits for itself would keep /dev/fuse open for ever: a mount
-    that hangs instead of being dead, and a source that stays locked. Takes 10 to 20 ms.
-    """
-    asker = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _ASK, mountpoint], stdin=subprocess.DEVNULL
-    )
+    """The same for the daemon of this mount: see ``linux.call_apart``."""
     try:
-        status = asker.wait(seconds)
-    except subprocess.TimeoutExpired:  # it may be waiting where no signal ends it
-        status = errno.ETIMEDOUT
-    return None if status == 0 else OSError(status, os.strerror(status), mountpoint)
+        linux.call_apart(_ASK, mountpoint, seconds=seconds)
+    except OSError as error:
+        return error
+    return None
 
 
 def is_dead(mountpoint: str) -> bool:

@@ -33,6 +33,7 @@ from cxlfs.store.volume import StoreEvent, Volume
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
+    from cxlfs.errors import MediaError
     from cxlfs.media import Media
 
 log = logging.getLogger(__name__)
@@ -183,6 +184,10 @@ class Store:
     def stop_writing(self, reason: str) -> None:
         """Refuse every change from now on; reads go on."""
         self.volume.stop_writing(reason)
+
+    def media_failed(self, error: MediaError) -> None:
+        """A data plane that writes by itself met ``error``: no write is sure to be durable now."""
+        self.volume.media_failed(error)
 
     def close(self) -> None:
         """Settle what is open, roll over, mark the store as not in use. Idempotent.

@@ -106,8 +106,7 @@ class Writing:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, MediaError):
-            self._volume.counters.media_errors += 1
-            self._volume.stop_writing(f"the media failed: {error.message}")
+            self._volume.media_failed(error)
 
 
 class Volume:
@@ -179,6 +178,11 @@ class Volume:
             for inode in self.namespace.inodes.values():
                 inode.stop_writes()
             self.event("read-only", reason, level=logging.ERROR)
+
+    def media_failed(self, error: MediaError) -> None:
+        """Count it, and write nothing any more."""
+        self.counters.media_errors += 1
+        self.stop_writing(f"the media failed: {error.message}")
 
     def require_writable(self) -> None:
         if self.read_only_reason is not None:

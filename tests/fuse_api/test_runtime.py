@@ -266,3 +266,14 @@ def test_who_holds_a_directory(tmp_path: Path) -> None:
         assert holder.startswith(f"{child.pid} (python")
         assert holders_of(str(tmp_path / "mnt-other")) == []
         child.communicate(b"\n")
+
+
+def test_what_is_done_apart_ends_with_its_errno() -> None:
+    linux.call_apart("import sys; sys.exit(len(sys.argv) - 1)")
+    for program, number in (
+        ("import sys; sys.exit(int(sys.argv[1]))", errno.EBUSY),
+        ("import os; os.kill(os.getpid(), 9)", errno.EIO),
+    ):
+        with pytest.raises(OSError) as caught:
+            linux.call_apart(program, str(errno.EBUSY))
+        assert caught.value.errno == number

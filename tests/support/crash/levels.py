@@ -31,7 +31,7 @@ from tests.support.crash.single import SITUATIONS
 LEVELS = ("t0", "t1", "t2")
 TRIPLES = PROGRAMS = 10_000
 KILLS = 12
-TWICE = 0.0015
+TWICE = 0.002
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
 
 BY_NAME: dict[str, single.Workload] = {
