@@ -93,6 +93,12 @@ class Port(Protocol):
     def set_content(self, content: FileMap) -> None: ...
 
 
+class Writer(Protocol):
+    """A handle that may write past the store before the store has seen it write."""
+
+    wrote: bool
+
+
 class Inode:
     """One inode; see the module's invariants. Only ``store`` and ``replay`` change its fields."""
 
@@ -108,6 +114,7 @@ class Inode:
         "ctime_ns",
         "damaged",  # a checksum error was seen in the content
         "entries",  # directories: name -> ino, else None
+        "first_writer",  # Writer, as long as none has written and it may; else None
         "flags",  # layout.INODE_INCOMPLETE of the committed content
         "gid",
         "handles",  # open handles
@@ -175,6 +182,7 @@ class Inode:
         self.aside: FileMap | None = None
         self.version: object | None = None
         self.port: Port | None = None
+        self.first_writer: Writer | None = None
         self.uncommitted = False
         self.damaged = False
 
@@ -209,12 +217,13 @@ class Inode:
             self.port.set_content(content)
 
     def stop_writes(self) -> None:
-        """The data plane asks before it writes again; what it wrote so far shows in the times."""
+        """The data plane asks before it writes again; what it wrote so far is noted."""
         if self.port is not None:
             self._note_written(self.port.stop())
+            self.first_writer = None
 
     def note_writes(self) -> None:
-        """Let the times show what the data plane wrote."""
+        """Let times and first writer show what the data plane wrote."""
         if self.port is not None:
             self._note_written(self.port.written())
 
@@ -226,6 +235,9 @@ class Inode:
     def _note_written(self, time_ns: int) -> None:
         if time_ns:
             self.mtime_ns = self.ctime_ns = time_ns
+            if self.first_writer is not None:
+                self.first_writer.wrote = True
+                self.first_writer = None
 
     def operation(self, **changes: int) -> InodeOperation:
         """The operation that commits the attributes as they are, but for ``changes``.

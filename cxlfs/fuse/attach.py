@@ -18,7 +18,7 @@ import subprocess
 
 from cxlfs.errors import FuseUnavailableError, MountError
 from cxlfs.fuse import linux, mountinfo
-from cxlfs.fuse.options import MountConfig, fuse_options
+from cxlfs.fuse.options import MountConfig, checks_permissions, fuse_options
 from cxlfs.fuse.preflight import CONTAINER_STEP, FUSE_DEVICE
 
 _HELPER_SECONDS_MAX = 60
@@ -54,8 +54,9 @@ def _attach_as_root(config: MountConfig) -> int:
         "rootmode=40000",
         f"user_id={os.getuid()}",
         f"group_id={os.getgid()}",
-        "default_permissions",
     ]
+    if checks_permissions(config, is_root=os.getuid() == 0):
+        data.append("default_permissions")
     if config.allow_other:
         data.append("allow_other")
     flags = linux.MS_NOSUID | linux.MS_NODEV

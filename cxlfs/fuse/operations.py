@@ -1,7 +1,7 @@
 """pyfuse3's handlers: its arguments and results in, those of ``requests`` and of the store out.
 
-Never here: errno values (``boundary``), permission checks (the kernel makes them, with
-``default_permissions``), anything that awaits.
+Never here: errno values (``boundary``), permission checks (the kernel makes them where others than
+root may enter), anything that awaits.
 
 Invariants
 - O_TRUNC arrives in the flags of OPEN, without a SETATTR, and starts a new version.
@@ -11,6 +11,7 @@ Invariants
 # ruff: noqa: ARG002  pyfuse3 decides what a handler is given
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Sequence
 
@@ -26,6 +27,8 @@ from cxlfs.fuse.attributes import absent_entry, entry_of
 from cxlfs.fuse.boundary import notice, request
 from cxlfs.fuse.requests import CAPABILITY_XATTR, Caller, Opened, Requests, check_name
 from cxlfs.namespace import Attributes
+
+_EXECUTE_BITS = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
 
 _DOT_ENTRIES = 2
 """Cookies 0 and 1 stand before ``.`` and ``..``; those of the store follow, moved by 2."""
@@ -283,9 +286,12 @@ class Operations(Requests, pyfuse3.Operations):
     def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
     ) -> bool:
-        """Never asked under ``default_permissions``; true for inodes that exist."""
-        self.store.get_attributes(inode)
-        return True
+        """Only asked where the kernel does not check permissions, so the caller is root: may do all
+        but execute what nobody may execute.
+        """
+        permissions = self.store.get_attributes(inode).mode
+        executable = stat.S_ISDIR(permissions) or permissions & _EXECUTE_BITS
+        return bool(executable) or not mode & os.X_OK
 
     # --- extended attributes ----------------------------------------------------------------
 

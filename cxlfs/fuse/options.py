@@ -28,15 +28,15 @@ _IGNORED = frozenset(
     {
         *("defaults", "auto", "noauto", "nofail", "user", "nouser", "users", "owner", "group"),
         *("_netdev", "relatime", "norelatime", "strictatime", "nodiratime", "lazytime", "async"),
-        *("default_permissions", "nonempty", "atime"),
+        *("nonempty", "atime"),
     }
 )
 """Written in fstab for other readers, or always so."""
 
 _VALUES = {"verify": ("read", "off"), "transport": TRANSPORTS, "commit": ()}
 _KNOWN_TEXT = (
-    "ro, rw, verify=read|off, commit=SECONDS, allow_other, allow_incomplete_overwrite, "
-    "transport=native|pyfuse3, "
+    "ro, rw, verify=read|off, commit=SECONDS, allow_other, default_permissions, "
+    "allow_incomplete_overwrite, transport=native|pyfuse3, "
     "nosuid, nodev, noexec, noatime"
 )
 
@@ -55,7 +55,9 @@ class MountConfig:
     allow_incomplete_overwrite: bool = False
     """When both versions of a file do not fit, give up the old one."""
     allow_other: bool = False
-    """Other users may enter; permissions are checked either way."""
+    """Other users may enter."""
+    default_permissions: bool = False
+    """Permissions are checked even where only root may enter: see ``checks_permissions``."""
     kernel_options: tuple[str, ...] = ()
     transport: str = "native"
     """Who serves file data: threads in C, or pyfuse3's handlers."""
@@ -121,6 +123,8 @@ def _apply(config: MountConfig, option: str) -> MountConfig:
         return dataclasses.replace(config, read_only=option == "ro")
     if option == "allow_other":
         return dataclasses.replace(config, allow_other=True)
+    if option == "default_permissions":
+        return dataclasses.replace(config, default_permissions=True)
     if option == "allow_incomplete_overwrite":
         return dataclasses.replace(config, allow_incomplete_overwrite=True)
     if option == "debug":
@@ -156,10 +160,17 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def checks_permissions(config: MountConfig, *, is_root: bool) -> bool:
+    """The kernel is to check permissions. Not where only root may enter, who may do all: it would
+    ask for the attributes of a directory after each change in it, which is two of the seven
+    questions that saving a small file over an old one takes.
+    """
+    return not is_root or config.allow_other or config.default_permissions
+
+
 def fuse_options(config: MountConfig, *, is_root: bool) -> set[str]:
     """The options for libfuse, escaped as its parser and an ASCII argument list want them."""
     options = {
-        "default_permissions",
         f"fsname={_escape(config.source)}",
         "subtype=cxlfs",
         "ro" if config.read_only else "rw",
@@ -167,6 +178,8 @@ def fuse_options(config: MountConfig, *, is_root: bool) -> set[str]:
     options.update(o for o in config.kernel_options if is_root or o not in ("dev", "suid"))
     if config.allow_other:
         options.add("allow_other")
+    if checks_permissions(config, is_root=is_root):
+        options.add("default_permissions")
     return options
 
 

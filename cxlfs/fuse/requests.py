@@ -241,9 +241,21 @@ class Requests:
     def may_write_alone(self, handle: int) -> bool:
         """Nobody here needs to know of further writes by the thread that wrote last."""
         file = self.files.get(handle)
+        return not self._concerned_by_writes(file) and self.store.files.may_write_alone(handle)
+
+    def may_begin_alone(self, handle: int) -> bool:
+        """Nor of the first ones by the thread that has just opened this file, to write it anew."""
+        file = self.files.get(handle)
+        if self._concerned_by_writes(file) or not self.store.files.expect_write(handle):
+            return False
+        if file.direct:
+            self.page_cache.written_directly(file.ino)
+        return True
+
+    def _concerned_by_writes(self, file: OpenFile) -> bool:
         concerns_cache = file.direct and self.files.has_cached(file.ino)
         concerns_mode = file.ino in self._set_id and not file.may_keep_set_id
-        return not concerns_cache and not concerns_mode and self.store.files.may_write_alone(handle)
+        return concerns_cache or concerns_mode
 
     def allocate(self, handle: int, offset: int, length: int, mode: int) -> None:
         """fallocate(2), with its mode bits."""

@@ -111,6 +111,7 @@ class Files:
         inode = handle.inode
         inode.handles -= 1
         if handle.writable and not self._has_writer(inode):
+            inode.note_writes()
             try:
                 self._settle(inode, handle)
             except CxlfsError as error:
@@ -218,6 +219,8 @@ class Files:
 
     def begin_change(self, handle: Handle) -> Version:
         """The live content is about to be changed through a writable handle."""
+        if handle.inode.first_writer is not None:
+            handle.inode.stop_writes()  # who wrote what can be told while it is one alone
         version = self._writing_version(handle.inode, handle)
         handle.wrote = True
         handle.killed = False
@@ -309,6 +312,22 @@ class Files:
             and not self.volume.read_only
         )
 
+    def expect_write(self, handle_id: int) -> bool:
+        """Give a file room that was just made or emptied, and is about to be written by one handle.
+        True: the data plane may write there although the store has not seen the handle write.
+        """
+        handle = self.get(handle_id)
+        inode = handle.inode
+        version = inode.version
+        begins = inode.uncommitted or (handle.truncated and not handle.ordinary)
+        if not handle.writable or not begins or inode.handles != 1:
+            return False
+        if not isinstance(version, Version) or version.failed or version.killed:
+            return False
+        self.versions.leases.give_spare(inode, version)
+        inode.first_writer = handle
+        return True
+
     def lease_ahead(self, ino: int) -> None:
         """Give a file that is being written the room it will want next, where room is plenty."""
         inode = self.versions.open_versions.get(ino)
@@ -358,6 +377,7 @@ class Files:
             if isinstance(handle.inode.version, Version) and (handle.wrote or handle.truncated):
                 handle.inode.version.killed = True
             return
+        handle.inode.note_writes()
         handle.killed = False
         if handle.truncated and not handle.wrote:
             handle.ordinary = True
@@ -369,6 +389,7 @@ class Files:
         if not handle.writable:
             self.volume.fence() if not self.volume.read_only else None
             return
+        handle.inode.note_writes()
         self._publish_checked(handle)
 
     def _publish_checked(self, handle: Handle) -> None:

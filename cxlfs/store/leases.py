@@ -55,9 +55,16 @@ class Leases:
 
     def give_ahead(self, inode: Inode, version: Version) -> None:
         """Give the live map the room that its next writes will want, so that none has to wait for
-        it. Nothing happens where room is scarce: there each write takes what it needs.
+        it.
         """
-        if self.volume.read_only or not inode.content.wants_lease:
+        if inode.content.wants_lease:
+            self.give_spare(inode, version)
+
+    def give_spare(self, inode: Inode, version: Version) -> None:
+        """Give the live map room before it is asked for. Nothing happens where room is scarce:
+        there each write takes what it needs.
+        """
+        if self.volume.read_only:
             return
         kept_bytes = self.promises.bytes_open()
         spare_bytes = self.volume.space.available_bytes - kept_bytes

@@ -1,6 +1,6 @@
 """Names: making, removing, linking and renaming them.
 
-Never here: file data, lookup counts, permission checks (default_permissions: the kernel's).
+Never here: file data, lookup counts, permission checks (the kernel makes them).
 
 Invariants
 - Every verb is one record, built from checked arguments before anything changes, and applied in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -43,8 +44,8 @@ class Plane:
         self.workers.start(direct, self.errors.append)
 
 
-@pytest.fixture
-def plane() -> Iterator[Plane]:
+@contextlib.contextmanager
+def made_plane() -> Iterator[Plane]:
     media = MemoryMedia(64 << 20)
     Store.format(media)
     store = Store.open(media)
@@ -58,6 +59,12 @@ def plane() -> Iterator[Plane]:
     assert not made.operations.failures.counts
     assert not list(run_passes(media, structure_only=False))
     media.close()
+
+
+@pytest.fixture
+def plane() -> Iterator[Plane]:
+    with made_plane() as made:
+        yield made
 
 
 class Slow(Direct):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cxlfs.errors import UsageError
-from cxlfs.fuse.options import MountConfig, fuse_options, make_config
+from cxlfs.fuse.options import MountConfig, checks_permissions, fuse_options, make_config
 
 
 def test_options_mean_what_they_say() -> None:
@@ -77,3 +77,21 @@ def test_options_for_the_kernel() -> None:
     assert "fsname=/a\\054b\\134c\\040d\\012\\303\\274" in as_root
     assert "subtype=cxlfs" in as_root
     assert not {"dev", "suid"} & fuse_options(config, is_root=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_root", "checked"),
+    [
+        ([], True, False),
+        (["allow_other"], True, True),
+        (["default_permissions"], True, True),
+        ([], False, True),
+        (["allow_other"], False, True),
+    ],
+)
+def test_permissions_are_checked_unless_only_root_may_enter(
+    options: list[str], is_root: bool, checked: bool
+) -> None:
+    config = make_config("/a", "/m", options=options)
+    assert checks_permissions(config, is_root=is_root) is checked
+    assert ("default_permissions" in fuse_options(config, is_root=is_root)) is checked

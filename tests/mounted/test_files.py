@@ -254,6 +254,34 @@ def test_writing_and_changing_the_owner_take_set_id_bits_away(mnt: Path) -> None
 
 
 @needs_root
+@pytest.mark.parametrize("options", [[], ["default_permissions"]])
+def test_root_may_do_all_but_execute_what_nobody_may(
+    unmounted: Workplace, options: list[str]
+) -> None:
+    unmounted.mount(*options)
+    path = unmounted.mountpoint / "directory" / "program"
+    path.parent.mkdir()
+    path.write_bytes(b"#!/bin/sh\nexit 7\n")
+    path.chmod(0)
+    path.parent.chmod(0)
+    for mode in (os.F_OK, os.R_OK, os.W_OK, os.R_OK | os.W_OK):
+        assert os.access(path, mode)
+    assert os.access(path.parent, os.X_OK)
+    assert not os.access(path, os.X_OK)
+    assert not os.access(path, os.R_OK | os.X_OK)
+    with pytest.raises(PermissionError):
+        subprocess.run([path], check=False)
+    with path.open("r+b") as file:
+        file.write(b"#!")
+    path.chmod(0o001)
+    assert os.access(path, os.X_OK)
+    assert subprocess.run([path], check=False).returncode == 7
+    os.chdir(path.parent)
+    os.chdir("/")
+    assert not os.access(path.parent / "missing", os.F_OK)
+
+
+@needs_root
 def test_a_write_by_another_user_takes_set_id_bits_away(unmounted: Workplace) -> None:
     unmounted.mount("allow_other")
     path = unmounted.mountpoint / "program"

@@ -45,7 +45,18 @@ def test_the_mount_table_names_source_and_type(place: Workplace) -> None:
     assert mount is not None
     assert mount.source == str(place.source)
     assert mount.file_system_type == "fuse.cxlfs"
-    assert "default_permissions" in mount.options
+
+
+@pytest.mark.parametrize("options", ["", "allow_other", "default_permissions"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_permissions_are_checked_unless_only_root_may_enter(
+    unmounted: Workplace, options: str, transport: str
+) -> None:
+    unmounted.mount(*options.split(), f"transport={transport}")
+    mount = mountinfo.find_mount(str(unmounted.mountpoint))
+    assert mount is not None
+    only_root = not options and os.geteuid() == 0
+    assert ("default_permissions" in mount.options) is not only_root
 
 
 def test_odd_names_of_source_and_mount_point(unmounted: Workplace) -> None:

@@ -1,0 +1,216 @@
+"""The first write of whoever opened a file to write it anew needs no call; the store learns of it
+before it decides anything that depends on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from cxlfs.fuse import kernel
+from cxlfs.fuse.direct import Direct
+from cxlfs.fuse.kernel import Opcode
+from cxlfs.store.versions import Version
+from tests.fuse_api.test_data_plane import ROOT, Plane, made_plane
+from tests.support.fuse_socket import HEADER, REPLY, TID
+
+NEW = os.O_WRONLY | os.O_CREAT
+
+
+class Caller:
+    """One thread's requests, one after the other."""
+
+    def __init__(self, plane: Plane) -> None:
+        self.plane = plane
+        self._uniques = itertools.count(2, 2)
+
+    def ask(self, opcode: int, inode: int, body: bytes) -> bytes:
+        unique = next(self._uniques)
+        size = HEADER.size + len(body)
+        self.plane.kernel.send(HEADER.pack(size, opcode, unique, inode, 0, 0, TID, 0) + body)
+        answer = self.plane.kernel.recv(1 << 20)
+        _, error, answered = REPLY.unpack_from(answer)
+        assert answered == unique
+        if error:
+            raise OSError(-error, os.strerror(-error))
+        return answer[REPLY.size :]
+
+    def create(self, name: bytes) -> tuple[int, int]:
+        """Inode and handle."""
+        body = kernel.CREATE.pack(NEW, 0o100644, 0, 0) + name + b"\0"
+        answer = self.ask(Opcode.CREATE, ROOT, body)
+        return struct.unpack_from("=Q", answer)[0], struct.unpack_from("=Q", answer, 128)[0]
+
+    def open(self, inode: int, flags: int) -> int:
+        return int(
+            struct.unpack_from("=Q", self.ask(Opcode.OPEN, inode, struct.pack("=II", flags, 0)))[0]
+        )
+
+    def write(self, inode: int, handle: int, offset: int, data: bytes) -> bool:
+        """True: no call was needed."""
+        calls = self.calls
+        self.ask(Opcode.WRITE, inode, kernel.WRITE.pack(handle, offset, len(data)) + data)
+        return self.calls == calls
+
+    def end(self, opcode: int, inode: int, handle: int) -> None:
+        """FLUSH, FSYNC or RELEASE."""
+        self.ask(opcode, inode, struct.pack("=Q16x", handle))
+
+    @property
+    def calls(self) -> int:
+        return self.plane.workers.transport.statistics().calls
+
+    def content(self, inode: int) -> bytes:
+        """What is committed."""
+        content = self.plane.store.namespace.get(inode).committed_content
+        assert content is not None
+        return content.read(0, 1 << 20, verify=True)
+
+    def wrote(self, handle: int) -> bool:
+        return self.plane.store.files.get(handle).wrote
+
+
+@pytest.fixture
+def caller() -> Iterator[Caller]:
+    with made_plane() as plane:
+        plane.start(Direct(plane.operations, plane.workers.transport))
+        yield Caller(plane)
+
+
+def test_saving_a_new_file_needs_no_call_for_its_write(caller: Caller) -> None:
+    inode, handle = caller.create(b"new")
+    before = caller.plane.store.get_attributes(inode).mtime_ns
+    assert caller.write(inode, handle, 0, b"a" * 5000)
+    assert caller.write(inode, handle, 5000, b"b" * 5000)
+    caller.end(Opcode.FLUSH, inode, handle)
+    assert caller.content(inode) == b"a" * 5000 + b"b" * 5000
+    assert caller.plane.store.get_attributes(inode).mtime_ns > before
+    assert caller.wrote(handle)
+    assert not caller.write(inode, handle, 0, b"c"), "published: another version begins"
+    caller.end(Opcode.RELEASE, inode, handle)
+    assert caller.content(inode)[:2] == b"ca"
+
+
+@pytest.mark.parametrize("end", [Opcode.FLUSH, Opcode.FSYNC])
+def test_overwriting_from_nothing_needs_none_either(caller: Caller, end: int) -> None:
+    inode, handle = caller.create(b"file")
+    assert caller.write(inode, handle, 0, b"old")
+    caller.end(Opcode.FLUSH, inode, handle)
+    caller.end(Opcode.RELEASE, inode, handle)
+    handle = caller.open(inode, os.O_WRONLY | os.O_TRUNC)
+    assert caller.write(inode, handle, 0, b"new one")
+    assert caller.content(inode) == b"old"
+    caller.end(end, inode, handle)
+    assert caller.content(inode) == b"new one"
+    caller.end(Opcode.RELEASE, inode, handle)
+
+
+def test_a_writer_killed_after_its_first_write_brings_the_old_content_back(caller: Caller) -> None:
+    inode, handle = caller.create(b"file")
+    assert caller.write(inode, handle, 0, b"old")
+    caller.end(Opcode.FLUSH, inode, handle)
+    caller.end(Opcode.RELEASE, inode, handle)
+    handle = caller.open(inode, os.O_WRONLY | os.O_TRUNC)
+    other = caller.open(inode, os.O_WRONLY)
+    assert caller.write(inode, handle, 0, b"new one")
+    with caller.plane.operations.lock:
+        caller.plane.store.flush(handle, writer_killed=True)
+    assert caller.wrote(handle)
+    caller.end(Opcode.FLUSH, inode, other)
+    assert caller.content(inode) == b"old", "who only opened the file publishes nothing"
+    caller.end(Opcode.RELEASE, inode, handle)
+    caller.end(Opcode.RELEASE, inode, other)
+    with caller.plane.operations.lock:
+        assert caller.plane.store.read(caller.plane.store.open_file(inode, 0), 0, 9) == b"old"
+
+
+def test_a_new_file_left_by_a_killed_writer_is_incomplete(caller: Caller) -> None:
+    inode, handle = caller.create(b"new")
+    assert caller.write(inode, handle, 0, b"half")
+    with caller.plane.operations.lock:
+        caller.plane.store.flush(handle, writer_killed=True)
+    caller.end(Opcode.RELEASE, inode, handle)
+    (entry,) = caller.plane.store.list_checkpoints()
+    assert entry.state == "incomplete"
+    assert caller.content(inode) == b"half"
+
+
+def test_who_opened_a_new_file_and_never_wrote_does_not_count_as_a_writer(caller: Caller) -> None:
+    """A temporary file that is kept open while another handle is used by its name."""
+    inode, keeper = caller.create(b"temporary")
+    for text in (b"first", b"second"):
+        handle = caller.open(inode, os.O_WRONLY | os.O_TRUNC)
+        assert not caller.write(inode, handle, 0, text), "two handles: it must be told which"
+        version = caller.plane.store.namespace.get(inode).version
+        assert isinstance(version, Version)
+        assert version.atomic is (text == b"second")
+        caller.end(Opcode.FLUSH, inode, handle)
+        caller.end(Opcode.RELEASE, inode, handle)
+        assert not caller.wrote(keeper)
+    caller.end(Opcode.FLUSH, inode, keeper)
+    caller.end(Opcode.RELEASE, inode, keeper)
+    assert caller.content(inode) == b"second"
+
+
+def test_a_first_write_is_known_before_another_handle_overwrites(caller: Caller) -> None:
+    inode, keeper = caller.create(b"file")
+    assert caller.write(inode, keeper, 0, b"kept open")
+    caller.end(Opcode.FSYNC, inode, keeper)
+    assert caller.wrote(keeper)
+    handle = caller.open(inode, os.O_WRONLY | os.O_TRUNC)
+    version = caller.plane.store.namespace.get(inode).version
+    assert isinstance(version, Version)
+    assert not version.atomic, "two writers: nobody can say whose version is the whole one"
+    for each in (handle, keeper):
+        caller.end(Opcode.FLUSH, inode, each)
+        caller.end(Opcode.RELEASE, inode, each)
+
+
+def test_a_first_write_is_known_before_another_handle_writes(caller: Caller) -> None:
+    inode, first = caller.create(b"file")
+    second = caller.open(inode, os.O_WRONLY)
+    assert caller.write(inode, first, 0, b"first")
+    assert not caller.write(inode, second, 5, b"second")
+    assert caller.wrote(first)
+    assert not caller.write(inode, first, 0, b"F"), "it may be either from now on"
+    for handle in (first, second):
+        caller.end(Opcode.FLUSH, inode, handle)
+        caller.end(Opcode.RELEASE, inode, handle)
+    assert caller.content(inode) == b"Firstsecond"
+
+
+def test_emptying_without_a_write_is_an_ordinary_change(caller: Caller) -> None:
+    """As the shell does it for ``: > file``, and with a descriptor that is passed on."""
+    inode, handle = caller.create(b"file")
+    assert caller.write(inode, handle, 0, b"old")
+    caller.end(Opcode.FLUSH, inode, handle)
+    caller.end(Opcode.RELEASE, inode, handle)
+    handle = caller.open(inode, os.O_WRONLY | os.O_TRUNC)
+    caller.end(Opcode.FLUSH, inode, handle)
+    assert caller.content(inode) == b""
+    assert not caller.write(inode, handle, 0, b"line")
+    with caller.plane.operations.lock:
+        caller.plane.store.flush(handle, writer_killed=True)
+    caller.end(Opcode.RELEASE, inode, handle)
+    assert caller.content(inode) == b"line", "nothing to go back to"
+
+
+def fill(caller: Caller, inode: int, handle: int) -> None:
+    piece = bytes(64 << 10)
+    for number in itertools.count():
+        caller.write(inode, handle, number * len(piece), piece)
+
+
+def test_a_first_write_into_a_full_store_fails_as_any_other(caller: Caller) -> None:
+    opened = [caller.create(name) for name in (b"filler", b"small")]
+    for inode, handle in opened:
+        with pytest.raises(OSError, match="No space"):
+            fill(caller, inode, handle)
+    for inode, handle in opened:
+        with pytest.raises(OSError, match="No space"):
+            caller.end(Opcode.FLUSH, inode, handle)
+        caller.end(Opcode.RELEASE, inode, handle)
