@@ -145,10 +145,11 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
     first_event = len(bench.tape.media.events()) if before else 0
     BY_NAME[last](bench)
     if kind in ("one", "recovery"):
+        thorough = kind == "recovery"
         return Limits(
             headers=bench.tape.media.granularity is Granularity.LINE,
-            random_masks=8,
-            pairs_max=12,
+            random_masks=8 if thorough else 4,
+            pairs_max=12 if thorough else 6,
         )
     return Limits(first_event=first_event, random_masks=6, pairs_max=24)
 
