@@ -162,7 +162,7 @@ def _seconds(text: str) -> float:
 
 def checks_permissions(config: MountConfig, *, is_root: bool) -> bool:
     """The kernel is to check permissions. Not where only root may enter, who may do all: it would
-    ask for the attributes of a directory after each change in it, which is two of the seven
+    ask for the attributes of a directory after each change in it, which is two of the eight
     questions that saving a small file over an old one takes.
     """
     return not is_root or config.allow_other or config.default_permissions
