@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ MS_DIRSYNC = 128
 MS_NOATIME = 1024
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
+CPU_LATENCY_DEVICE = Path("/dev/cpu_dma_latency")
 _PR_SET_IO_FLUSHER = 57
 _OOM_SCORE_NEVER = -1000
 _OOM_SCORE_LATE = -500
@@ -90,6 +92,20 @@ def protect_process(proc_root: Path = Path("/proc")) -> list[str]:
     if _libc.prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0) == 0:
         granted.append("PR_SET_IO_FLUSHER")
     return granted
+
+
+def limit_wakeup_latency(microseconds: int) -> int:
+    """Ask that idle processors wake within so many microseconds, for as long as the descriptor that
+    is returned stays open: the PM QoS interface (Documentation/power/pm_qos_interface.rst), which
+    concerns the whole machine and needs root. Raises OSError.
+    """
+    descriptor = os.open(CPU_LATENCY_DEVICE, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, struct.pack("=i", microseconds))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def raise_readahead(device: str, kib: int, sys_root: Path = Path("/sys")) -> bool:

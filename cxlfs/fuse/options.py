@@ -20,6 +20,7 @@ from cxlfs.errors import UsageError
 TRANSPORTS = ("native", "pyfuse3")
 COMMIT_SECONDS_DEFAULT = 30.0
 COMMIT_SECONDS_MAX = 86_400.0
+WAKEUP_MICROSECONDS_MAX = 1_000_000
 
 _PASSED_ON = frozenset({"nosuid", "nodev", "noexec", "suid", "dev", "exec", "noatime", "dirsync"})
 """Handed to the kernel as they are. ``dev`` and ``suid`` only take effect for root."""
@@ -33,10 +34,10 @@ _IGNORED = frozenset(
 )
 """Written in fstab for other readers, or always so."""
 
-_VALUES = {"verify": ("read", "off"), "transport": TRANSPORTS, "commit": ()}
+_VALUES = {"verify": ("read", "off"), "transport": TRANSPORTS, "commit": (), "wakeup_latency": ()}
 _KNOWN_TEXT = (
     "ro, rw, verify=read|off, commit=SECONDS, allow_other, default_permissions, "
-    "allow_incomplete_overwrite, transport=native|pyfuse3, "
+    "allow_incomplete_overwrite, transport=native|pyfuse3, wakeup_latency=MICROSECONDS, "
     "nosuid, nodev, noexec, noatime"
 )
 
@@ -61,6 +62,8 @@ class MountConfig:
     kernel_options: tuple[str, ...] = ()
     transport: str = "native"
     """Who serves file data: threads in C, or pyfuse3's handlers."""
+    wakeup_latency_us: int | None = None
+    """How long idle processors may take to wake while mounted; None: as the machine is set."""
     debug: bool = False
     log_path: str | None = None
     """Where a background daemon writes; None: in the runtime directory."""
@@ -139,6 +142,8 @@ def _apply(config: MountConfig, option: str) -> MountConfig:
 def _apply_value(config: MountConfig, key: str, value: str) -> MountConfig:
     if key == "commit":
         return dataclasses.replace(config, commit_interval_s=_seconds(value))
+    if key == "wakeup_latency":
+        return dataclasses.replace(config, wakeup_latency_us=_microseconds(value))
     if value not in _VALUES[key]:
         known = " or ".join(f"{key}={choice}" for choice in _VALUES[key])
         raise UsageError(f"{key}={value}: not known", next_step=f"use {known}")
@@ -158,6 +163,16 @@ def _seconds(text: str) -> float:
             next_step=f"give seconds, more than 0 and at most {COMMIT_SECONDS_MAX:.0f}",
         )
     return seconds
+
+
+def _microseconds(text: str) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    if not is_number or int(text) > WAKEUP_MICROSECONDS_MAX:
+        raise UsageError(
+            f"wakeup_latency={text}: not a time",
+            next_step=f"give whole microseconds, 0 to {WAKEUP_MICROSECONDS_MAX}",
+        )
+    return int(text)
 
 
 def checks_permissions(config: MountConfig, *, is_root: bool) -> bool:

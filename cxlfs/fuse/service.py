@@ -5,11 +5,13 @@ Never here: becoming a background process (``daemon``).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import uuid as uuid_module
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from cxlfs.errors import MountError
 from cxlfs.fuse import linux, preflight, runtime, server
 from cxlfs.fuse.options import MountConfig
 from cxlfs.media import open_media
@@ -25,20 +27,40 @@ def serve(config: MountConfig, *, on_ready: Callable[[], None], log_path: str | 
     """
     preflight.prepare(config)
     directory = runtime.make_runtime_directory()
-    store = open_store(config)
-    granted = linux.protect_process()
-    log.info("process protection: %s", ", ".join(granted) or "none permitted")
-    os.chdir("/")
-    server.run(
-        server.Service(
-            config=config,
-            store=store,
-            uuid=str(uuid_module.UUID(bytes=store.superblock.uuid)),
-            runtime_directory=directory,
-            on_ready=on_ready,
-            log_path=log_path,
+    with _wakeup_latency(config.wakeup_latency_us):
+        store = open_store(config)
+        granted = linux.protect_process()
+        log.info("process protection: %s", ", ".join(granted) or "none permitted")
+        os.chdir("/")
+        server.run(
+            server.Service(
+                config=config,
+                store=store,
+                uuid=str(uuid_module.UUID(bytes=store.superblock.uuid)),
+                runtime_directory=directory,
+                on_ready=on_ready,
+                log_path=log_path,
+            )
         )
-    )
+
+
+@contextlib.contextmanager
+def _wakeup_latency(microseconds: int | None) -> Iterator[None]:
+    """Processors wake as fast as the mount was asked to make them. Raises MountError."""
+    if microseconds is None:
+        yield
+        return
+    try:
+        descriptor = linux.limit_wakeup_latency(microseconds)
+    except OSError as error:
+        raise MountError(
+            f"wakeup_latency: {linux.CPU_LATENCY_DEVICE}: {error.strerror}",
+            next_step="mount as root, or leave the option out",
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def open_store(config: MountConfig) -> Store:

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from cxlfs.errors import BusyError, MountError, ReadOnlyError
-from cxlfs.fuse import mountinfo
+from cxlfs.fuse import linux, mountinfo
 from cxlfs.fuse.control_client import NoDaemonError, control_request, is_served
 from cxlfs.fuse.mount import unmount
-from cxlfs.fuse.options import TRANSPORTS
+from cxlfs.fuse.options import TRANSPORTS, make_config
+from cxlfs.fuse.service import serve
 from tests.support.mount import (
     Workplace,
     assert_store_clean,
@@ -57,6 +58,35 @@ def test_permissions_are_checked_unless_only_root_may_enter(
     assert mount is not None
     only_root = not options and os.geteuid() == 0
     assert ("default_permissions" in mount.options) is not only_root
+
+
+@pytest.mark.skipif(
+    not os.access(linux.CPU_LATENCY_DEVICE, os.W_OK), reason="root's, and of some kernels"
+)
+def test_a_wakeup_latency_is_asked_for_while_mounted(unmounted: Workplace) -> None:
+    def held() -> list[Path]:
+        folder = Path(f"/proc/{unmounted.daemon_pid}/fd")
+        return [link for link in folder.iterdir() if link.readlink() == linux.CPU_LATENCY_DEVICE]
+
+    unmounted.mount("wakeup_latency=2")
+    assert len(held()) == 1
+    unmounted.remount()
+    assert held() == []
+
+
+def test_a_wakeup_latency_that_cannot_be_had_is_told(
+    unmounted: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = unmounted.root / "no device"
+    monkeypatch.setattr(linux, "CPU_LATENCY_DEVICE", missing)
+    config = make_config(
+        str(unmounted.source), str(unmounted.mountpoint), options=["wakeup_latency=0"]
+    )
+    with pytest.raises(MountError) as caught:
+        serve(config, on_ready=pytest.fail, log_path=None)
+    assert str(missing) in caught.value.message
+    assert "root" in caught.value.next_step
+    assert not unmounted.is_mounted
 
 
 def test_odd_names_of_source_and_mount_point(unmounted: Workplace) -> None:

@@ -1,6 +1,7 @@
 """Section ``latency``: how long single calls take, and how many small files a second.
 
-A store in a file on tmpfs and one on a disk, and beside them tmpfs and the disk themselves. Each
+A store in a file on tmpfs, also with processors that stay awake, and one on a disk, and beside them
+tmpfs and the disk themselves. Each
 run measures all of them, one after the other; the first run is not counted.
 """
 
@@ -12,8 +13,10 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from cxlfs.fuse import linux
 from cxlfs.units import KIB, MIB
 from tests.support.bench.measure import Figures, Progress, Settings, percentiles, require_memory
 from tests.support.bench.targets import Target, file_system_of, mounted
@@ -35,8 +38,9 @@ def measure_latency(settings: Settings, say: Progress) -> Figures:
             label = f"run {run}/{settings.runs}" if run else "a run that does not count"
             for target in targets:
                 say(f"latency: {label}: {target.name}")
-                measured = _calls(target, settings.scaled(200, 20))
-                counted = _small_files(target.directory, settings.scaled(1000, 100))
+                with _awake() if target.awake else contextlib.nullcontext():
+                    measured = _calls(target, settings.scaled(200, 20))
+                    counted = _small_files(target.directory, settings.scaled(1000, 100))
                 if not run:
                     continue
                 for name, samples in measured.items():
@@ -60,10 +64,22 @@ def _targets(stack: contextlib.ExitStack, settings: Settings) -> list[Target]:
     for name, parent in (("tmpfs", settings.memory), ("disk", settings.disk)):
         store, _pid = stack.enter_context(mounted(parent / "small.img", STORE_BYTES))
         result.append(Target(f"store_on_{name}", store))
+        if name == "tmpfs" and os.access(linux.CPU_LATENCY_DEVICE, os.W_OK):
+            result.append(Target("store_on_tmpfs_awake", store, awake=True))
         own = stack.enter_context(tempfile.TemporaryDirectory(dir=parent, prefix="bench-"))
         # On a disk a file replaced by rename is safe after an fsync; a store needs none.
         result.append(Target(name, Path(own), sync=name == "disk"))
     return result
+
+
+@contextlib.contextmanager
+def _awake() -> Iterator[None]:
+    """What the mount option ``wakeup_latency=0`` does, for a while."""
+    descriptor = linux.limit_wakeup_latency(0)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _calls(target: Target, count: int) -> dict[str, list[float]]:

@@ -31,12 +31,15 @@ WARM_SHARE = 0.85
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """``sync``: what is written is made durable by fsync, where close does not do it."""
+    """``sync``: what is written is made durable by fsync, where close does not do it. ``awake``: no
+    processor sleeps meanwhile.
+    """
 
     name: str
     directory: Path
     counts: tuple[int, ...] = COUNTS
     sync: bool = False
+    awake: bool = False
 
 
 def run_cxlfs(*arguments: str) -> str:
