@@ -14,6 +14,7 @@ from cxlfs.errors import NotFoundError
 from cxlfs.media import Granularity, SimulatedMedia
 from cxlfs.namespace import Inode
 from cxlfs.store import Store
+from cxlfs.store.files import Handle
 from tests.support.crash.tape import MEDIA_BYTES, Tape, format_tiny
 from tests.support.crash.world import WORLD
 from tests.support.model import truncate_bytes as truncate_model
@@ -41,6 +42,8 @@ class Bench:
         """What programs wrote, by inode number: what readers must see, and what is committed."""
         self.left_open: list[int] = []
         """Handles that an operation did not close: others may go on with them."""
+        self.left_by_killed: set[int] = set()
+        """Inodes with content that a killed program left: others publish it if they wrote, too."""
 
     # --- finding ----------------------------------------------------------------------------
 
@@ -89,6 +92,7 @@ class Bench:
             made.append(self.store.open_file(inode.ino, flags))
             if flags & os.O_TRUNC:
                 self.contents[inode.ino] = bytearray()
+                self.left_by_killed.discard(inode.ino)
 
         return made[0] if self.do("open", action, late=True, keeps=True) else None
 
@@ -121,13 +125,16 @@ class Bench:
         change = functools.partial(store.set_attributes, inode.ino, size=size, handle=handle)
         if self.do("ftruncate", change, late=True, keeps=True):
             truncate_model(content, size)
+            if size == 0:
+                self.left_by_killed.discard(inode.ino)
 
     def fsync(self, handle: int | None) -> None:
         if handle is not None:
-            inode = self.store.files.get(handle).inode
-            linked = inode.links > 0
-            self.do("fsync", lambda: self.store.fsync(handle), commits=linked, late=not linked)
-            self._must_be_committed(inode)
+            opened = self.store.files.get(handle)
+            commits = opened.inode.links > 0 and not self._is_only_beside(opened)
+            self.do("fsync", lambda: self.store.fsync(handle), commits=commits, late=not commits)
+            if commits:
+                self._must_be_committed(opened.inode)
 
     def close(self, handle: int | None, *, killed: bool = False) -> None:
         """As a process does: FLUSH, then RELEASE. A killed one that truncated leaves nothing."""
@@ -135,17 +142,29 @@ class Bench:
             return
         opened = self.store.files.get(handle)
         inode = opened.inode
-        commits = not killed and inode.links > 0 and opened.writable
+        is_beside = self._is_only_beside(opened)
+        commits = not killed and inode.links > 0 and opened.writable and not is_beside
+        if killed and inode.version is not None and (opened.wrote or opened.truncated):
+            self.left_by_killed.add(inode.ino)
         flush = functools.partial(self.store.flush, handle, writer_killed=killed)
         name = "killed" if killed else "close"
-        done = self.do(name, flush, commits=commits, late=not commits, keeps=killed)
+        keeps = killed or is_beside
+        done = self.do(name, flush, commits=commits, late=not commits, keeps=keeps)
         if commits and done:
             self._must_be_committed(inode)
-        reverts = killed and opened.truncated and not opened.ordinary
+        reverts = is_beside or (killed and opened.truncated and not opened.ordinary)
         reverts = reverts and not inode.uncommitted and getattr(inode.version, "atomic", False)
         if killed:
             self.contents.pop(inode.ino, None)
         self.do("release", lambda: self.store.release(handle), late=True, keeps=reverts)
+
+    def _is_only_beside(self, opened: Handle) -> bool:
+        """A killed program left what is not committed, and this one has no part in it."""
+        inode = opened.inode
+        if inode.version is None:
+            self.left_by_killed.discard(inode.ino)
+        has_part = opened.wrote or (opened.truncated and inode.content.size == 0)
+        return inode.ino in self.left_by_killed and not has_part
 
     def _must_be_committed(self, inode: Inode) -> None:
         """What programs wrote is what readers see, and nothing of it waits."""
