@@ -45,6 +45,14 @@ class Caller:
         answer = self.ask(Opcode.CREATE, ROOT, body)
         return struct.unpack_from("=Q", answer)[0], struct.unpack_from("=Q", answer, 128)[0]
 
+    def saved(self, name: bytes, data: bytes) -> int:
+        """The inode of a new file, written and closed."""
+        inode, handle = self.create(name)
+        assert self.write(inode, handle, 0, data)
+        self.end(Opcode.FLUSH, inode, handle)
+        self.end(Opcode.RELEASE, inode, handle)
+        return inode
+
     def open(self, inode: int, flags: int) -> int:
         return int(
             struct.unpack_from("=Q", self.ask(Opcode.OPEN, inode, struct.pack("=II", flags, 0)))[0]
@@ -97,10 +105,7 @@ def test_saving_a_new_file_needs_no_call_for_its_write(caller: Caller) -> None:
 
 @pytest.mark.parametrize("end", [Opcode.FLUSH, Opcode.FSYNC])
 def test_overwriting_from_nothing_needs_none_either(caller: Caller, end: int) -> None:
-    inode, handle = caller.create(b"file")
-    assert caller.write(inode, handle, 0, b"old")
-    caller.end(Opcode.FLUSH, inode, handle)
-    caller.end(Opcode.RELEASE, inode, handle)
+    inode = caller.saved(b"file", b"old")
     handle = caller.open(inode, os.O_WRONLY | os.O_TRUNC)
     assert caller.write(inode, handle, 0, b"new one")
     assert caller.content(inode) == b"old"
@@ -110,10 +115,7 @@ def test_overwriting_from_nothing_needs_none_either(caller: Caller, end: int) ->
 
 
 def test_a_writer_killed_after_its_first_write_brings_the_old_content_back(caller: Caller) -> None:
-    inode, handle = caller.create(b"file")
-    assert caller.write(inode, handle, 0, b"old")
-    caller.end(Opcode.FLUSH, inode, handle)
-    caller.end(Opcode.RELEASE, inode, handle)
+    inode = caller.saved(b"file", b"old")
     handle = caller.open(inode, os.O_WRONLY | os.O_TRUNC)
     other = caller.open(inode, os.O_WRONLY)
     assert caller.write(inode, handle, 0, b"new one")
@@ -185,10 +187,7 @@ def test_a_first_write_is_known_before_another_handle_writes(caller: Caller) -> 
 
 def test_emptying_without_a_write_is_an_ordinary_change(caller: Caller) -> None:
     """As the shell does it for ``: > file``, and with a descriptor that is passed on."""
-    inode, handle = caller.create(b"file")
-    assert caller.write(inode, handle, 0, b"old")
-    caller.end(Opcode.FLUSH, inode, handle)
-    caller.end(Opcode.RELEASE, inode, handle)
+    inode = caller.saved(b"file", b"old")
     handle = caller.open(inode, os.O_WRONLY | os.O_TRUNC)
     caller.end(Opcode.FLUSH, inode, handle)
     assert caller.content(inode) == b""
