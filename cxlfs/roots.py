@@ -196,6 +196,26 @@ def complete(media: Media, superblock: Superblock, states: list[SlotState], root
             media.fence()
 
 
+def spoil_torn(
+    media: Media, superblock: Superblock, states: list[SlotState], generation: int
+) -> None:
+    """Keep what a crash left half written, where ``generation`` is to go, from being completed.
+
+    A torn root and the next one in its place agree in most words: a second crash, in the middle of
+    writing that one, could make the torn one whole, whose image is overwritten by then. Its
+    checksum is therefore taken away first. The slot still counts as damaged. Durable when it
+    returns.
+    """
+    slot = generation % superblock.ring_slots
+    torn = [state for state in states if state.slot == slot and state.problem is not None]
+    for state in torn:
+        offset = state.media_offset + _SUMMED_BYTES
+        media.store(offset, bytes(layout.ROOT_DTYPE.itemsize - _SUMMED_BYTES))
+        media.write_back(offset, layout.ROOT_DTYPE.itemsize - _SUMMED_BYTES)
+    if torn:
+        media.fence()
+
+
 def write(media: Media, superblock: Superblock, root: Root) -> None:
     """Write to ring A, fence, ring B, fence. Durable in both when it returns."""
     data = encode(dataclasses.replace(root, written_ns=time.time_ns()), superblock.uuid)

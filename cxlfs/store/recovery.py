@@ -383,6 +383,7 @@ def _take_over(
             if state.scans:
                 media.fence()
             roots.complete(media, volume.superblock, slots, volume.root)
+            roots.spoil_torn(media, volume.superblock, slots, volume.root.generation + 1)
         volume.refresh_reserve()
         if report.clean:
             volume.begin_journal()

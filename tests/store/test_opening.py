@@ -15,7 +15,7 @@ from cxlfs.media import Granularity, Media, MemoryMedia
 from cxlfs.native import FaultKind, set_fault
 from cxlfs.store import Store, StoreOptions
 from tests.support.shop import Shop, close, create, open_for_overwrite
-from tests.support.stores import make_media, picture, read_file, write_file
+from tests.support.stores import format_small, make_media, picture, read_file, write_file
 
 
 def populate(store: Store, rng: random.Random) -> None:
@@ -369,3 +369,79 @@ def test_events_have_paths(shop: Shop, store: Store) -> None:
     write_file(store, 1, b"a", b"old")
     close(store, open_for_overwrite(store, b"a", b"x"), killed=True)
     assert [(e.kind, e.path) for e in shop.events] == [("reverted", "/a")]
+
+
+def torn(old: bytes, new: bytes, missing: int) -> bytes:
+    """``new`` written over ``old``, but for one word."""
+    at = slice(missing * 8, missing * 8 + 8)
+    return new[: at.start] + old[at] + new[at.stop :]
+
+
+def media_with(image: bytes | bytearray, granularity: Granularity) -> MemoryMedia:
+    media = make_media(len(image), granularity)
+    media.unguarded_memory()[:] = image
+    return media
+
+
+def recovered_but_for_its_root(
+    image: bytes, granularity: Granularity, monkeypatch: pytest.MonkeyPatch
+) -> tuple[bytes, int, bytes]:
+    """What lies on the media before a recovery writes its root; then where, and the root."""
+    seen: list[bytes] = []
+    write = roots.write
+
+    def look_and_write(media: Media, *rest: object) -> None:
+        seen.append(whole(media))
+        write(media, *rest)  # type: ignore[arg-type]
+
+    media = media_with(image, granularity)
+    with monkeypatch.context() as patch:
+        patch.setattr(roots, "write", look_and_write)
+        store = Store.open(media)
+    assert not store.read_only
+    slot = store.volume.root.generation % store.superblock.ring_slots
+    place = store.superblock.ring_offsets[0] + slot * layout.SLOT_BYTES
+    root = whole(media)[place : place + layout.ROOT_DTYPE.itemsize]
+    store.abandon()
+    media.close()
+    return seen[0], place, root
+
+
+def test_a_torn_root_is_not_completed_by_the_next_one(
+    granularity: Granularity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut tears a root but for one word. The recovery uses the segments of its image, and
+    is cut in turn after it has written that one word of its own root.
+    """
+    media = make_media(granularity=granularity)
+    format_small(media)
+    store = Store.open(media)
+    write_file(store, 1, b"file", b"content" * 999)
+    block = store.superblock
+    before = whole(media)
+    store.volume.rollover()
+    before_cut = picture(store)
+    size = layout.ROOT_DTYPE.itemsize
+    slot = store.volume.root.generation % block.ring_slots * layout.SLOT_BYTES
+    first, second = (start + slot for start in block.ring_offsets)
+    after = bytearray(whole(media))
+    store.abandon()
+    media.close()
+    old, new = before[first : first + size], bytes(after[first : first + size])
+    after[second : second + size] = before[second : second + size]
+    words = [i for i in range(size // 8) if old[i * 8 : i * 8 + 8] != new[i * 8 : i * 8 + 8]]
+    assert len(words) > 4
+    for missing in words:
+        after[first : first + size] = torn(old, new, missing)
+        image, place, root = recovered_but_for_its_root(bytes(after), granularity, monkeypatch)
+        assert place == first
+        cut_again = bytearray(image)
+        at = slice(place + missing * 8, place + missing * 8 + 8)
+        cut_again[at] = root[missing * 8 : missing * 8 + 8]
+        last = media_with(cut_again, granularity)
+        again = Store.open(last)
+        assert again.recovery.lost is None, f"word {missing}"
+        assert not again.recovery.problems, f"word {missing}"
+        assert picture(again) == before_cut
+        again.close()
+        last.close()
