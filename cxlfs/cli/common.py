@@ -15,6 +15,9 @@ R = TypeVar("R")
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
+ANY_PATH = click.Path(readable=False)
+"""Whether it can be used is found out by using it: what click asks for, a dead mount refuses."""
+
 
 _DEBUG_KEY = "cxlfs.debug"
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import click
 
 from cxlfs import inspect
-from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
+from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.source import media_of
@@ -178,7 +178,7 @@ def _scalar(key: str, value: Value, *, brief: bool = False) -> str:
         CorruptionError.exit_code,
     ),
 )
-@click.argument("source", type=click.Path())
+@click.argument("source", type=ANY_PATH)
 @click.argument("what", type=click.Choice([*_STRUCTURES, "inode"]))
 @click.argument("number", required=False, metavar="[N]")
 @common_options

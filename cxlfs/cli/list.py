@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import click
 
-from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
+from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote, time_or_none
 from cxlfs.cli.source import media_of
@@ -127,7 +127,7 @@ def _line(plain: tuple[str, ...], painted: tuple[str, ...], widths: list[int]) -
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(*OPEN_EXIT_CODES),
 )
-@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=click.Path())
+@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=ANY_PATH)
 @click.argument("path", required=False, default="/", metavar="[PATH]")
 @common_options
 def command(target: str, path: str, *, as_json: bool) -> None:

@@ -116,7 +116,7 @@ def describe_media(kind: str, granularity: str, write_back: str) -> str:
         OccupiedError.exit_code,
     ),
 )
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=click.Path(readable=False, path_type=Path))
 @click.option("--size", metavar="SIZE", help="Size of the file to make: 512M, 4G, 1.5T.")
 @click.option("--label", default="", metavar="NAME", help="A name for the store, up to 64 bytes.")
 @click.option("--force", is_flag=True, help="Overwrite whatever SOURCE holds.")

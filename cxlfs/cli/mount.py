@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import click
 
-from cxlfs.cli.common import CONTEXT_SETTINGS, common_options, wants_debug
+from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options, wants_debug
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.target import OPEN_EXIT_CODES, naming_the_mount
@@ -75,8 +75,8 @@ class Mounted(Report):
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(FuseUnavailableError.exit_code, *OPEN_EXIT_CODES),
 )
-@click.argument("source", type=click.Path())
-@click.argument("mountpoint", type=click.Path())
+@click.argument("source", type=ANY_PATH)
+@click.argument("mountpoint", type=ANY_PATH)
 @click.option("--foreground", is_flag=True, help="Serve in this process, until it is unmounted.")
 @click.option("--read-only", is_flag=True, help="Change nothing, neither files nor the store.")
 @click.option(

@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 import click
 
 from cxlfs import inspect
-from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
+from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, columns, quote, time_or_none
 from cxlfs.cli.source import media_of
@@ -435,7 +435,7 @@ def _errors_text(errors: Errors) -> str:
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(*OPEN_EXIT_CODES),
 )
-@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=click.Path())
+@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=ANY_PATH)
 @common_options
 def command(target: str, *, as_json: bool) -> None:
     """See HELP."""

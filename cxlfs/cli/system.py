@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import click
 
-from cxlfs.cli.common import CONTEXT_SETTINGS, debug_option, wants_debug
+from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, debug_option, wants_debug
 from cxlfs.cli.exit_codes import FINDINGS, OK, REPAIRED, SIGNAL_BASE, USAGE
 from cxlfs.cli.mount import describe
 from cxlfs.cli.output import Output
@@ -59,8 +59,8 @@ _INTERRUPTED = SIGNAL_BASE + signal.SIGINT
 
 
 @click.command("mount.cxlfs", help=MOUNT_HELP, context_settings=CONTEXT_SETTINGS)
-@click.argument("source", type=click.Path())
-@click.argument("mountpoint", type=click.Path())
+@click.argument("source", type=ANY_PATH)
+@click.argument("mountpoint", type=ANY_PATH)
 @click.option("-o", "options", multiple=True, metavar="OPTS", help="Mount options.")
 @click.option("-s", "sloppy", is_flag=True, help="Ignore options that are not known.")
 @click.option("-f", "fake", is_flag=True, help="Check everything, but do not mount.")
@@ -116,7 +116,7 @@ def mount_main(arguments: Sequence[str] | None = None) -> int:
 
 
 @click.command("fsck.cxlfs", help=FSCK_HELP, context_settings=CONTEXT_SETTINGS)
-@click.argument("source", type=click.Path())
+@click.argument("source", type=ANY_PATH)
 @click.option("-a", "automatic", is_flag=True, help="Repair without asking.")
 @click.option("-p", "preen", is_flag=True, help="The same as -a.")
 @click.option("-y", "assume_yes", is_flag=True, help="The same as -a.")

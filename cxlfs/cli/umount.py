@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import click
 
-from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
+from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.errors import BusyError, FuseUnavailableError, MountError
@@ -50,7 +50,7 @@ class Unmounted(Report):
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(BusyError.exit_code, FuseUnavailableError.exit_code, MountError.exit_code),
 )
-@click.argument("mountpoint", type=click.Path())
+@click.argument("mountpoint", type=ANY_PATH)
 @common_options
 def command(mountpoint: str, *, as_json: bool) -> None:
     """See HELP."""

@@ -21,7 +21,7 @@ from typing import ClassVar, Self
 import click
 
 from cxlfs import signatures, superblock
-from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
+from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import FINDINGS, OK, REPAIRED, epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.progress import Progress
@@ -305,7 +305,7 @@ class Tally:
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(FINDINGS, REPAIRED, *OPEN_EXIT_CODES),
 )
-@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=click.Path())
+@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=ANY_PATH)
 @click.option("--structure-only", is_flag=True, help="Do not read file data.")
 @click.option("--repair", is_flag=True, help="Repair what can be undone from a saved copy.")
 @common_options

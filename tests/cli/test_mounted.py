@@ -205,9 +205,11 @@ def test_a_path_inside_the_mount_is_explained(run: Run, place: Workplace) -> Non
         assert_two_lines(said, 16, "cxlfs status", *words)
 
 
-def test_recovery_is_reported(run: Run, place: Workplace) -> None:
-    place.mount()
+@pytest.mark.parametrize("options", [[], ["default_permissions"]])
+def test_recovery_is_reported(run: Run, place: Workplace, options: list[str]) -> None:
+    place.mount(*options)
     (place.mountpoint / "a").write_bytes(b"x")
+    place.mountpoint.stat()  # the kernel goes on answering that of the dead mount
     place.kill_daemon()
     place.announced.append("not closed cleanly|recover|dead mount")
     found = run("mount", place.source, place.mountpoint, "--json").document
@@ -305,6 +307,7 @@ def test_umount_of_a_busy_mount(run: Run, place: Workplace) -> None:
 
 def test_a_dead_mount(run: Run, place: Workplace) -> None:
     place.mount()
+    place.mountpoint.stat()  # the kernel goes on answering that
     place.kill_daemon()
     place.announced.append("recover|dead mount|not closed")
     for verb in ("status", "list", "verify"):
