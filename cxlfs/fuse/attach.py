@@ -55,7 +55,7 @@ def _attach_as_root(config: MountConfig) -> int:
         f"user_id={os.getuid()}",
         f"group_id={os.getgid()}",
     ]
-    if checks_permissions(config, is_root=os.getuid() == 0):
+    if checks_permissions(config, is_root=linux.is_root()):
         data.append("default_permissions")
     if config.allow_other:
         data.append("allow_other")

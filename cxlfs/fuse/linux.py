@@ -5,6 +5,7 @@ Never here: policy about mounts. Each request to the kernel is best effort where
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -12,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 MS_RDONLY = 1
@@ -94,18 +96,23 @@ def protect_process(proc_root: Path = Path("/proc")) -> list[str]:
     return granted
 
 
-def limit_wakeup_latency(microseconds: int) -> int:
-    """Ask that idle processors wake within so many microseconds, for as long as the descriptor that
-    is returned stays open: the PM QoS interface (Documentation/power/pm_qos_interface.rst), which
-    concerns the whole machine and needs root. Raises OSError.
+@contextlib.contextmanager
+def wakeup_latency_limit(microseconds: int) -> Iterator[None]:
+    """Ask that idle processors wake within so many microseconds meanwhile: the PM QoS interface
+    (Documentation/power/pm_qos_interface.rst), which concerns the whole machine and needs root.
+    Entering it raises OSError.
     """
     descriptor = os.open(CPU_LATENCY_DEVICE, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, struct.pack("=i", microseconds))
-    except OSError:
+        yield
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
+
+
+def is_root() -> bool:
+    """Not a program with set-user-ID: the kernel lets the real user into a mount."""
+    return os.getuid() == os.geteuid() == 0
 
 
 def raise_readahead(device: str, kib: int, sys_root: Path = Path("/sys")) -> bool:

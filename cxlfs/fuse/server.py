@@ -110,7 +110,7 @@ def _mount(store: Store, config: MountConfig) -> _Connection:
     """Raises MountError, FuseUnavailableError."""
     if config.transport == "pyfuse3":
         operations = Operations(store)
-        _init(operations, config, config.mountpoint, fuse_options(config, is_root=_is_root()))
+        _init(operations, config, config.mountpoint, fuse_options(config, is_root=linux.is_root()))
         workers = None
     else:
         workers = Workers(store, attach(config), calls=direct.CALLS)
@@ -122,11 +122,6 @@ def _mount(store: Store, config: MountConfig) -> _Connection:
             raise
     store.on_event = operations.on_store_event
     return _Connection(operations, workers)
-
-
-def _is_root() -> bool:
-    """Not a program with set-user-ID: the kernel lets the real user in."""
-    return os.getuid() == os.geteuid() == 0
 
 
 def _init(operations: Operations, config: MountConfig, target: str, options: set[str]) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import uuid as uuid_module
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from cxlfs.errors import MountError
 from cxlfs.fuse import linux, preflight, runtime, server
@@ -27,7 +27,9 @@ def serve(config: MountConfig, *, on_ready: Callable[[], None], log_path: str | 
     """
     preflight.prepare(config)
     directory = runtime.make_runtime_directory()
-    with _wakeup_latency(config.wakeup_latency_us):
+    with contextlib.ExitStack() as mounted:
+        if config.wakeup_latency_us is not None:
+            _limit_wakeup_latency(mounted, config.wakeup_latency_us)
         store = open_store(config)
         granted = linux.protect_process()
         log.info("process protection: %s", ", ".join(granted) or "none permitted")
@@ -44,23 +46,15 @@ def serve(config: MountConfig, *, on_ready: Callable[[], None], log_path: str | 
         )
 
 
-@contextlib.contextmanager
-def _wakeup_latency(microseconds: int | None) -> Iterator[None]:
-    """Processors wake as fast as the mount was asked to make them. Raises MountError."""
-    if microseconds is None:
-        yield
-        return
+def _limit_wakeup_latency(until: contextlib.ExitStack, microseconds: int) -> None:
+    """Raises MountError."""
     try:
-        descriptor = linux.limit_wakeup_latency(microseconds)
+        until.enter_context(linux.wakeup_latency_limit(microseconds))
     except OSError as error:
         raise MountError(
             f"wakeup_latency: {linux.CPU_LATENCY_DEVICE}: {error.strerror}",
             next_step="mount as root, or leave the option out",
         ) from error
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def open_store(config: MountConfig) -> Store:

@@ -16,8 +16,10 @@ from cxlfs.fuse.direct import Direct
 from cxlfs.fuse.kernel import Opcode
 from cxlfs.store.versions import Version
 from tests.fuse_api.test_data_plane import ROOT, Plane, made_plane
-from tests.support.fuse_socket import HEADER, REPLY, TID
+from tests.support.fuse_socket import REPLY, request
 
+_OPENED_AT = 128
+"""In the answer to CREATE: behind the entry."""
 NEW = os.O_WRONLY | os.O_CREAT
 
 
@@ -30,8 +32,7 @@ class Caller:
 
     def ask(self, opcode: int, inode: int, body: bytes) -> bytes:
         unique = next(self._uniques)
-        size = HEADER.size + len(body)
-        self.plane.kernel.send(HEADER.pack(size, opcode, unique, inode, 0, 0, TID, 0) + body)
+        self.plane.kernel.send(request(opcode, unique, body, inode=inode))
         answer = self.plane.kernel.recv(1 << 20)
         _, error, answered = REPLY.unpack_from(answer)
         assert answered == unique
@@ -43,7 +44,8 @@ class Caller:
         """Inode and handle."""
         body = kernel.CREATE.pack(NEW, 0o100644, 0, 0) + name + b"\0"
         answer = self.ask(Opcode.CREATE, ROOT, body)
-        return struct.unpack_from("=Q", answer)[0], struct.unpack_from("=Q", answer, 128)[0]
+        (inode,), (handle,) = (kernel.NUMBER.unpack_from(answer, at) for at in (0, _OPENED_AT))
+        return inode, handle
 
     def saved(self, name: bytes, data: bytes) -> int:
         """The inode of a new file, written and closed."""
@@ -54,9 +56,8 @@ class Caller:
         return inode
 
     def open(self, inode: int, flags: int) -> int:
-        return int(
-            struct.unpack_from("=Q", self.ask(Opcode.OPEN, inode, struct.pack("=II", flags, 0)))[0]
-        )
+        answer = self.ask(Opcode.OPEN, inode, kernel.OPEN.pack(flags, 0))
+        return int(kernel.NUMBER.unpack_from(answer)[0])
 
     def write(self, inode: int, handle: int, offset: int, data: bytes) -> bool:
         """True: no call was needed."""

@@ -61,7 +61,8 @@ def test_permissions_are_checked_unless_only_root_may_enter(
 
 
 @pytest.mark.skipif(
-    not os.access(linux.CPU_LATENCY_DEVICE, os.W_OK), reason="root's, and of some kernels"
+    not os.access(linux.CPU_LATENCY_DEVICE, os.W_OK),
+    reason=f"{linux.CPU_LATENCY_DEVICE} is not there (no PM QoS) or not writable (root's alone)",
 )
 def test_a_wakeup_latency_is_asked_for_while_mounted(unmounted: Workplace) -> None:
     def held() -> list[Path]:

@@ -1,8 +1,8 @@
 """Section ``latency``: how long single calls take, and how many small files a second.
 
 A store in a file on tmpfs, also with processors that stay awake, and one on a disk, and beside them
-tmpfs and the disk themselves. Each
-run measures all of them, one after the other; the first run is not counted.
+tmpfs and the disk themselves. Each run measures all of them, one after the other; the first run is
+not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from cxlfs.fuse import linux
@@ -38,7 +37,7 @@ def measure_latency(settings: Settings, say: Progress) -> Figures:
             label = f"run {run}/{settings.runs}" if run else "a run that does not count"
             for target in targets:
                 say(f"latency: {label}: {target.name}")
-                with _awake() if target.awake else contextlib.nullcontext():
+                with linux.wakeup_latency_limit(0) if target.awake else contextlib.nullcontext():
                     measured = _calls(target, settings.scaled(200, 20))
                     counted = _small_files(target.directory, settings.scaled(1000, 100))
                 if not run:
@@ -70,16 +69,6 @@ def _targets(stack: contextlib.ExitStack, settings: Settings) -> list[Target]:
         # On a disk a file replaced by rename is safe after an fsync; a store needs none.
         result.append(Target(name, Path(own), sync=name == "disk"))
     return result
-
-
-@contextlib.contextmanager
-def _awake() -> Iterator[None]:
-    """What the mount option ``wakeup_latency=0`` does, for a while."""
-    descriptor = linux.limit_wakeup_latency(0)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _calls(target: Target, count: int) -> dict[str, list[float]]:
