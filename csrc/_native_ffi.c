@@ -584,26 +584,26 @@ static void (*_cffi_call_python_org)(struct _cffi_externpy_s *, char *);
 /************************************************************/
 
 static void *_cffi_types[] = {
-/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 418), // char const *()(void)
+/*  0 */ _CFFI_OP(_CFFI_OP_FUNCTION, 415), // char const *()(void)
 /*  1 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  2 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_delta *, cxl_map *, cxl_map *)
-/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 422), // cxl_delta *
-/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 428), // cxl_map *
+/*  3 */ _CFFI_OP(_CFFI_OP_POINTER, 419), // cxl_delta *
+/*  4 */ _CFFI_OP(_CFFI_OP_POINTER, 425), // cxl_map *
 /*  5 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /*  6 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /*  7 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_extent_info * *, uint64_t *)
-/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 423), // cxl_engine *
-/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 68), // cxl_extent_info * *
+/*  8 */ _CFFI_OP(_CFFI_OP_POINTER, 420), // cxl_engine *
+/*  9 */ _CFFI_OP(_CFFI_OP_POINTER, 65), // cxl_extent_info * *
 /* 10 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t *
 /* 11 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 12 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_extent_info const *, uint64_t, cxl_change const *, cxl_map * const *, uint64_t, void const *, uint64_t, uint64_t *, uint64_t *)
 /* 13 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 426), // cxl_extent_info const *
+/* 14 */ _CFFI_OP(_CFFI_OP_POINTER, 423), // cxl_extent_info const *
 /* 15 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24), // uint64_t
-/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 421), // cxl_change const *
+/* 16 */ _CFFI_OP(_CFFI_OP_POINTER, 418), // cxl_change const *
 /* 17 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * const *
 /* 18 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 19 */ _CFFI_OP(_CFFI_OP_POINTER, 447), // void const *
+/* 19 */ _CFFI_OP(_CFFI_OP_POINTER, 445), // void const *
 /* 20 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 21 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 22 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
@@ -612,7 +612,7 @@ static void *_cffi_types[] = {
 /* 25 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 26 */ _CFFI_OP(_CFFI_OP_NOOP, 14),
 /* 27 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 55), // uint32_t const *
+/* 28 */ _CFFI_OP(_CFFI_OP_POINTER, 199), // uint32_t const *
 /* 29 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 30 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 31 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
@@ -621,11 +621,11 @@ static void *_cffi_types[] = {
 /* 34 */ _CFFI_OP(_CFFI_OP_NOOP, 17),
 /* 35 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 36 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 37 */ _CFFI_OP(_CFFI_OP_POINTER, 431), // cxl_ref * *
+/* 37 */ _CFFI_OP(_CFFI_OP_POINTER, 428), // cxl_ref * *
 /* 38 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 39 */ _CFFI_OP(_CFFI_OP_NOOP, 9),
 /* 40 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 41 */ _CFFI_OP(_CFFI_OP_POINTER, 194), // uint32_t * *
+/* 41 */ _CFFI_OP(_CFFI_OP_POINTER, 191), // uint32_t * *
 /* 42 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 43 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
 /* 44 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, cxl_map * const *, uint64_t, uint64_t *, uint64_t)
@@ -635,403 +635,401 @@ static void *_cffi_types[] = {
 /* 48 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
 /* 49 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 50 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, int, int, uint32_t, uint64_t, uint64_t, int, cxl_transport * *)
+/* 51 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, int, int, cxl_transport_settings const *, cxl_transport * *)
 /* 52 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 53 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7), // int
 /* 54 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 55 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
-/* 56 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 57 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 58 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 59 */ _CFFI_OP(_CFFI_OP_POINTER, 239), // cxl_transport * *
-/* 60 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t)
-/* 62 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 63 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 64 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 65 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
-/* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 67 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 68 */ _CFFI_OP(_CFFI_OP_POINTER, 426), // cxl_extent_info *
-/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 41),
-/* 70 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 71 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
-/* 72 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 73 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 74 */ _CFFI_OP(_CFFI_OP_POINTER, 427), // cxl_fault *
-/* 75 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 76 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 77 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 78 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 79 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_map * *)
-/* 80 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 81 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 82 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * *
-/* 83 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 84 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
-/* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 86 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 87 */ _CFFI_OP(_CFFI_OP_POINTER, 433), // cxl_segment_ref * *
-/* 88 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 89 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 90 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
-/* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 92 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 93 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 94 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 95 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 96 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
-/* 97 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 98 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
-/* 100 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
-/* 101 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
-/* 102 */ _CFFI_OP(_CFFI_OP_POINTER, 432), // cxl_ref const *
-/* 103 */ _CFFI_OP(_CFFI_OP_NOOP, 82),
-/* 104 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 105 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 106 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
-/* 107 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 108 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 109 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 110 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 111 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 112 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
-/* 113 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 55 */ _CFFI_OP(_CFFI_OP_POINTER, 433), // cxl_transport_settings const *
+/* 56 */ _CFFI_OP(_CFFI_OP_POINTER, 236), // cxl_transport * *
+/* 57 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 58 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t)
+/* 59 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 60 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 61 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 62 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_extent_info *, uint32_t * *)
+/* 63 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 64 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 65 */ _CFFI_OP(_CFFI_OP_POINTER, 423), // cxl_extent_info *
+/* 66 */ _CFFI_OP(_CFFI_OP_NOOP, 41),
+/* 67 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 68 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_fault *, uint64_t, uint64_t *, uint64_t *)
+/* 69 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 70 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 71 */ _CFFI_OP(_CFFI_OP_POINTER, 424), // cxl_fault *
+/* 72 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 73 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 74 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 75 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 76 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_map * *)
+/* 77 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 78 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 79 */ _CFFI_OP(_CFFI_OP_POINTER, 4), // cxl_map * *
+/* 80 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 81 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, cxl_segment_ref * *, uint64_t *)
+/* 82 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 83 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 84 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // cxl_segment_ref * *
+/* 85 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 86 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 87 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t *, uint64_t *)
+/* 88 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 89 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 90 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 91 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 92 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 93 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t const *, uint64_t const *, uint64_t const *, cxl_ref const *, cxl_map * *, uint64_t *)
+/* 94 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 95 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 96 */ _CFFI_OP(_CFFI_OP_POINTER, 15), // uint64_t const *
+/* 97 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
+/* 98 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
+/* 99 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // cxl_ref const *
+/* 100 */ _CFFI_OP(_CFFI_OP_NOOP, 79),
+/* 101 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 102 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 103 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t)
+/* 104 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 105 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 106 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 107 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 108 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 109 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_engine *, uint64_t, uint64_t, uint64_t, uint64_t, cxl_fault *)
+/* 110 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 111 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 112 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 113 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 114 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 115 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 116 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 117 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 118 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
+/* 115 */ _CFFI_OP(_CFFI_OP_NOOP, 71),
+/* 116 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 117 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *)
+/* 118 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 119 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *)
+/* 120 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, cxl_delta * *)
 /* 121 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 122 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 123 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, cxl_delta * *)
-/* 124 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 125 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // cxl_delta * *
-/* 126 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 127 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, cxl_map * *)
-/* 128 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 129 */ _CFFI_OP(_CFFI_OP_NOOP, 82),
-/* 130 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 131 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
-/* 132 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 133 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
-/* 134 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 135 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 136 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 137 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t *, uint64_t *)
-/* 138 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 139 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 140 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 141 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 142 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t)
-/* 143 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 144 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 145 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 146 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, cxl_ref const *, uint64_t, uint64_t, uint64_t *)
-/* 147 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 122 */ _CFFI_OP(_CFFI_OP_POINTER, 3), // cxl_delta * *
+/* 123 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 124 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, cxl_map * *)
+/* 125 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 126 */ _CFFI_OP(_CFFI_OP_NOOP, 79),
+/* 127 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 128 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, cxl_ref const *, uint64_t, uint64_t *)
+/* 129 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 130 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
+/* 131 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 132 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 133 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 134 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t *, uint64_t *)
+/* 135 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 136 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 137 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 138 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 139 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t)
+/* 140 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 141 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 142 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 143 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, cxl_ref const *, uint64_t, uint64_t, uint64_t *)
+/* 144 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 145 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 146 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
+/* 147 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 148 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 149 */ _CFFI_OP(_CFFI_OP_NOOP, 102),
-/* 150 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 151 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 152 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 153 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 154 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, uint64_t)
-/* 155 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 156 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 157 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 158 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 159 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
-/* 160 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 161 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 162 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 163 */ _CFFI_OP(_CFFI_OP_NOOP, 37),
-/* 164 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 165 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 166 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
-/* 167 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 149 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 150 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 151 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, uint64_t)
+/* 152 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 153 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 154 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 155 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 156 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, uint64_t, cxl_ref * *, uint64_t *)
+/* 157 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 158 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 159 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 160 */ _CFFI_OP(_CFFI_OP_NOOP, 37),
+/* 161 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 162 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 163 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_map *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t)
+/* 164 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 165 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 166 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 167 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 168 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 169 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 170 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 171 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 172 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 170 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 171 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *)
+/* 172 */ _CFFI_OP(_CFFI_OP_POINTER, 426), // cxl_media *
 /* 173 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 174 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *)
-/* 175 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // cxl_media *
-/* 176 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 177 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, int)
-/* 178 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 179 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 180 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 181 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t)
-/* 182 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 183 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 184 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 185 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, uint64_t)
-/* 186 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 187 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 188 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 189 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 190 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
-/* 191 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 192 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 193 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 194 */ _CFFI_OP(_CFFI_OP_POINTER, 55), // uint32_t *
-/* 195 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 196 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 197 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
-/* 198 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 199 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 200 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 201 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 202 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 203 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
-/* 204 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 205 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
-/* 206 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 207 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 208 */ _CFFI_OP(_CFFI_OP_POINTER, 447), // void *
-/* 209 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 210 */ _CFFI_OP(_CFFI_OP_NOOP, 194),
-/* 211 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 212 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 213 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
-/* 214 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 215 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 216 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
-/* 217 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 218 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 219 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 220 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void const *, uint64_t)
-/* 221 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 222 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 223 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 224 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 225 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 226 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
-/* 227 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 228 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 229 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 230 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 231 */ _CFFI_OP(_CFFI_OP_NOOP, 194),
-/* 232 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 233 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, void const * *, uint64_t *)
-/* 234 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
-/* 235 */ _CFFI_OP(_CFFI_OP_POINTER, 19), // void const * *
-/* 236 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 174 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, int)
+/* 175 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 176 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 177 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 178 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t)
+/* 179 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 180 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 181 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 182 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, uint64_t)
+/* 183 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 184 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 185 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 186 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 187 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, uint64_t, uint32_t *, uint64_t *)
+/* 188 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 189 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 190 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 191 */ _CFFI_OP(_CFFI_OP_POINTER, 199), // uint32_t *
+/* 192 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 193 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 194 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, uint64_t, uint64_t, uint32_t, cxl_engine * *)
+/* 195 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 196 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 197 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 198 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 199 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22), // uint32_t
+/* 200 */ _CFFI_OP(_CFFI_OP_POINTER, 8), // cxl_engine * *
+/* 201 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 202 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void *, uint64_t, uint32_t *, uint64_t *)
+/* 203 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 204 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 205 */ _CFFI_OP(_CFFI_OP_POINTER, 445), // void *
+/* 206 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 207 */ _CFFI_OP(_CFFI_OP_NOOP, 191),
+/* 208 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 209 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 210 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void *, uint64_t, uint64_t *)
+/* 211 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 212 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 213 */ _CFFI_OP(_CFFI_OP_NOOP, 205),
+/* 214 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 215 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 216 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 217 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void const *, uint64_t)
+/* 218 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 219 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 220 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 221 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 222 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 223 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, uint64_t, void const *, uint64_t, uint32_t *)
+/* 224 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 225 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 226 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 227 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 228 */ _CFFI_OP(_CFFI_OP_NOOP, 191),
+/* 229 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 230 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_media *, void const * *, uint64_t *)
+/* 231 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
+/* 232 */ _CFFI_OP(_CFFI_OP_POINTER, 19), // void const * *
+/* 233 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 234 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 235 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *)
+/* 236 */ _CFFI_OP(_CFFI_OP_POINTER, 432), // cxl_transport *
 /* 237 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 238 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *)
-/* 239 */ _CFFI_OP(_CFFI_OP_POINTER, 435), // cxl_transport *
-/* 240 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 241 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, cxl_worker * *)
-/* 242 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 243 */ _CFFI_OP(_CFFI_OP_POINTER, 259), // cxl_worker * *
-/* 244 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 245 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, cxl_port *, int)
-/* 246 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 247 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 248 */ _CFFI_OP(_CFFI_OP_POINTER, 430), // cxl_port *
-/* 249 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 250 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 251 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, int, void const *, uint64_t)
-/* 252 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
+/* 238 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, cxl_worker * *)
+/* 239 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 240 */ _CFFI_OP(_CFFI_OP_POINTER, 256), // cxl_worker * *
+/* 241 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 242 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, cxl_port *, int)
+/* 243 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 244 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 245 */ _CFFI_OP(_CFFI_OP_POINTER, 427), // cxl_port *
+/* 246 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 247 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 248 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_transport *, uint64_t, int, void const *, uint64_t)
+/* 249 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 250 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 251 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 252 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
 /* 253 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 254 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 255 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 256 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 257 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 258 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_worker *, uint64_t, int, void const *, uint64_t, cxl_call *)
-/* 259 */ _CFFI_OP(_CFFI_OP_POINTER, 437), // cxl_worker *
+/* 254 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 255 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(cxl_worker *, uint64_t, int, void const *, uint64_t, cxl_call *)
+/* 256 */ _CFFI_OP(_CFFI_OP_POINTER, 435), // cxl_worker *
+/* 257 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 258 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 259 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
 /* 260 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 261 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 262 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 263 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 264 */ _CFFI_OP(_CFFI_OP_POINTER, 420), // cxl_call *
-/* 265 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 266 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(int, uint64_t, int)
-/* 267 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 268 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 261 */ _CFFI_OP(_CFFI_OP_POINTER, 417), // cxl_call *
+/* 262 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 263 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(int, uint64_t, int)
+/* 264 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 265 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 266 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 267 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 268 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
 /* 269 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 270 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 271 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(int, uint64_t, uint32_t, uint32_t, cxl_media * *)
-/* 272 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 273 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 274 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 275 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 276 */ _CFFI_OP(_CFFI_OP_POINTER, 175), // cxl_media * *
-/* 277 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint32_t, uint64_t)
-/* 279 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 270 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 271 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 272 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 273 */ _CFFI_OP(_CFFI_OP_POINTER, 172), // cxl_media * *
+/* 274 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 275 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint32_t, uint64_t)
+/* 276 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 277 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 278 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 279 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, cxl_map *, cxl_port * *)
 /* 280 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 281 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 282 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, cxl_map *, cxl_port * *)
-/* 283 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 284 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 285 */ _CFFI_OP(_CFFI_OP_POINTER, 248), // cxl_port * *
-/* 286 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 287 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, uint32_t, cxl_media * *)
-/* 288 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 289 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 290 */ _CFFI_OP(_CFFI_OP_NOOP, 276),
-/* 291 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 292 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(void)
-/* 293 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 294 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
-/* 295 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 296 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 297 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 298 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 299 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, int)
-/* 300 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 301 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 302 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 303 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 304 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, uint64_t, cxl_map *, uint64_t)
+/* 281 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 282 */ _CFFI_OP(_CFFI_OP_POINTER, 245), // cxl_port * *
+/* 283 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 284 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(uint64_t, uint32_t, cxl_media * *)
+/* 285 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 286 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 287 */ _CFFI_OP(_CFFI_OP_NOOP, 273),
+/* 288 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 289 */ _CFFI_OP(_CFFI_OP_FUNCTION, 53), // int()(void)
+/* 290 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 291 */ _CFFI_OP(_CFFI_OP_FUNCTION, 442), // int64_t()(cxl_engine *, uint64_t *, uint64_t)
+/* 292 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
+/* 293 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 294 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 295 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 296 */ _CFFI_OP(_CFFI_OP_FUNCTION, 442), // int64_t()(cxl_map *, uint64_t, int)
+/* 297 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 298 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 299 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 300 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 301 */ _CFFI_OP(_CFFI_OP_FUNCTION, 442), // int64_t()(cxl_map *, uint64_t, uint64_t, cxl_map *, uint64_t)
+/* 302 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 303 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 304 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
 /* 305 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 306 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 307 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 308 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 309 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 310 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 311 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
-/* 312 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 313 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 314 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 315 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 316 */ _CFFI_OP(_CFFI_OP_NOOP, 235),
-/* 317 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
-/* 318 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 319 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
-/* 320 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 321 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 322 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
-/* 323 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 324 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
-/* 325 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
-/* 326 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 327 */ _CFFI_OP(_CFFI_OP_FUNCTION, 444), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
-/* 328 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 329 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 330 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 331 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 332 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
-/* 333 */ _CFFI_OP(_CFFI_OP_NOOP, 74),
+/* 307 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 308 */ _CFFI_OP(_CFFI_OP_FUNCTION, 442), // int64_t()(cxl_map *, uint64_t, uint64_t, int, void const * *, cxl_fault *)
+/* 309 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 310 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 311 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 312 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 313 */ _CFFI_OP(_CFFI_OP_NOOP, 232),
+/* 314 */ _CFFI_OP(_CFFI_OP_NOOP, 71),
+/* 315 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 316 */ _CFFI_OP(_CFFI_OP_FUNCTION, 442), // int64_t()(cxl_map *, uint64_t, void *, uint64_t, int, cxl_fault *)
+/* 317 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 318 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 319 */ _CFFI_OP(_CFFI_OP_NOOP, 205),
+/* 320 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 321 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 7),
+/* 322 */ _CFFI_OP(_CFFI_OP_NOOP, 71),
+/* 323 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 324 */ _CFFI_OP(_CFFI_OP_FUNCTION, 442), // int64_t()(cxl_map *, uint64_t, void const *, uint64_t, uint64_t *, cxl_fault *)
+/* 325 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 326 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 327 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 328 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 329 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 330 */ _CFFI_OP(_CFFI_OP_NOOP, 71),
+/* 331 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 332 */ _CFFI_OP(_CFFI_OP_FUNCTION, 199), // uint32_t()(cxl_media const *)
+/* 333 */ _CFFI_OP(_CFFI_OP_POINTER, 426), // cxl_media const *
 /* 334 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 335 */ _CFFI_OP(_CFFI_OP_FUNCTION, 55), // uint32_t()(cxl_media const *)
-/* 336 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // cxl_media const *
-/* 337 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 338 */ _CFFI_OP(_CFFI_OP_FUNCTION, 55), // uint32_t()(uint32_t, void const *, size_t)
-/* 339 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 340 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 341 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 335 */ _CFFI_OP(_CFFI_OP_FUNCTION, 199), // uint32_t()(uint32_t, void const *, size_t)
+/* 336 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 337 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 338 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 28), // size_t
+/* 339 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 340 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
+/* 341 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 342 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 343 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *)
+/* 343 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *, uint64_t, uint64_t, uint64_t *)
 /* 344 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 345 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 346 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_map *, uint64_t, uint64_t, uint64_t *)
-/* 347 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
-/* 348 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 349 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 350 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 345 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 346 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 347 */ _CFFI_OP(_CFFI_OP_NOOP, 10),
+/* 348 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 349 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
+/* 350 */ _CFFI_OP(_CFFI_OP_NOOP, 333),
 /* 351 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 352 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_media const *)
-/* 353 */ _CFFI_OP(_CFFI_OP_NOOP, 336),
+/* 352 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_port *)
+/* 353 */ _CFFI_OP(_CFFI_OP_NOOP, 245),
 /* 354 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 355 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(cxl_port *)
-/* 356 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
+/* 355 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
+/* 356 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
 /* 357 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 358 */ _CFFI_OP(_CFFI_OP_FUNCTION, 15), // uint64_t()(uint32_t)
-/* 359 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 358 */ _CFFI_OP(_CFFI_OP_FUNCTION, 205), // void *()(cxl_media const *)
+/* 359 */ _CFFI_OP(_CFFI_OP_NOOP, 333),
 /* 360 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 361 */ _CFFI_OP(_CFFI_OP_FUNCTION, 208), // void *()(cxl_media const *)
-/* 362 */ _CFFI_OP(_CFFI_OP_NOOP, 336),
-/* 363 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 364 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_delta *, cxl_map *)
-/* 365 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
-/* 366 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 361 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_delta *, cxl_map *)
+/* 362 */ _CFFI_OP(_CFFI_OP_NOOP, 3),
+/* 363 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 364 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 365 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_engine *)
+/* 366 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
 /* 367 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 368 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_engine *)
+/* 368 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_engine *, cxl_engine_stats *)
 /* 369 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 370 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 371 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_engine *, cxl_engine_stats *)
-/* 372 */ _CFFI_OP(_CFFI_OP_NOOP, 8),
-/* 373 */ _CFFI_OP(_CFFI_OP_POINTER, 424), // cxl_engine_stats *
+/* 370 */ _CFFI_OP(_CFFI_OP_POINTER, 421), // cxl_engine_stats *
+/* 371 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 372 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_map *)
+/* 373 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
 /* 374 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 375 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_map *)
-/* 376 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 375 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_media *)
+/* 376 */ _CFFI_OP(_CFFI_OP_NOOP, 172),
 /* 377 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 378 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_media *)
-/* 379 */ _CFFI_OP(_CFFI_OP_NOOP, 175),
+/* 378 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_port *)
+/* 379 */ _CFFI_OP(_CFFI_OP_NOOP, 245),
 /* 380 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 381 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_port *)
-/* 382 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
-/* 383 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 384 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_port *, cxl_map *)
-/* 385 */ _CFFI_OP(_CFFI_OP_NOOP, 248),
-/* 386 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 381 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_port *, cxl_map *)
+/* 382 */ _CFFI_OP(_CFFI_OP_NOOP, 245),
+/* 383 */ _CFFI_OP(_CFFI_OP_NOOP, 4),
+/* 384 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 385 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_transport *)
+/* 386 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
 /* 387 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 388 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_transport *)
-/* 389 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 390 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 391 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_transport *, cxl_transport_stats *)
-/* 392 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 393 */ _CFFI_OP(_CFFI_OP_POINTER, 436), // cxl_transport_stats *
-/* 394 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 395 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_transport *, uint64_t)
-/* 396 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 397 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 398 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 399 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_transport *, uint64_t, uint32_t)
-/* 400 */ _CFFI_OP(_CFFI_OP_NOOP, 239),
-/* 401 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 402 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 388 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_transport *, cxl_transport_stats *)
+/* 389 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 390 */ _CFFI_OP(_CFFI_OP_POINTER, 434), // cxl_transport_stats *
+/* 391 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 392 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_transport *, uint64_t)
+/* 393 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 394 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 395 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 396 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_transport *, uint64_t, uint32_t)
+/* 397 */ _CFFI_OP(_CFFI_OP_NOOP, 236),
+/* 398 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 399 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 400 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 401 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(cxl_worker *)
+/* 402 */ _CFFI_OP(_CFFI_OP_NOOP, 256),
 /* 403 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 404 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(cxl_worker *)
-/* 405 */ _CFFI_OP(_CFFI_OP_NOOP, 259),
-/* 406 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 407 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
-/* 408 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
-/* 409 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
-/* 410 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
-/* 411 */ _CFFI_OP(_CFFI_OP_NOOP, 99),
-/* 412 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
-/* 413 */ _CFFI_OP(_CFFI_OP_NOOP, 194),
+/* 404 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(uint32_t, void const *, uint64_t const *, uint64_t const *, uint64_t, uint32_t *)
+/* 405 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 22),
+/* 406 */ _CFFI_OP(_CFFI_OP_NOOP, 19),
+/* 407 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
+/* 408 */ _CFFI_OP(_CFFI_OP_NOOP, 96),
+/* 409 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 24),
+/* 410 */ _CFFI_OP(_CFFI_OP_NOOP, 191),
+/* 411 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
+/* 412 */ _CFFI_OP(_CFFI_OP_FUNCTION, 445), // void()(void *)
+/* 413 */ _CFFI_OP(_CFFI_OP_NOOP, 205),
 /* 414 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 415 */ _CFFI_OP(_CFFI_OP_FUNCTION, 447), // void()(void *)
-/* 416 */ _CFFI_OP(_CFFI_OP_NOOP, 208),
-/* 417 */ _CFFI_OP(_CFFI_OP_FUNCTION_END, 0),
-/* 418 */ _CFFI_OP(_CFFI_OP_POINTER, 419), // char const *
-/* 419 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
-/* 420 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_call
-/* 421 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_change
-/* 422 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_delta
-/* 423 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // cxl_engine
-/* 424 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_engine_stats
-/* 425 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_event
-/* 426 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_extent_info
-/* 427 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_fault
-/* 428 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 11), // cxl_map
-/* 429 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 12), // cxl_media
-/* 430 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 13), // cxl_port
-/* 431 */ _CFFI_OP(_CFFI_OP_POINTER, 432), // cxl_ref *
-/* 432 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_ref
-/* 433 */ _CFFI_OP(_CFFI_OP_POINTER, 434), // cxl_segment_ref *
-/* 434 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_segment_ref
-/* 435 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 14), // cxl_transport
-/* 436 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_transport_stats
-/* 437 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 15), // cxl_worker
-/* 438 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
-/* 439 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
-/* 440 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
-/* 441 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
-/* 442 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum $5
-/* 443 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
-/* 444 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
-/* 445 */ _CFFI_OP(_CFFI_OP_POINTER, 446), // uint8_t const *
-/* 446 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
-/* 447 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
+/* 415 */ _CFFI_OP(_CFFI_OP_POINTER, 416), // char const *
+/* 416 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 2), // char
+/* 417 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 0), // cxl_call
+/* 418 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 1), // cxl_change
+/* 419 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 2), // cxl_delta
+/* 420 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 11), // cxl_engine
+/* 421 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 3), // cxl_engine_stats
+/* 422 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 4), // cxl_event
+/* 423 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 5), // cxl_extent_info
+/* 424 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 6), // cxl_fault
+/* 425 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 12), // cxl_map
+/* 426 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 13), // cxl_media
+/* 427 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 14), // cxl_port
+/* 428 */ _CFFI_OP(_CFFI_OP_POINTER, 429), // cxl_ref *
+/* 429 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 7), // cxl_ref
+/* 430 */ _CFFI_OP(_CFFI_OP_POINTER, 431), // cxl_segment_ref *
+/* 431 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 8), // cxl_segment_ref
+/* 432 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 15), // cxl_transport
+/* 433 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 9), // cxl_transport_settings
+/* 434 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 10), // cxl_transport_stats
+/* 435 */ _CFFI_OP(_CFFI_OP_STRUCT_UNION, 16), // cxl_worker
+/* 436 */ _CFFI_OP(_CFFI_OP_ENUM, 0), // enum $1
+/* 437 */ _CFFI_OP(_CFFI_OP_ENUM, 1), // enum $2
+/* 438 */ _CFFI_OP(_CFFI_OP_ENUM, 2), // enum $3
+/* 439 */ _CFFI_OP(_CFFI_OP_ENUM, 3), // enum $4
+/* 440 */ _CFFI_OP(_CFFI_OP_ENUM, 4), // enum $5
+/* 441 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 21), // int32_t
+/* 442 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 23), // int64_t
+/* 443 */ _CFFI_OP(_CFFI_OP_POINTER, 444), // uint8_t const *
+/* 444 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 18), // uint8_t
+/* 445 */ _CFFI_OP(_CFFI_OP_PRIMITIVE, 0), // void
 };
 
 static int _cffi_const_CXL_GRANULARITY_BYTE(unsigned long long *o)
@@ -1290,6 +1288,19 @@ static void _cffi_checkfld_typedef_cxl_segment_ref(cxl_segment_ref *p)
 struct _cffi_align_typedef_cxl_segment_ref { char x; cxl_segment_ref y; };
 
 _CFFI_UNUSED_FN
+static void _cffi_checkfld_typedef_cxl_transport_settings(cxl_transport_settings *p)
+{
+  /* only to generate compile-time warnings or errors */
+  (void)p;
+  (void)((p->file_size_max) | 0);  /* check that 'cxl_transport_settings.file_size_max' is an integer */
+  (void)((p->calls) | 0);  /* check that 'cxl_transport_settings.calls' is an integer */
+  (void)((p->poll_ns) | 0);  /* check that 'cxl_transport_settings.poll_ns' is an integer */
+  (void)((p->request_max) | 0);  /* check that 'cxl_transport_settings.request_max' is an integer */
+  (void)((p->verify) | 0);  /* check that 'cxl_transport_settings.verify' is an integer */
+}
+struct _cffi_align_typedef_cxl_transport_settings { char x; cxl_transport_settings y; };
+
+_CFFI_UNUSED_FN
 static void _cffi_checkfld_typedef_cxl_transport_stats(cxl_transport_stats *p)
 {
   /* only to generate compile-time warnings or errors */
@@ -1302,6 +1313,7 @@ static void _cffi_checkfld_typedef_cxl_transport_stats(cxl_transport_stats *p)
   (void)((p->forwarded) | 0);  /* check that 'cxl_transport_stats.forwarded' is an integer */
   (void)((p->read_copies) | 0);  /* check that 'cxl_transport_stats.read_copies' is an integer */
   (void)((p->direct_mapping) | 0);  /* check that 'cxl_transport_stats.direct_mapping' is an integer */
+  (void)((p->active_workers) | 0);  /* check that 'cxl_transport_stats.active_workers' is an integer */
 }
 struct _cffi_align_typedef_cxl_transport_stats { char x; cxl_transport_stats y; };
 
@@ -1399,19 +1411,19 @@ _cffi_f_cxl_crc32c_each(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(99), arg2, (char **)&x2);
+      _cffi_type(96), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(96), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(99), arg3, (char **)&x3);
+      _cffi_type(96), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(99), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(96), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1421,10 +1433,10 @@ _cffi_f_cxl_crc32c_each(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(194), arg5, (char **)&x5);
+      _cffi_type(191), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(194), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(191), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -1578,7 +1590,7 @@ _cffi_f_cxl_dispatch_copy(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(418));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(415));
   return pyresult;
 }
 #else
@@ -1604,7 +1616,7 @@ _cffi_f_cxl_dispatch_crc32c(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(418));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(415));
   return pyresult;
 }
 #else
@@ -1630,7 +1642,7 @@ _cffi_f_cxl_dispatch_fence(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(418));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(415));
   return pyresult;
 }
 #else
@@ -1682,7 +1694,7 @@ _cffi_f_cxl_dispatch_write_back(PyObject *self, PyObject *noarg)
 
   (void)self; /* unused */
   (void)noarg; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(418));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(415));
   return pyresult;
 }
 #else
@@ -1813,10 +1825,10 @@ _cffi_f_cxl_engine_copy_extent(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(74), arg5, (char **)&x5);
+      _cffi_type(71), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(74), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(71), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2020,10 +2032,10 @@ _cffi_f_cxl_engine_describe(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(68), arg2, (char **)&x2);
+      _cffi_type(65), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_extent_info *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(68), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(65), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2277,10 +2289,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2302,10 +2314,10 @@ _cffi_f_cxl_engine_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(203), arg5, (char **)&x5);
+      _cffi_type(200), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_engine * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(203), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(200), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2537,10 +2549,10 @@ _cffi_f_cxl_engine_segment_refs(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(87), arg2, (char **)&x2);
+      _cffi_type(84), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_segment_ref * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(87), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(84), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2597,10 +2609,10 @@ _cffi_f_cxl_engine_statistics(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(373), arg1, (char **)&x1);
+      _cffi_type(370), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_engine_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(373), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(370), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2738,10 +2750,10 @@ _cffi_f_cxl_engine_verify(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(74), arg2, (char **)&x2);
+      _cffi_type(71), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(74), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(71), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2866,10 +2878,10 @@ _cffi_f_cxl_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(208), arg0, (char **)&x0);
+      _cffi_type(205), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(208), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(205), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -2956,10 +2968,10 @@ _cffi_f_cxl_handle_allow(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
+      _cffi_type(236), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3006,10 +3018,10 @@ _cffi_f_cxl_handle_close(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
+      _cffi_type(236), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3058,10 +3070,10 @@ _cffi_f_cxl_handle_open(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
+      _cffi_type(236), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3071,10 +3083,10 @@ _cffi_f_cxl_handle_open(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(248), arg2, (char **)&x2);
+      _cffi_type(245), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(248), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(245), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3214,10 +3226,10 @@ _cffi_f_cxl_map_clone(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(82), arg1, (char **)&x1);
+      _cffi_type(79), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(82), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(79), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3624,10 +3636,10 @@ _cffi_f_cxl_map_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(82), arg2, (char **)&x2);
+      _cffi_type(79), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(82), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(79), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3697,19 +3709,19 @@ _cffi_f_cxl_map_peek(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(235), arg4, (char **)&x4);
+      _cffi_type(232), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(235), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(232), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(74), arg5, (char **)&x5);
+      _cffi_type(71), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(74), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(71), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3825,10 +3837,10 @@ _cffi_f_cxl_map_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(208), arg2, (char **)&x2);
+      _cffi_type(205), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(208), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(205), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3842,10 +3854,10 @@ _cffi_f_cxl_map_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(74), arg5, (char **)&x5);
+      _cffi_type(71), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(74), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(71), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -3945,10 +3957,10 @@ _cffi_f_cxl_map_replay(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(102), arg2, (char **)&x2);
+      _cffi_type(99), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(102), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4073,10 +4085,10 @@ _cffi_f_cxl_map_set(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(102), arg1, (char **)&x1);
+      _cffi_type(99), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(102), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4296,10 +4308,10 @@ _cffi_f_cxl_map_take_delta(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(125), arg1, (char **)&x1);
+      _cffi_type(122), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_delta * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(125), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(122), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4469,10 +4481,10 @@ _cffi_f_cxl_map_write(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(74), arg5, (char **)&x5);
+      _cffi_type(71), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_fault *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(74), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(71), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4674,46 +4686,46 @@ _cffi_f_cxl_maps_import(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(99), arg2, (char **)&x2);
+      _cffi_type(96), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(99), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(96), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(99), arg3, (char **)&x3);
+      _cffi_type(96), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(99), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(96), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(99), arg4, (char **)&x4);
+      _cffi_type(96), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint64_t const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(99), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(96), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(102), arg5, (char **)&x5);
+      _cffi_type(99), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_ref const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(102), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(99), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(82), arg6, (char **)&x6);
+      _cffi_type(79), arg6, (char **)&x6);
   if (datasize != 0) {
     x6 = ((size_t)datasize) <= 640 ? (cxl_map * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(82), arg6, (char **)&x6,
+    if (_cffi_convert_array_argument(_cffi_type(79), arg6, (char **)&x6,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4773,10 +4785,10 @@ _cffi_f_cxl_media_anonymous(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(276), arg2, (char **)&x2);
+      _cffi_type(273), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(276), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(273), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4811,10 +4823,10 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(336), arg0, (char **)&x0);
+      _cffi_type(333), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(336), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(333), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4826,7 +4838,7 @@ _cffi_f_cxl_media_base(PyObject *self, PyObject *arg0)
   Py_END_ALLOW_THREADS
 
   (void)self; /* unused */
-  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(208));
+  pyresult = _cffi_from_c_pointer((char *)result, _cffi_type(205));
   if (large_args_free != NULL) _cffi_free_array_arguments(large_args_free);
   return pyresult;
 }
@@ -4847,10 +4859,10 @@ _cffi_f_cxl_media_close(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4895,10 +4907,10 @@ _cffi_f_cxl_media_copy(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4962,10 +4974,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -4988,10 +5000,10 @@ _cffi_f_cxl_media_copy_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(194), arg4, (char **)&x4);
+      _cffi_type(191), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(194), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(191), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5038,10 +5050,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5055,10 +5067,10 @@ _cffi_f_cxl_media_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(194), arg3, (char **)&x3);
+      _cffi_type(191), arg3, (char **)&x3);
   if (datasize != 0) {
     x3 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(194), arg3, (char **)&x3,
+    if (_cffi_convert_array_argument(_cffi_type(191), arg3, (char **)&x3,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5102,10 +5114,10 @@ _cffi_f_cxl_media_fence(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5140,10 +5152,10 @@ _cffi_f_cxl_media_granularity(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(336), arg0, (char **)&x0);
+      _cffi_type(333), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(336), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(333), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5206,10 +5218,10 @@ _cffi_f_cxl_media_map(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(276), arg4, (char **)&x4);
+      _cffi_type(273), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (cxl_media * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(276), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(273), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5256,10 +5268,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5269,10 +5281,10 @@ _cffi_f_cxl_media_read(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(208), arg2, (char **)&x2);
+      _cffi_type(205), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(208), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(205), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5334,10 +5346,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5347,10 +5359,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(208), arg2, (char **)&x2);
+      _cffi_type(205), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (void *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(208), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(205), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5360,10 +5372,10 @@ _cffi_f_cxl_media_read_crc(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(194), arg4, (char **)&x4);
+      _cffi_type(191), arg4, (char **)&x4);
   if (datasize != 0) {
     x4 = ((size_t)datasize) <= 640 ? (uint32_t *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(194), arg4, (char **)&x4,
+    if (_cffi_convert_array_argument(_cffi_type(191), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5413,10 +5425,10 @@ _cffi_f_cxl_media_record(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5461,10 +5473,10 @@ _cffi_f_cxl_media_record_mark(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5511,19 +5523,19 @@ _cffi_f_cxl_media_record_view(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(235), arg1, (char **)&x1);
+      _cffi_type(232), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (void const * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(235), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(232), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5567,10 +5579,10 @@ _cffi_f_cxl_media_size(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(336), arg0, (char **)&x0);
+      _cffi_type(333), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media const *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(336), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(333), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5615,10 +5627,10 @@ _cffi_f_cxl_media_store(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5678,10 +5690,10 @@ _cffi_f_cxl_media_store_u64(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5732,10 +5744,10 @@ _cffi_f_cxl_media_write_back(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(175), arg0, (char **)&x0);
+      _cffi_type(172), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_media *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(175), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(172), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5776,10 +5788,10 @@ _cffi_f_cxl_port_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(248), arg0, (char **)&x0);
+      _cffi_type(245), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(248), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(245), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5835,10 +5847,10 @@ _cffi_f_cxl_port_new(PyObject *self, PyObject *args)
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(285), arg2, (char **)&x2);
+      _cffi_type(282), arg2, (char **)&x2);
   if (datasize != 0) {
     x2 = ((size_t)datasize) <= 640 ? (cxl_port * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(285), arg2, (char **)&x2,
+    if (_cffi_convert_array_argument(_cffi_type(282), arg2, (char **)&x2,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5877,10 +5889,10 @@ _cffi_f_cxl_port_set_map(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(248), arg0, (char **)&x0);
+      _cffi_type(245), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(248), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(245), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5924,10 +5936,10 @@ _cffi_f_cxl_port_stop(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(248), arg0, (char **)&x0);
+      _cffi_type(245), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(248), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(245), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5962,10 +5974,10 @@ _cffi_f_cxl_port_written(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(248), arg0, (char **)&x0);
+      _cffi_type(245), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_port *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(248), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(245), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -5998,10 +6010,10 @@ _cffi_f_cxl_transport_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
+      _cffi_type(236), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6021,9 +6033,9 @@ _cffi_f_cxl_transport_free(PyObject *self, PyObject *arg0)
 #  define _cffi_f_cxl_transport_free _cffi_d_cxl_transport_free
 #endif
 
-static int _cffi_d_cxl_transport_new(cxl_engine * x0, int x1, int x2, uint32_t x3, uint64_t x4, uint64_t x5, int x6, cxl_transport * * x7)
+static int _cffi_d_cxl_transport_new(cxl_engine * x0, int x1, int x2, cxl_transport_settings const * x3, cxl_transport * * x4)
 {
-  return cxl_transport_new(x0, x1, x2, x3, x4, x5, x6, x7);
+  return cxl_transport_new(x0, x1, x2, x3, x4);
 }
 #ifndef PYPY_VERSION
 static PyObject *
@@ -6032,11 +6044,8 @@ _cffi_f_cxl_transport_new(PyObject *self, PyObject *args)
   cxl_engine * x0;
   int x1;
   int x2;
-  uint32_t x3;
-  uint64_t x4;
-  uint64_t x5;
-  int x6;
-  cxl_transport * * x7;
+  cxl_transport_settings const * x3;
+  cxl_transport * * x4;
   Py_ssize_t datasize;
   struct _cffi_freeme_s *large_args_free = NULL;
   int result;
@@ -6046,11 +6055,8 @@ _cffi_f_cxl_transport_new(PyObject *self, PyObject *args)
   PyObject *arg2;
   PyObject *arg3;
   PyObject *arg4;
-  PyObject *arg5;
-  PyObject *arg6;
-  PyObject *arg7;
 
-  if (!PyArg_UnpackTuple(args, "cxl_transport_new", 8, 8, &arg0, &arg1, &arg2, &arg3, &arg4, &arg5, &arg6, &arg7))
+  if (!PyArg_UnpackTuple(args, "cxl_transport_new", 5, 5, &arg0, &arg1, &arg2, &arg3, &arg4))
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
@@ -6070,34 +6076,27 @@ _cffi_f_cxl_transport_new(PyObject *self, PyObject *args)
   if (x2 == (int)-1 && PyErr_Occurred())
     return NULL;
 
-  x3 = _cffi_to_c_int(arg3, uint32_t);
-  if (x3 == (uint32_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  x4 = _cffi_to_c_int(arg4, uint64_t);
-  if (x4 == (uint64_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  x5 = _cffi_to_c_int(arg5, uint64_t);
-  if (x5 == (uint64_t)-1 && PyErr_Occurred())
-    return NULL;
-
-  x6 = _cffi_to_c_int(arg6, int);
-  if (x6 == (int)-1 && PyErr_Occurred())
-    return NULL;
+  datasize = _cffi_prepare_pointer_call_argument(
+      _cffi_type(55), arg3, (char **)&x3);
+  if (datasize != 0) {
+    x3 = ((size_t)datasize) <= 640 ? (cxl_transport_settings const *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(55), arg3, (char **)&x3,
+            datasize, &large_args_free) < 0)
+      return NULL;
+  }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(59), arg7, (char **)&x7);
+      _cffi_type(56), arg4, (char **)&x4);
   if (datasize != 0) {
-    x7 = ((size_t)datasize) <= 640 ? (cxl_transport * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(59), arg7, (char **)&x7,
+    x4 = ((size_t)datasize) <= 640 ? (cxl_transport * *)alloca((size_t)datasize) : NULL;
+    if (_cffi_convert_array_argument(_cffi_type(56), arg4, (char **)&x4,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   Py_BEGIN_ALLOW_THREADS
   _cffi_restore_errno();
-  { result = cxl_transport_new(x0, x1, x2, x3, x4, x5, x6, x7); }
+  { result = cxl_transport_new(x0, x1, x2, x3, x4); }
   _cffi_save_errno();
   Py_END_ALLOW_THREADS
 
@@ -6137,10 +6136,10 @@ _cffi_f_cxl_transport_reply(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
+      _cffi_type(236), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6196,10 +6195,10 @@ _cffi_f_cxl_transport_start(PyObject *self, PyObject *arg0)
   PyObject *pyresult;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
+      _cffi_type(236), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6238,19 +6237,19 @@ _cffi_f_cxl_transport_statistics(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
+      _cffi_type(236), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(393), arg1, (char **)&x1);
+      _cffi_type(390), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_transport_stats *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(393), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(390), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6283,10 +6282,10 @@ _cffi_f_cxl_transport_stop(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
+      _cffi_type(236), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6319,10 +6318,10 @@ _cffi_f_cxl_worker_free(PyObject *self, PyObject *arg0)
   struct _cffi_freeme_s *large_args_free = NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(259), arg0, (char **)&x0);
+      _cffi_type(256), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_worker *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(259), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(256), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6363,19 +6362,19 @@ _cffi_f_cxl_worker_new(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(239), arg0, (char **)&x0);
+      _cffi_type(236), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_transport *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(239), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(236), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(243), arg1, (char **)&x1);
+      _cffi_type(240), arg1, (char **)&x1);
   if (datasize != 0) {
     x1 = ((size_t)datasize) <= 640 ? (cxl_worker * *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(243), arg1, (char **)&x1,
+    if (_cffi_convert_array_argument(_cffi_type(240), arg1, (char **)&x1,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6424,10 +6423,10 @@ _cffi_f_cxl_worker_serve(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(259), arg0, (char **)&x0);
+      _cffi_type(256), arg0, (char **)&x0);
   if (datasize != 0) {
     x0 = ((size_t)datasize) <= 640 ? (cxl_worker *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(259), arg0, (char **)&x0,
+    if (_cffi_convert_array_argument(_cffi_type(256), arg0, (char **)&x0,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6454,10 +6453,10 @@ _cffi_f_cxl_worker_serve(PyObject *self, PyObject *args)
     return NULL;
 
   datasize = _cffi_prepare_pointer_call_argument(
-      _cffi_type(264), arg5, (char **)&x5);
+      _cffi_type(261), arg5, (char **)&x5);
   if (datasize != 0) {
     x5 = ((size_t)datasize) <= 640 ? (cxl_call *)alloca((size_t)datasize) : NULL;
-    if (_cffi_convert_array_argument(_cffi_type(264), arg5, (char **)&x5,
+    if (_cffi_convert_array_argument(_cffi_type(261), arg5, (char **)&x5,
             datasize, &large_args_free) < 0)
       return NULL;
   }
@@ -6496,111 +6495,111 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "CXL_GRANULARITY_PAGE", (void *)_cffi_const_CXL_GRANULARITY_PAGE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_READ_ONLY", (void *)_cffi_const_CXL_MAP_READ_ONLY, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_MAP_SYNC", (void *)_cffi_const_CXL_MAP_SYNC, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
-  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 338), (void *)_cffi_d_cxl_crc32c },
-  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 407), (void *)_cffi_d_cxl_crc32c_each },
+  { "cxl_crc32c", (void *)_cffi_f_cxl_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 335), (void *)_cffi_d_cxl_crc32c },
+  { "cxl_crc32c_each", (void *)_cffi_f_cxl_crc32c_each, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 404), (void *)_cffi_d_cxl_crc32c_each },
   { "cxl_delta_apply", (void *)_cffi_f_cxl_delta_apply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 2), (void *)_cffi_d_cxl_delta_apply },
-  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 364), (void *)_cffi_d_cxl_delta_cancel },
+  { "cxl_delta_cancel", (void *)_cffi_f_cxl_delta_cancel, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 361), (void *)_cffi_d_cxl_delta_cancel },
   { "cxl_dispatch_copy", (void *)_cffi_f_cxl_dispatch_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_copy },
   { "cxl_dispatch_crc32c", (void *)_cffi_f_cxl_dispatch_crc32c, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_crc32c },
   { "cxl_dispatch_fence", (void *)_cffi_f_cxl_dispatch_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_fence },
-  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 292), (void *)_cffi_d_cxl_dispatch_init },
+  { "cxl_dispatch_init", (void *)_cffi_f_cxl_dispatch_init, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 289), (void *)_cffi_d_cxl_dispatch_init },
   { "cxl_dispatch_write_back", (void *)_cffi_f_cxl_dispatch_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_N, 0), (void *)_cffi_d_cxl_dispatch_write_back },
-  { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 90), (void *)_cffi_d_cxl_engine_close_lease },
-  { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 112), (void *)_cffi_d_cxl_engine_copy_extent },
-  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 294), (void *)_cffi_d_cxl_engine_dead_segments },
+  { "cxl_engine_close_lease", (void *)_cffi_f_cxl_engine_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 87), (void *)_cffi_d_cxl_engine_close_lease },
+  { "cxl_engine_copy_extent", (void *)_cffi_f_cxl_engine_copy_extent, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 109), (void *)_cffi_d_cxl_engine_copy_extent },
+  { "cxl_engine_dead_segments", (void *)_cffi_f_cxl_engine_dead_segments, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 291), (void *)_cffi_d_cxl_engine_dead_segments },
   { "cxl_engine_define", (void *)_cffi_f_cxl_engine_define, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 24), (void *)_cffi_d_cxl_engine_define },
-  { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 65), (void *)_cffi_d_cxl_engine_describe },
-  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 368), (void *)_cffi_d_cxl_engine_drop_unreferenced },
-  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 368), (void *)_cffi_d_cxl_engine_free },
-  { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 106), (void *)_cffi_d_cxl_engine_lease },
+  { "cxl_engine_describe", (void *)_cffi_f_cxl_engine_describe, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 62), (void *)_cffi_d_cxl_engine_describe },
+  { "cxl_engine_drop_unreferenced", (void *)_cffi_f_cxl_engine_drop_unreferenced, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 365), (void *)_cffi_d_cxl_engine_drop_unreferenced },
+  { "cxl_engine_free", (void *)_cffi_f_cxl_engine_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 365), (void *)_cffi_d_cxl_engine_free },
+  { "cxl_engine_lease", (void *)_cffi_f_cxl_engine_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 103), (void *)_cffi_d_cxl_engine_lease },
   { "cxl_engine_list", (void *)_cffi_f_cxl_engine_list, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 7), (void *)_cffi_d_cxl_engine_list },
-  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 197), (void *)_cffi_d_cxl_engine_new },
-  { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 61), (void *)_cffi_d_cxl_engine_publish },
+  { "cxl_engine_new", (void *)_cffi_f_cxl_engine_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 194), (void *)_cffi_d_cxl_engine_new },
+  { "cxl_engine_publish", (void *)_cffi_f_cxl_engine_publish, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 58), (void *)_cffi_d_cxl_engine_publish },
   { "cxl_engine_replay", (void *)_cffi_f_cxl_engine_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 12), (void *)_cffi_d_cxl_engine_replay },
-  { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 84), (void *)_cffi_d_cxl_engine_segment_refs },
-  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 371), (void *)_cffi_d_cxl_engine_statistics },
+  { "cxl_engine_segment_refs", (void *)_cffi_f_cxl_engine_segment_refs, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 81), (void *)_cffi_d_cxl_engine_segment_refs },
+  { "cxl_engine_statistics", (void *)_cffi_f_cxl_engine_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 368), (void *)_cffi_d_cxl_engine_statistics },
   { "cxl_engine_usage", (void *)_cffi_f_cxl_engine_usage, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 44), (void *)_cffi_d_cxl_engine_usage },
-  { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 71), (void *)_cffi_d_cxl_engine_verify },
-  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 358), (void *)_cffi_d_cxl_fault_count },
-  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 278), (void *)_cffi_d_cxl_fault_set },
-  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 415), (void *)_cffi_d_cxl_free },
-  { "cxl_fuse_invalidate", (void *)_cffi_f_cxl_fuse_invalidate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 266), (void *)_cffi_d_cxl_fuse_invalidate },
-  { "cxl_handle_allow", (void *)_cffi_f_cxl_handle_allow, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 399), (void *)_cffi_d_cxl_handle_allow },
-  { "cxl_handle_close", (void *)_cffi_f_cxl_handle_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 395), (void *)_cffi_d_cxl_handle_close },
-  { "cxl_handle_open", (void *)_cffi_f_cxl_handle_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 245), (void *)_cffi_d_cxl_handle_open },
-  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 343), (void *)_cffi_d_cxl_map_allocated },
-  { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_attach_lease },
-  { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 127), (void *)_cffi_d_cxl_map_clone },
-  { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 137), (void *)_cffi_d_cxl_map_close_lease },
-  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 159), (void *)_cffi_d_cxl_map_export },
-  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 375), (void *)_cffi_d_cxl_map_free },
-  { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 120), (void *)_cffi_d_cxl_map_is_dirty },
-  { "cxl_map_mapped", (void *)_cffi_f_cxl_map_mapped, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 346), (void *)_cffi_d_cxl_map_mapped },
-  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 166), (void *)_cffi_d_cxl_map_move },
-  { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 79), (void *)_cffi_d_cxl_map_new },
-  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 311), (void *)_cffi_d_cxl_map_peek },
-  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 154), (void *)_cffi_d_cxl_map_punch },
-  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 319), (void *)_cffi_d_cxl_map_read },
-  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 343), (void *)_cffi_d_cxl_map_ref_count },
-  { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 146), (void *)_cffi_d_cxl_map_replay },
-  { "cxl_map_seek", (void *)_cffi_f_cxl_map_seek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 299), (void *)_cffi_d_cxl_map_seek },
-  { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 131), (void *)_cffi_d_cxl_map_set },
-  { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_set_size },
-  { "cxl_map_share", (void *)_cffi_f_cxl_map_share, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 304), (void *)_cffi_d_cxl_map_share },
-  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 343), (void *)_cffi_d_cxl_map_size },
-  { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 123), (void *)_cffi_d_cxl_map_take_delta },
-  { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 142), (void *)_cffi_d_cxl_map_truncate },
-  { "cxl_map_wants_lease", (void *)_cffi_f_cxl_map_wants_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 120), (void *)_cffi_d_cxl_map_wants_lease },
-  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 327), (void *)_cffi_d_cxl_map_write },
+  { "cxl_engine_verify", (void *)_cffi_f_cxl_engine_verify, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 68), (void *)_cffi_d_cxl_engine_verify },
+  { "cxl_fault_count", (void *)_cffi_f_cxl_fault_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 355), (void *)_cffi_d_cxl_fault_count },
+  { "cxl_fault_set", (void *)_cffi_f_cxl_fault_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 275), (void *)_cffi_d_cxl_fault_set },
+  { "cxl_free", (void *)_cffi_f_cxl_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 412), (void *)_cffi_d_cxl_free },
+  { "cxl_fuse_invalidate", (void *)_cffi_f_cxl_fuse_invalidate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 263), (void *)_cffi_d_cxl_fuse_invalidate },
+  { "cxl_handle_allow", (void *)_cffi_f_cxl_handle_allow, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 396), (void *)_cffi_d_cxl_handle_allow },
+  { "cxl_handle_close", (void *)_cffi_f_cxl_handle_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 392), (void *)_cffi_d_cxl_handle_close },
+  { "cxl_handle_open", (void *)_cffi_f_cxl_handle_open, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 242), (void *)_cffi_d_cxl_handle_open },
+  { "cxl_map_allocated", (void *)_cffi_f_cxl_map_allocated, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 340), (void *)_cffi_d_cxl_map_allocated },
+  { "cxl_map_attach_lease", (void *)_cffi_f_cxl_map_attach_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 139), (void *)_cffi_d_cxl_map_attach_lease },
+  { "cxl_map_clone", (void *)_cffi_f_cxl_map_clone, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 124), (void *)_cffi_d_cxl_map_clone },
+  { "cxl_map_close_lease", (void *)_cffi_f_cxl_map_close_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 134), (void *)_cffi_d_cxl_map_close_lease },
+  { "cxl_map_export", (void *)_cffi_f_cxl_map_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 156), (void *)_cffi_d_cxl_map_export },
+  { "cxl_map_free", (void *)_cffi_f_cxl_map_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 372), (void *)_cffi_d_cxl_map_free },
+  { "cxl_map_is_dirty", (void *)_cffi_f_cxl_map_is_dirty, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 117), (void *)_cffi_d_cxl_map_is_dirty },
+  { "cxl_map_mapped", (void *)_cffi_f_cxl_map_mapped, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 343), (void *)_cffi_d_cxl_map_mapped },
+  { "cxl_map_move", (void *)_cffi_f_cxl_map_move, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 163), (void *)_cffi_d_cxl_map_move },
+  { "cxl_map_new", (void *)_cffi_f_cxl_map_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 76), (void *)_cffi_d_cxl_map_new },
+  { "cxl_map_peek", (void *)_cffi_f_cxl_map_peek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 308), (void *)_cffi_d_cxl_map_peek },
+  { "cxl_map_punch", (void *)_cffi_f_cxl_map_punch, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 151), (void *)_cffi_d_cxl_map_punch },
+  { "cxl_map_read", (void *)_cffi_f_cxl_map_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 316), (void *)_cffi_d_cxl_map_read },
+  { "cxl_map_ref_count", (void *)_cffi_f_cxl_map_ref_count, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 340), (void *)_cffi_d_cxl_map_ref_count },
+  { "cxl_map_replay", (void *)_cffi_f_cxl_map_replay, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 143), (void *)_cffi_d_cxl_map_replay },
+  { "cxl_map_seek", (void *)_cffi_f_cxl_map_seek, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 296), (void *)_cffi_d_cxl_map_seek },
+  { "cxl_map_set", (void *)_cffi_f_cxl_map_set, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 128), (void *)_cffi_d_cxl_map_set },
+  { "cxl_map_set_size", (void *)_cffi_f_cxl_map_set_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 139), (void *)_cffi_d_cxl_map_set_size },
+  { "cxl_map_share", (void *)_cffi_f_cxl_map_share, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 301), (void *)_cffi_d_cxl_map_share },
+  { "cxl_map_size", (void *)_cffi_f_cxl_map_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 340), (void *)_cffi_d_cxl_map_size },
+  { "cxl_map_take_delta", (void *)_cffi_f_cxl_map_take_delta, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 120), (void *)_cffi_d_cxl_map_take_delta },
+  { "cxl_map_truncate", (void *)_cffi_f_cxl_map_truncate, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 139), (void *)_cffi_d_cxl_map_truncate },
+  { "cxl_map_wants_lease", (void *)_cffi_f_cxl_map_wants_lease, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 117), (void *)_cffi_d_cxl_map_wants_lease },
+  { "cxl_map_write", (void *)_cffi_f_cxl_map_write, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 324), (void *)_cffi_d_cxl_map_write },
   { "cxl_maps_export", (void *)_cffi_f_cxl_maps_export, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 32), (void *)_cffi_d_cxl_maps_export },
-  { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 96), (void *)_cffi_d_cxl_maps_import },
-  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 287), (void *)_cffi_d_cxl_media_anonymous },
-  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 361), (void *)_cffi_d_cxl_media_base },
-  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 378), (void *)_cffi_d_cxl_media_close },
-  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 220), (void *)_cffi_d_cxl_media_copy },
-  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 226), (void *)_cffi_d_cxl_media_copy_crc },
-  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 190), (void *)_cffi_d_cxl_media_crc },
-  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 174), (void *)_cffi_d_cxl_media_fence },
-  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 335), (void *)_cffi_d_cxl_media_granularity },
-  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 271), (void *)_cffi_d_cxl_media_map },
-  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 213), (void *)_cffi_d_cxl_media_read },
-  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 205), (void *)_cffi_d_cxl_media_read_crc },
-  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 177), (void *)_cffi_d_cxl_media_record },
-  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 181), (void *)_cffi_d_cxl_media_record_mark },
-  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 233), (void *)_cffi_d_cxl_media_record_view },
-  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 352), (void *)_cffi_d_cxl_media_size },
-  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 220), (void *)_cffi_d_cxl_media_store },
-  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 185), (void *)_cffi_d_cxl_media_store_u64 },
-  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 185), (void *)_cffi_d_cxl_media_write_back },
-  { "cxl_port_free", (void *)_cffi_f_cxl_port_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 381), (void *)_cffi_d_cxl_port_free },
-  { "cxl_port_new", (void *)_cffi_f_cxl_port_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 282), (void *)_cffi_d_cxl_port_new },
-  { "cxl_port_set_map", (void *)_cffi_f_cxl_port_set_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 384), (void *)_cffi_d_cxl_port_set_map },
-  { "cxl_port_stop", (void *)_cffi_f_cxl_port_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 355), (void *)_cffi_d_cxl_port_stop },
-  { "cxl_port_written", (void *)_cffi_f_cxl_port_written, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 355), (void *)_cffi_d_cxl_port_written },
-  { "cxl_transport_free", (void *)_cffi_f_cxl_transport_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 388), (void *)_cffi_d_cxl_transport_free },
+  { "cxl_maps_import", (void *)_cffi_f_cxl_maps_import, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 93), (void *)_cffi_d_cxl_maps_import },
+  { "cxl_media_anonymous", (void *)_cffi_f_cxl_media_anonymous, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 284), (void *)_cffi_d_cxl_media_anonymous },
+  { "cxl_media_base", (void *)_cffi_f_cxl_media_base, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 358), (void *)_cffi_d_cxl_media_base },
+  { "cxl_media_close", (void *)_cffi_f_cxl_media_close, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 375), (void *)_cffi_d_cxl_media_close },
+  { "cxl_media_copy", (void *)_cffi_f_cxl_media_copy, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 217), (void *)_cffi_d_cxl_media_copy },
+  { "cxl_media_copy_crc", (void *)_cffi_f_cxl_media_copy_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 223), (void *)_cffi_d_cxl_media_copy_crc },
+  { "cxl_media_crc", (void *)_cffi_f_cxl_media_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 187), (void *)_cffi_d_cxl_media_crc },
+  { "cxl_media_fence", (void *)_cffi_f_cxl_media_fence, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 171), (void *)_cffi_d_cxl_media_fence },
+  { "cxl_media_granularity", (void *)_cffi_f_cxl_media_granularity, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 332), (void *)_cffi_d_cxl_media_granularity },
+  { "cxl_media_map", (void *)_cffi_f_cxl_media_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 268), (void *)_cffi_d_cxl_media_map },
+  { "cxl_media_read", (void *)_cffi_f_cxl_media_read, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 210), (void *)_cffi_d_cxl_media_read },
+  { "cxl_media_read_crc", (void *)_cffi_f_cxl_media_read_crc, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 202), (void *)_cffi_d_cxl_media_read_crc },
+  { "cxl_media_record", (void *)_cffi_f_cxl_media_record, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 174), (void *)_cffi_d_cxl_media_record },
+  { "cxl_media_record_mark", (void *)_cffi_f_cxl_media_record_mark, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 178), (void *)_cffi_d_cxl_media_record_mark },
+  { "cxl_media_record_view", (void *)_cffi_f_cxl_media_record_view, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 230), (void *)_cffi_d_cxl_media_record_view },
+  { "cxl_media_size", (void *)_cffi_f_cxl_media_size, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 349), (void *)_cffi_d_cxl_media_size },
+  { "cxl_media_store", (void *)_cffi_f_cxl_media_store, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 217), (void *)_cffi_d_cxl_media_store },
+  { "cxl_media_store_u64", (void *)_cffi_f_cxl_media_store_u64, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 182), (void *)_cffi_d_cxl_media_store_u64 },
+  { "cxl_media_write_back", (void *)_cffi_f_cxl_media_write_back, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 182), (void *)_cffi_d_cxl_media_write_back },
+  { "cxl_port_free", (void *)_cffi_f_cxl_port_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 378), (void *)_cffi_d_cxl_port_free },
+  { "cxl_port_new", (void *)_cffi_f_cxl_port_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 279), (void *)_cffi_d_cxl_port_new },
+  { "cxl_port_set_map", (void *)_cffi_f_cxl_port_set_map, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 381), (void *)_cffi_d_cxl_port_set_map },
+  { "cxl_port_stop", (void *)_cffi_f_cxl_port_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 352), (void *)_cffi_d_cxl_port_stop },
+  { "cxl_port_written", (void *)_cffi_f_cxl_port_written, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 352), (void *)_cffi_d_cxl_port_written },
+  { "cxl_transport_free", (void *)_cffi_f_cxl_transport_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 385), (void *)_cffi_d_cxl_transport_free },
   { "cxl_transport_new", (void *)_cffi_f_cxl_transport_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 51), (void *)_cffi_d_cxl_transport_new },
-  { "cxl_transport_reply", (void *)_cffi_f_cxl_transport_reply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 251), (void *)_cffi_d_cxl_transport_reply },
-  { "cxl_transport_start", (void *)_cffi_f_cxl_transport_start, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 238), (void *)_cffi_d_cxl_transport_start },
-  { "cxl_transport_statistics", (void *)_cffi_f_cxl_transport_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 391), (void *)_cffi_d_cxl_transport_statistics },
-  { "cxl_transport_stop", (void *)_cffi_f_cxl_transport_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 388), (void *)_cffi_d_cxl_transport_stop },
-  { "cxl_worker_free", (void *)_cffi_f_cxl_worker_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 404), (void *)_cffi_d_cxl_worker_free },
-  { "cxl_worker_new", (void *)_cffi_f_cxl_worker_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 241), (void *)_cffi_d_cxl_worker_new },
-  { "cxl_worker_serve", (void *)_cffi_f_cxl_worker_serve, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 258), (void *)_cffi_d_cxl_worker_serve },
+  { "cxl_transport_reply", (void *)_cffi_f_cxl_transport_reply, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 248), (void *)_cffi_d_cxl_transport_reply },
+  { "cxl_transport_start", (void *)_cffi_f_cxl_transport_start, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 235), (void *)_cffi_d_cxl_transport_start },
+  { "cxl_transport_statistics", (void *)_cffi_f_cxl_transport_statistics, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 388), (void *)_cffi_d_cxl_transport_statistics },
+  { "cxl_transport_stop", (void *)_cffi_f_cxl_transport_stop, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 385), (void *)_cffi_d_cxl_transport_stop },
+  { "cxl_worker_free", (void *)_cffi_f_cxl_worker_free, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_O, 401), (void *)_cffi_d_cxl_worker_free },
+  { "cxl_worker_new", (void *)_cffi_f_cxl_worker_new, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 238), (void *)_cffi_d_cxl_worker_new },
+  { "cxl_worker_serve", (void *)_cffi_f_cxl_worker_serve, _CFFI_OP(_CFFI_OP_CPYTHON_BLTN_V, 255), (void *)_cffi_d_cxl_worker_serve },
 };
 
 static const struct _cffi_field_s _cffi_fields[] = {
   { "opcode", offsetof(cxl_call, opcode),
               sizeof(((cxl_call *)0)->opcode),
-              _CFFI_OP(_CFFI_OP_NOOP, 55) },
+              _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "uid", offsetof(cxl_call, uid),
            sizeof(((cxl_call *)0)->uid),
-           _CFFI_OP(_CFFI_OP_NOOP, 55) },
+           _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "gid", offsetof(cxl_call, gid),
            sizeof(((cxl_call *)0)->gid),
-           _CFFI_OP(_CFFI_OP_NOOP, 55) },
+           _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "pid", offsetof(cxl_call, pid),
            sizeof(((cxl_call *)0)->pid),
-           _CFFI_OP(_CFFI_OP_NOOP, 55) },
+           _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "unique", offsetof(cxl_call, unique),
               sizeof(((cxl_call *)0)->unique),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6609,7 +6608,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
              _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "arguments", offsetof(cxl_call, arguments),
                  sizeof(((cxl_call *)0)->arguments),
-                 _CFFI_OP(_CFFI_OP_NOOP, 445) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 443) },
   { "length", offsetof(cxl_call, length),
               sizeof(((cxl_call *)0)->length),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6618,7 +6617,7 @@ static const struct _cffi_field_s _cffi_fields[] = {
             _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "error", offsetof(cxl_call, error),
              sizeof(((cxl_call *)0)->error),
-             _CFFI_OP(_CFFI_OP_NOOP, 443) },
+             _CFFI_OP(_CFFI_OP_NOOP, 441) },
   { "cut", offsetof(cxl_change, cut),
            sizeof(((cxl_change *)0)->cut),
            _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6651,13 +6650,13 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "refs", offsetof(cxl_delta, refs),
             sizeof(((cxl_delta *)0)->refs),
-            _CFFI_OP(_CFFI_OP_NOOP, 431) },
+            _CFFI_OP(_CFFI_OP_NOOP, 428) },
   { "extents", offsetof(cxl_delta, extents),
                sizeof(((cxl_delta *)0)->extents),
-               _CFFI_OP(_CFFI_OP_NOOP, 68) },
+               _CFFI_OP(_CFFI_OP_NOOP, 65) },
   { "crcs", offsetof(cxl_delta, crcs),
             sizeof(((cxl_delta *)0)->crcs),
-            _CFFI_OP(_CFFI_OP_NOOP, 194) },
+            _CFFI_OP(_CFFI_OP_NOOP, 191) },
   { "extents", offsetof(cxl_engine_stats, extents),
                sizeof(((cxl_engine_stats *)0)->extents),
                _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6684,10 +6683,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                        _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "kind", offsetof(cxl_event, kind),
             sizeof(((cxl_event *)0)->kind),
-            _CFFI_OP(_CFFI_OP_NOOP, 55) },
+            _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "thread", offsetof(cxl_event, thread),
               sizeof(((cxl_event *)0)->thread),
-              _CFFI_OP(_CFFI_OP_NOOP, 55) },
+              _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "offset", offsetof(cxl_event, offset),
               sizeof(((cxl_event *)0)->offset),
               _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6708,16 +6707,16 @@ static const struct _cffi_field_s _cffi_fields[] = {
                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "first_chunk", offsetof(cxl_extent_info, first_chunk),
                    sizeof(((cxl_extent_info *)0)->first_chunk),
-                   _CFFI_OP(_CFFI_OP_NOOP, 55) },
+                   _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "crc_count", offsetof(cxl_extent_info, crc_count),
                  sizeof(((cxl_extent_info *)0)->crc_count),
-                 _CFFI_OP(_CFFI_OP_NOOP, 55) },
+                 _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "error", offsetof(cxl_fault, error),
              sizeof(((cxl_fault *)0)->error),
-             _CFFI_OP(_CFFI_OP_NOOP, 443) },
+             _CFFI_OP(_CFFI_OP_NOOP, 441) },
   { "chunk", offsetof(cxl_fault, chunk),
              sizeof(((cxl_fault *)0)->chunk),
-             _CFFI_OP(_CFFI_OP_NOOP, 55) },
+             _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "file_offset", offsetof(cxl_fault, file_offset),
                    sizeof(((cxl_fault *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6732,10 +6731,10 @@ static const struct _cffi_field_s _cffi_fields[] = {
                     _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "expected", offsetof(cxl_fault, expected),
                 sizeof(((cxl_fault *)0)->expected),
-                _CFFI_OP(_CFFI_OP_NOOP, 55) },
+                _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "actual", offsetof(cxl_fault, actual),
               sizeof(((cxl_fault *)0)->actual),
-              _CFFI_OP(_CFFI_OP_NOOP, 55) },
+              _CFFI_OP(_CFFI_OP_NOOP, 199) },
   { "file_offset", offsetof(cxl_ref, file_offset),
                    sizeof(((cxl_ref *)0)->file_offset),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6760,6 +6759,21 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "owner", offsetof(cxl_segment_ref, owner),
              sizeof(((cxl_segment_ref *)0)->owner),
              _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "file_size_max", offsetof(cxl_transport_settings, file_size_max),
+                     sizeof(((cxl_transport_settings *)0)->file_size_max),
+                     _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "calls", offsetof(cxl_transport_settings, calls),
+             sizeof(((cxl_transport_settings *)0)->calls),
+             _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "poll_ns", offsetof(cxl_transport_settings, poll_ns),
+               sizeof(((cxl_transport_settings *)0)->poll_ns),
+               _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "request_max", offsetof(cxl_transport_settings, request_max),
+                   sizeof(((cxl_transport_settings *)0)->request_max),
+                   _CFFI_OP(_CFFI_OP_NOOP, 199) },
+  { "verify", offsetof(cxl_transport_settings, verify),
+              sizeof(((cxl_transport_settings *)0)->verify),
+              _CFFI_OP(_CFFI_OP_NOOP, 441) },
   { "reads", offsetof(cxl_transport_stats, reads),
              sizeof(((cxl_transport_stats *)0)->reads),
              _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6784,74 +6798,80 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "direct_mapping", offsetof(cxl_transport_stats, direct_mapping),
                       sizeof(((cxl_transport_stats *)0)->direct_mapping),
                       _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "active_workers", offsetof(cxl_transport_stats, active_workers),
+                      sizeof(((cxl_transport_stats *)0)->active_workers),
+                      _CFFI_OP(_CFFI_OP_NOOP, 15) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
-  { "$cxl_call", 420, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_call", 417, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_call), offsetof(struct _cffi_align_typedef_cxl_call, y), 0, 10 },
-  { "$cxl_change", 421, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_change", 418, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_change), offsetof(struct _cffi_align_typedef_cxl_change, y), 10, 5 },
-  { "$cxl_delta", 422, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_delta", 419, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_delta), offsetof(struct _cffi_align_typedef_cxl_delta, y), 15, 8 },
-  { "$cxl_engine_stats", 424, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_engine_stats", 421, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_engine_stats), offsetof(struct _cffi_align_typedef_cxl_engine_stats, y), 23, 8 },
-  { "$cxl_event", 425, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_event", 422, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_event), offsetof(struct _cffi_align_typedef_cxl_event, y), 31, 4 },
-  { "$cxl_extent_info", 426, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_extent_info", 423, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_extent_info), offsetof(struct _cffi_align_typedef_cxl_extent_info, y), 35, 6 },
-  { "$cxl_fault", 427, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_fault", 424, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_fault), offsetof(struct _cffi_align_typedef_cxl_fault, y), 41, 8 },
-  { "$cxl_ref", 432, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_ref", 429, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_ref), offsetof(struct _cffi_align_typedef_cxl_ref, y), 49, 4 },
-  { "$cxl_segment_ref", 434, _CFFI_F_CHECK_FIELDS,
+  { "$cxl_segment_ref", 431, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 53, 4 },
-  { "$cxl_transport_stats", 436, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 57, 8 },
-  { "cxl_engine", 423, _CFFI_F_OPAQUE,
+  { "$cxl_transport_settings", 433, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_transport_settings), offsetof(struct _cffi_align_typedef_cxl_transport_settings, y), 57, 5 },
+  { "$cxl_transport_stats", 434, _CFFI_F_CHECK_FIELDS,
+    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 62, 9 },
+  { "cxl_engine", 420, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_map", 428, _CFFI_F_OPAQUE,
+  { "cxl_map", 425, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_media", 429, _CFFI_F_OPAQUE,
+  { "cxl_media", 426, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_port", 430, _CFFI_F_OPAQUE,
+  { "cxl_port", 427, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_transport", 435, _CFFI_F_OPAQUE,
+  { "cxl_transport", 432, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
-  { "cxl_worker", 437, _CFFI_F_OPAQUE,
+  { "cxl_worker", 435, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
 };
 
 static const struct _cffi_enum_s _cffi_enums[] = {
-  { "$1", 438, _cffi_prim_int(4, 0),
+  { "$1", 436, _cffi_prim_int(4, 0),
     "CXL_GRANULARITY_BYTE,CXL_GRANULARITY_LINE,CXL_GRANULARITY_PAGE" },
-  { "$2", 439, _cffi_prim_int(4, 0),
+  { "$2", 437, _cffi_prim_int(4, 0),
     "CXL_MAP_READ_ONLY,CXL_MAP_SYNC" },
-  { "$3", 440, _cffi_prim_int(4, 0),
+  { "$3", 438, _cffi_prim_int(4, 0),
     "CXL_EVENT_STORE,CXL_EVENT_COPY,CXL_EVENT_WRITE_BACK,CXL_EVENT_FENCE,CXL_EVENT_MARK" },
-  { "$4", 441, _cffi_prim_int(4, 0),
+  { "$4", 439, _cffi_prim_int(4, 0),
     "CXL_FAULT_ALLOCATE,CXL_FAULT_WRITE_BACK,CXL_FAULT_COPY,CXL_FAULT_MSYNC,CXL_FAULT_MAP,CXL_FAULT_FENCE,"
     "CXL_FAULT_KINDS" },
-  { "$5", 442, _cffi_prim_int(4, 0),
+  { "$5", 440, _cffi_prim_int(4, 0),
     "CXL_CALL_LEASE" },
 };
 
 static const struct _cffi_typename_s _cffi_typenames[] = {
-  { "cxl_call", 420 },
-  { "cxl_change", 421 },
-  { "cxl_delta", 422 },
-  { "cxl_engine", 423 },
-  { "cxl_engine_stats", 424 },
-  { "cxl_event", 425 },
-  { "cxl_extent_info", 426 },
-  { "cxl_fault", 427 },
-  { "cxl_map", 428 },
-  { "cxl_media", 429 },
-  { "cxl_port", 430 },
-  { "cxl_ref", 432 },
-  { "cxl_segment_ref", 434 },
-  { "cxl_transport", 435 },
-  { "cxl_transport_stats", 436 },
-  { "cxl_worker", 437 },
+  { "cxl_call", 417 },
+  { "cxl_change", 418 },
+  { "cxl_delta", 419 },
+  { "cxl_engine", 420 },
+  { "cxl_engine_stats", 421 },
+  { "cxl_event", 422 },
+  { "cxl_extent_info", 423 },
+  { "cxl_fault", 424 },
+  { "cxl_map", 425 },
+  { "cxl_media", 426 },
+  { "cxl_port", 427 },
+  { "cxl_ref", 429 },
+  { "cxl_segment_ref", 431 },
+  { "cxl_transport", 432 },
+  { "cxl_transport_settings", 433 },
+  { "cxl_transport_stats", 434 },
+  { "cxl_worker", 435 },
 };
 
 static const struct _cffi_type_context_s _cffi_type_context = {
@@ -6862,11 +6882,11 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_enums,
   _cffi_typenames,
   108,  /* num_globals */
-  16,  /* num_struct_unions */
+  17,  /* num_struct_unions */
   5,  /* num_enums */
-  16,  /* num_typenames */
+  17,  /* num_typenames */
   NULL,  /* no includes */
-  448,  /* num_types */
+  446,  /* num_types */
   0,  /* flags */
 };
 

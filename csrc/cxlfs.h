@@ -328,13 +328,20 @@ typedef struct {
     uint64_t forwarded;     /* to the other end of the socket */
     uint64_t read_copies;   /* reads that were copied because they lie in several places */
     uint64_t direct_mapping; /* 1: the kernel lets files that bypass its page cache be mapped */
+    uint64_t active_workers; /* that wait for requests or serve them just now; the others rest */
 } cxl_transport_stats;
 
-/* fuse_fd: a mounted /dev/fuse; control_fd: one end of a SOCK_SEQPACKET pair. Neither is closed here. request_max:
- * largest READ and WRITE in bytes. file_size_max: writes beyond it become calls. calls: bit n is set when requests
- * with opcode n become calls, too. verify: as cxl_map_read. */
-int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, uint32_t request_max, uint64_t file_size_max,
-                      uint64_t calls, int verify, cxl_transport **out);
+typedef struct {
+    uint64_t file_size_max; /* bytes; writes beyond it become calls */
+    uint64_t calls;         /* bit n is set when requests with opcode n become calls, beside those that must */
+    uint64_t poll_ns;       /* how long a worker that serves alone looks for the next request before it sleeps */
+    uint32_t request_max;   /* largest READ and WRITE, bytes; a multiple of 4096 */
+    int32_t verify;         /* as cxl_map_read */
+} cxl_transport_settings;
+
+/* fuse_fd: a mounted /dev/fuse; control_fd: one end of a SOCK_SEQPACKET pair. Neither is closed here. */
+int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, const cxl_transport_settings *settings,
+                      cxl_transport **out);
 void cxl_transport_free(cxl_transport *transport);   /* after all workers and ports */
 /* Pass the answers from the socket on to the kernel, in a thread of its own. */
 int cxl_transport_start(cxl_transport *transport);

@@ -71,7 +71,7 @@ int cxl_fuse_invalidate(int fuse_fd, uint64_t inode, int attributes_only)
 
 static size_t buffer_bytes(const cxl_transport *t)
 {
-    return HEADROOM_BYTES + (size_t)t->request_max + BLOCK_BYTES;
+    return HEADROOM_BYTES + (size_t)t->settings.request_max + BLOCK_BYTES;
 }
 
 int cxl_worker_new(cxl_transport *transport, cxl_worker **out)
@@ -101,6 +101,7 @@ void cxl_worker_free(cxl_worker *worker)
     if (worker == NULL)
         return;
     cxl_transport *t = worker->transport;
+    turn_leave(worker);
     pthread_mutex_lock(&t->workers_lock);
     cxl_worker **link = &t->workers;
     while (*link != worker)
@@ -118,7 +119,7 @@ static int next_request(cxl_worker *worker, request *r)
     uint8_t *start = worker->buffer + HEADROOM_BYTES - PREFIX_BYTES;
     /* Arguments that a short request lacks must not be those of the one before. */
     memset(start, 0, PREFIX_BYTES);
-    ssize_t length = read(t->fuse_fd, start, PREFIX_BYTES + t->request_max + BLOCK_BYTES);
+    ssize_t length = read(t->fuse_fd, start, PREFIX_BYTES + t->settings.request_max + BLOCK_BYTES);
     if (length >= (ssize_t)sizeof(fuse_wire_header)) {
         r->header = (fuse_wire_header *)(void *)start;
         r->arguments = start + sizeof(fuse_wire_header);
@@ -133,7 +134,7 @@ static int next_request(cxl_worker *worker, request *r)
 
 static bool becomes_call(const cxl_transport *t, uint32_t opcode)
 {
-    return opcode < 64 && t->calls >> opcode & 1;
+    return opcode < 64 && t->settings.calls >> opcode & 1;
 }
 
 /* True: *out is for the control plane. */
@@ -162,6 +163,21 @@ static bool serve(cxl_worker *worker, request *r, cxl_call *out)
     return true;
 }
 
+/* 1: *out is for the control plane. */
+static int serve_one(cxl_worker *worker, request *r, cxl_call *out)
+{
+    turn_took(worker, r);
+    bool calls = serve(worker, r, out);
+    if (!calls && worker->lease_inode != 0) {
+        *out = (cxl_call){.opcode = CXL_CALL_LEASE, .inode = worker->lease_inode};
+        calls = true;
+    }
+    worker->lease_inode = 0;
+    if (!calls)
+        turn_end(worker);
+    return calls;
+}
+
 static void enter(cxl_worker *worker)
 {
     pthread_mutex_lock(&worker->transport->workers_lock);
@@ -186,20 +202,19 @@ int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void 
     request r;
     if (unique != 0)
         cxl_transport_reply(t, unique, error, data, length);
+    turn_end(worker);
     enter(worker);
     while (result == 0 && !atomic_load(&t->stopping)) {
+        turn_begin(worker);
         int got = next_request(worker, &r);
         if (got < 0)
             result = got;
-        else if (got > 0 && serve(worker, &r, out))
-            result = 1;
-        if (result == 0 && worker->lease_inode != 0) {
-            *out = (cxl_call){.opcode = CXL_CALL_LEASE, .inode = worker->lease_inode};
-            result = 1;
-        }
-        worker->lease_inode = 0;
+        else if (got > 0)
+            result = serve_one(worker, &r, out);
     }
     leave(worker);
+    if (result <= 0)
+        turn_leave(worker);
     return result == -ENODEV ? 0 : result;
 }
 
@@ -215,11 +230,11 @@ static void wake_handler(int number)
     (void)number;                  /* it ends a system call with EINTR, no more */
 }
 
-int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, uint32_t request_max,
-                      uint64_t file_size_max, uint64_t calls, int verify, cxl_transport **out)
+int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd,
+                      const cxl_transport_settings *settings, cxl_transport **out)
 {
-    if (request_max < CONTROL_BYTES_MAX || request_max % BLOCK_BYTES != 0 ||
-        request_max / BLOCK_BYTES > UINT16_MAX)
+    if (settings->request_max < CONTROL_BYTES_MAX || settings->request_max % BLOCK_BYTES != 0 ||
+        settings->request_max / BLOCK_BYTES > UINT16_MAX)
         return -EINVAL;
     cxl_transport *t = cxl_allocate_zeroed(1, sizeof(*t));
     if (t == NULL)
@@ -229,15 +244,14 @@ int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, uint32_t 
     t->engine = engine;
     t->fuse_fd = fuse_fd;
     t->control_fd = control_fd;
-    t->request_max = request_max;
-    t->file_size_max = file_size_max;
-    t->calls = calls;
-    t->verify = verify != 0;
+    t->settings = *settings;
+    turns_init(&t->turns);
     pthread_mutex_init(&t->workers_lock, NULL);
     pthread_cond_init(&t->worker_left, NULL);
     t->message = cxl_allocate(MESSAGE_BYTES);
     if (ports_init(t) != 0 || t->message == NULL) {
         ports_free(t);
+        turns_free(&t->turns);
         free(t->message);
         free(t);
         return -ENOMEM;
@@ -255,6 +269,7 @@ void cxl_transport_free(cxl_transport *transport)
         cxl_worker_free(transport->workers);
     ports_free(transport);
     free(transport->message);
+    turns_free(&transport->turns);
     pthread_mutex_destroy(&transport->workers_lock);
     pthread_cond_destroy(&transport->worker_left);
     free(transport);
@@ -311,6 +326,7 @@ static void stop_workers(cxl_transport *t)
 void cxl_transport_stop(cxl_transport *transport)
 {
     atomic_store(&transport->stopping, true);
+    turns_stop(&transport->turns);
     stop_workers(transport);
     if (!transport->relay_started)
         return;
@@ -333,6 +349,7 @@ void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out
         .calls = atomic_load(&transport->call_count),
         .forwarded = atomic_load(&transport->forwarded),
         .read_copies = atomic_load(&transport->read_copies),
+        .active_workers = turns_active(&transport->turns),
         .direct_mapping = offered & FUSE_WIRE2_DIRECT_IO_ALLOW_MMAP ? 1 : 0,
     };
 }

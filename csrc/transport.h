@@ -11,7 +11,7 @@
  * pipe was slower than both.
  *
  * Locks, in the order in which they are taken: handles, port.lock. None is held over a copy, a system
- * call, or a lock of the extent map.
+ * call, or a lock of the extent map. turns.lock and workers_lock are taken alone.
  *
  * Invariants
  * - Every request that the kernel waits for is answered once: here, by the control plane (a call), or
@@ -63,6 +63,21 @@ typedef struct {
     size_t length;                /* of the arguments with the payload */
 } request;
 
+/* Who reads the next request: transport_turns.c. */
+typedef struct {
+    pthread_mutex_t lock;         /* of the following */
+    pthread_cond_t rest;
+    pthread_cond_t look;
+    uint32_t active;              /* workers that wait for a request, or serve one */
+    uint32_t busy;                /* of these: serve one */
+    uint32_t client;              /* the thread whose request came last */
+    uint32_t in_a_row;            /* requests of that thread, none of them long */
+    uint64_t taken;               /* requests */
+    bool looking;                 /* one of those that rest sees to it that the active one is enough */
+    bool dozing;                  /* nothing happens, so it waits to be told */
+    bool polling_pays;
+} turns;
+
 struct cxl_worker {
     cxl_transport *transport;
     cxl_worker *next;             /* transport.workers_lock */
@@ -70,16 +85,17 @@ struct cxl_worker {
     bool serving;                 /* transport.workers_lock */
     uint8_t *buffer;
     uint64_t lease_inode;         /* to be told with the next call; 0: none */
+    uint64_t began_ns;            /* to wait for a request */
+    bool active;                  /* counted as such in turns */
+    bool busy;
 };
 
 struct cxl_transport {
     cxl_engine *engine;
     int fuse_fd;
     int control_fd;
-    uint32_t request_max;
-    uint64_t file_size_max;
-    uint64_t calls;               /* opcodes, as bits */
-    bool verify;
+    cxl_transport_settings settings;
+    turns turns;
 
     atomic_bool stopping;
     pthread_t relay;
@@ -121,6 +137,20 @@ bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *erro
 void forward(cxl_transport *t, request *r);
 /* The thread that passes answers and notifications back. */
 void *relay_main(void *transport);
+
+/* transport_turns.c */
+void turns_init(turns *s);
+void turns_free(turns *s);
+/* Let go of the workers that rest; after stopping was set. */
+void turns_stop(turns *s);
+uint32_t turns_active(turns *s);
+/* Return when it is this worker's turn to read a request, or the transport is stopping. */
+void turn_begin(cxl_worker *worker);
+void turn_took(cxl_worker *worker, const request *r);
+/* The request that it took, if any, is served. */
+void turn_end(cxl_worker *worker);
+/* It will not begin again for now. */
+void turn_leave(cxl_worker *worker);
 
 /* transport.c: write an answer to the kernel; that nobody waits for it any more is no error. */
 int reply(cxl_transport *t, uint64_t unique, int error, const void *data, size_t length);

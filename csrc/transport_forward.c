@@ -23,10 +23,10 @@ static void send_message(cxl_transport *t, const request *r, const struct iovec 
     const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = count};
     uint32_t opcode = r->header->opcode;
     ssize_t sent;
+    atomic_fetch_add_explicit(&t->forwarded, 1, memory_order_relaxed);
     do {
         sent = sendmsg(t->control_fd, &message, MSG_NOSIGNAL);
     } while (sent < 0 && errno == EINTR && !atomic_load(&t->stopping));
-    atomic_fetch_add_explicit(&t->forwarded, 1, memory_order_relaxed);
     /* Nobody serves any more: what waits must not wait for ever. Forgets have no answer. */
     if (sent < 0 && opcode != FUSE_WIRE_BATCH_FORGET && opcode != FUSE_WIRE_FORGET)
         reply(t, r->header->unique, -EIO, NULL, 0);
@@ -116,8 +116,8 @@ static void improve_init(cxl_transport *t, uint8_t *message, size_t length)
     answer.flags |= atomic_load(&t->kernel_flags) & (FUSE_WIRE_PARALLEL_DIROPS | FUSE_WIRE_MAX_PAGES |
                                        FUSE_WIRE_INIT_EXT);
     answer.flags2 |= atomic_load(&t->kernel_flags2) & FUSE_WIRE2_DIRECT_IO_ALLOW_MMAP;
-    answer.write_max = t->request_max;
-    answer.pages_max = (uint16_t)(t->request_max / BLOCK_BYTES);
+    answer.write_max = t->settings.request_max;
+    answer.pages_max = (uint16_t)(t->settings.request_max / BLOCK_BYTES);
     memcpy(message + sizeof(fuse_wire_reply), &answer, sizeof(answer));
 }
 

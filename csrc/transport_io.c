@@ -29,7 +29,7 @@ static bool read_map(cxl_worker *worker, const request *r, cxl_map *map, const f
     const void *address;
     extent *held;
     cxl_fault fault;
-    int64_t count = map_hold(map, in->offset, in->size, t->verify, &address, &held, &fault);
+    int64_t count = map_hold(map, in->offset, in->size, t->settings.verify, &address, &held, &fault);
     if (count < 0)
         return false;
     if (count > 0) {
@@ -38,7 +38,7 @@ static bool read_map(cxl_worker *worker, const request *r, cxl_map *map, const f
         return delivered;
     }
 
-    count = cxl_map_read(map, in->offset, copy, in->size, t->verify, &fault);
+    count = cxl_map_read(map, in->offset, copy, in->size, t->settings.verify, &fault);
     if (count < 0)
         return false;
     atomic_fetch_add_explicit(&t->read_copies, count > 0, memory_order_relaxed);
@@ -49,7 +49,7 @@ bool serve_read(cxl_worker *worker, const request *r)
 {
     const fuse_wire_read *in = (const void *)r->arguments;
     cxl_map *map;
-    if (r->length < sizeof(*in) || in->size > worker->transport->request_max)
+    if (r->length < sizeof(*in) || in->size > worker->transport->settings.request_max)
         return false;
     cxl_port *port = port_for_read(worker->transport, in->handle, &map);
     if (port == NULL)
@@ -82,7 +82,7 @@ static bool is_plain_write(const cxl_transport *t, const request *r)
 {
     const fuse_wire_write *in = (const void *)r->arguments;
     return r->length > sizeof(*in) && in->size == r->length - sizeof(*in) &&
-           in->size <= t->file_size_max && in->offset <= t->file_size_max - in->size;
+           in->size <= t->settings.file_size_max && in->offset <= t->settings.file_size_max - in->size;
 }
 
 bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *error)

@@ -35,6 +35,7 @@ Options for -o, separated by commas:
   allow_other                  the same as --allow-other
   default_permissions          check permissions also where only root may enter
   commit=SECONDS               how often a file that stays open is committed (30)
+  busy_poll=MICROSECONDS       how long to look for the next request before sleeping (100)
   wakeup_latency=MICROSECONDS  let idle processors wake so fast while mounted (root; small files)
   allow_incomplete_overwrite   when two versions of a file do not fit, give up the old one
   nosuid, nodev, noexec, noatime, and what fstab has for others (nofail, _netdev, x-systemd...)

@@ -86,16 +86,24 @@ class HandlersOnly:
 class Workers:
     """Threads that serve the mounted /dev/fuse ``fuse_fd``, which is theirs from here on.
 
+    ``busy_poll_us``: how long one that serves alone looks for the next request before it sleeps.
     ``serves_fd`` is for pyfuse3, which closes it. Every method that a request leads to is called
     with the lock of the store held. Raises OutOfMemoryError, OSError; ``fuse_fd`` is closed then.
     """
 
     def __init__(
-        self, store: Store, fuse_fd: int, *, calls: frozenset[int], count: int | None = None
+        self,
+        store: Store,
+        fuse_fd: int,
+        *,
+        calls: frozenset[int],
+        count: int | None = None,
+        busy_poll_us: int = 0,
     ) -> None:
         self._store = store
         self._fuse_fd = fuse_fd
         self._ports: dict[int, tuple[Port, int]] = {}
+        self.count = count or min(os.cpu_count() or 1, WORKERS_MAX)
         pages = min(linux.request_pages_max(), REQUEST_PAGES_MAX)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, fuse_fd)
@@ -110,10 +118,10 @@ class Workers:
                 file_bytes_max=layout.FILE_SIZE_MAX,
                 calls=calls,
                 verify=store.options.verify_reads,
+                poll_ns=busy_poll_us * 1000 if self.count > 1 else 0,
             )
             undo.pop_all()
         self._control, self.serves_fd = ours, theirs.detach()
-        self.count = count or min(os.cpu_count() or 1, WORKERS_MAX)
         self._threads: list[threading.Thread] = []
         self._running = 0
         self._running_lock = threading.Lock()

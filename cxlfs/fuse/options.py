@@ -20,7 +20,9 @@ from cxlfs.errors import UsageError
 TRANSPORTS = ("native", "pyfuse3")
 COMMIT_SECONDS_DEFAULT = 30.0
 COMMIT_SECONDS_MAX = 86_400.0
-WAKEUP_MICROSECONDS_MAX = 1_000_000
+MICROSECONDS_MAX = 1_000_000
+BUSY_POLL_US_DEFAULT = 100
+"""What lies between a save's requests, waking included; longer polling gains nothing more."""
 
 _PASSED_ON = frozenset({"nosuid", "nodev", "noexec", "suid", "dev", "exec", "noatime", "dirsync"})
 """Handed to the kernel as they are. ``dev`` and ``suid`` only take effect for root."""
@@ -34,11 +36,12 @@ _IGNORED = frozenset(
 )
 """Written in fstab for other readers, or always so."""
 
-_VALUES = {"verify": ("read", "off"), "transport": TRANSPORTS, "commit": (), "wakeup_latency": ()}
+_TIMES = frozenset({"commit", "busy_poll", "wakeup_latency"})
+_CHOICES = {"verify": ("read", "off"), "transport": TRANSPORTS}
 _KNOWN_TEXT = (
     "ro, rw, verify=read|off, commit=SECONDS, allow_other, default_permissions, "
-    "allow_incomplete_overwrite, transport=native|pyfuse3, wakeup_latency=MICROSECONDS, "
-    "nosuid, nodev, noexec, noatime"
+    "allow_incomplete_overwrite, transport=native|pyfuse3, busy_poll=MICROSECONDS, "
+    "wakeup_latency=MICROSECONDS, nosuid, nodev, noexec, noatime"
 )
 
 
@@ -62,6 +65,10 @@ class MountConfig:
     kernel_options: tuple[str, ...] = ()
     transport: str = "native"
     """Who serves file data: threads in C, or pyfuse3's handlers."""
+    busy_poll_us: int = BUSY_POLL_US_DEFAULT
+    """How long a thread that serves alone looks for the next request before it sleeps; native
+    transport.
+    """
     wakeup_latency_us: int | None = None
     """How long idle processors may take to wake while mounted; None: as the machine is set."""
     debug: bool = False
@@ -134,18 +141,24 @@ def _apply(config: MountConfig, option: str) -> MountConfig:
         return dataclasses.replace(config, debug=True)
     if option in _PASSED_ON:
         return dataclasses.replace(config, kernel_options=(*config.kernel_options, option))
-    if has_value and key in _VALUES:
-        return _apply_value(config, key, value)
+    if has_value and key in _TIMES:
+        return _apply_time(config, key, value)
+    if has_value and key in _CHOICES:
+        return _apply_choice(config, key, value)
     raise UsageError(f"mount option not known: {option}", next_step=f"known are {_KNOWN_TEXT}")
 
 
-def _apply_value(config: MountConfig, key: str, value: str) -> MountConfig:
+def _apply_time(config: MountConfig, key: str, value: str) -> MountConfig:
     if key == "commit":
         return dataclasses.replace(config, commit_interval_s=_seconds(value))
-    if key == "wakeup_latency":
-        return dataclasses.replace(config, wakeup_latency_us=_microseconds(value))
-    if value not in _VALUES[key]:
-        known = " or ".join(f"{key}={choice}" for choice in _VALUES[key])
+    if key == "busy_poll":
+        return dataclasses.replace(config, busy_poll_us=_microseconds(key, value))
+    return dataclasses.replace(config, wakeup_latency_us=_microseconds(key, value))
+
+
+def _apply_choice(config: MountConfig, key: str, value: str) -> MountConfig:
+    if value not in _CHOICES[key]:
+        known = " or ".join(f"{key}={choice}" for choice in _CHOICES[key])
         raise UsageError(f"{key}={value}: not known", next_step=f"use {known}")
     if key == "verify":
         return dataclasses.replace(config, verify_reads=value == "read")
@@ -165,12 +178,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _microseconds(text: str) -> int:
+def _microseconds(key: str, text: str) -> int:
     is_number = text.isascii() and text.isdigit() and len(text) < 10
-    if not is_number or int(text) > WAKEUP_MICROSECONDS_MAX:
+    if not is_number or int(text) > MICROSECONDS_MAX:
         raise UsageError(
-            f"wakeup_latency={text}: not a time",
-            next_step=f"give whole microseconds, 0 to {WAKEUP_MICROSECONDS_MAX}",
+            f"{key}={text}: not a time",
+            next_step=f"give whole microseconds, 0 to {MICROSECONDS_MAX}",
         )
     return int(text)
 

@@ -113,7 +113,9 @@ def _mount(store: Store, config: MountConfig) -> _Connection:
         _init(operations, config, config.mountpoint, fuse_options(config, is_root=linux.is_root()))
         workers = None
     else:
-        workers = Workers(store, attach(config), calls=direct.CALLS)
+        workers = Workers(
+            store, attach(config), calls=direct.CALLS, busy_poll_us=config.busy_poll_us
+        )
         try:
             operations = Operations(store, data_plane=workers)
             _init(operations, config, f"/dev/fd/{workers.serves_fd}", set(pyfuse3.default_options))

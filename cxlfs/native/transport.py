@@ -61,7 +61,7 @@ _NO_ANSWER = Answer(0, 0, b"")
 
 class TransportStatistics(NamedTuple):
     """Requests and bytes since the start; ``direct_mapping``: the kernel lets files that bypass
-    its page cache be mapped.
+    its page cache be mapped; ``active_workers``: that do not rest just now.
     """
 
     reads: int
@@ -72,14 +72,15 @@ class TransportStatistics(NamedTuple):
     forwarded: int
     read_copies: int
     direct_mapping: bool
+    active_workers: int
 
 
 class Transport:
     """Serves READ and WRITE of ``fuse_fd`` in its workers, and passes the rest on.
 
     ``control_fd``: an end of a SOCK_SEQPACKET pair. ``calls``: opcodes that become calls, beside
-    READ and WRITE that cannot be served. The descriptors stay the caller's, open until
-    :meth:`close`.
+    READ and WRITE that cannot be served. ``poll_ns``: how long a worker that serves alone looks for
+    the next request before it sleeps. The descriptors stay the caller's, open until :meth:`close`.
     """
 
     def __init__(
@@ -92,20 +93,21 @@ class Transport:
         file_bytes_max: int,
         calls: Iterable[int],
         verify: bool,
+        poll_ns: int = 0,
     ) -> None:
         self._transport: Any = None
         self._fuse_fd = fuse_fd
         self.engine = engine
+        settings = {
+            "file_size_max": file_bytes_max,
+            "calls": sum(1 << opcode for opcode in calls),
+            "poll_ns": poll_ns,
+            "request_max": request_bytes_max,
+            "verify": verify,
+        }
         out = ffi.new("cxl_transport **")
         code = lib.cxl_transport_new(
-            engine.handle,
-            fuse_fd,
-            control_fd,
-            request_bytes_max,
-            file_bytes_max,
-            sum(1 << opcode for opcode in calls),
-            verify,
-            out,
+            engine.handle, fuse_fd, control_fd, ffi.new("cxl_transport_settings *", settings), out
         )
         if code != 0:
             raise failure(code, "make a transport")
@@ -187,6 +189,7 @@ class Transport:
             out.forwarded,
             out.read_copies,
             bool(out.direct_mapping),
+            out.active_workers,
         )
 
 

@@ -45,6 +45,7 @@ def test_what_fstab_says_to_others_is_ignored() -> None:
         *("uid=0", "verify=maybe", "verify", "commit=0", "commit=-1", "commit=x", "commit=nan"),
         *("commit=inf", "commit=90000", "remount", "bind", "fsname=x", "ro=1", "allow_root"),
         *("wakeup_latency", "wakeup_latency=", "wakeup_latency=-1", "wakeup_latency=1000001"),
+        *("busy_poll", "busy_poll=", "busy_poll=-1", "busy_poll=1000001", "busy_poll=0.5"),
         *("wakeup_latency=1e3", "wakeup_latency=²", f"wakeup_latency={'1' * 5000}"),
     ],
 )
@@ -54,12 +55,15 @@ def test_what_is_not_understood_is_refused(option: str) -> None:
     assert option in str(caught.value)
 
 
-def test_a_wakeup_latency_may_be_asked_for() -> None:
-    assert make_config("/s", "/m").wakeup_latency_us is None
-    for text, microseconds in (("0", 0), ("2", 2), ("1000000", 1_000_000)):
-        config = make_config("/s", "/m", options=[f"wakeup_latency={text}"])
-        assert config.wakeup_latency_us == microseconds
-        assert MountConfig.from_json(config.to_json()) == config
+@pytest.mark.parametrize("microseconds", [0, 2, 1_000_000])
+def test_times_of_waiting_may_be_asked_for(microseconds: int) -> None:
+    config = make_config("/s", "/m", options=[f"wakeup_latency={microseconds}"])
+    assert config.wakeup_latency_us == microseconds
+    assert MountConfig.from_json(config.to_json()) == config
+    config = make_config("/s", "/m", options=[f"busy_poll={microseconds}"])
+    assert config.busy_poll_us == microseconds
+    assert config.wakeup_latency_us is None
+    assert MountConfig.from_json(config.to_json()) == config
 
 
 def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

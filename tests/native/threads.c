@@ -127,8 +127,10 @@ static void send_request(connection *c, slot *s, uint64_t unique, uint64_t *rng)
         fuse_wire_header header;
         fuse_wire_write in;
         uint8_t bytes[PIECE_MAX];
-    } message = {.header = {.unique = unique, .pid = (uint32_t)(1 + unique % SLOTS)}};
+    } message = {.header = {.unique = unique, .pid = 1}};
     uint64_t kind = random_below(rng, 16);
+    if (c->number == 0)            /* the other one has a single client */
+        message.header.pid += (uint32_t)(unique % SLOTS);
     s->opcode = kind == 0 ? OTHER : kind < 8 ? FUSE_WIRE_READ : FUSE_WIRE_WRITE;
     s->number = (uint32_t)random_below(rng, FILES);
     s->size = (uint32_t)(1 + random_below(rng, random_below(rng, 2) ? 600 : PIECE_MAX));
@@ -240,7 +242,10 @@ static void connect_all(connection *c)
     c->kernel = pair[0], c->fuse = pair[1];
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0, "no sockets");
     c->control = pair[0], c->served = pair[1];
-    CHECK(cxl_transport_new(engine, c->fuse, c->control, REQUEST_MAX, FILE_BYTES, 0, 1, &c->transport) == 0, "new");
+    const cxl_transport_settings settings = {
+        .request_max = REQUEST_MAX, .file_size_max = FILE_BYTES, .verify = 1, .poll_ns = POLL_NS,
+    };
+    CHECK(cxl_transport_new(engine, c->fuse, c->control, &settings, &c->transport) == 0, "new");
     for (uint64_t i = 0; i < FILES; i++) {
         CHECK(cxl_handle_open(c->transport, i, files[i].port, 0) == 0, "a handle");
         CHECK(cxl_handle_open(c->transport, i + HANDLE_READ_ONLY, files[i].port, 1) == 0, "a handle");

@@ -76,7 +76,13 @@ class FuseSocket:
     """
 
     def __init__(
-        self, engine: Engine, content: FileMap, *, calls: Iterable[int] = (), verify: bool = True
+        self,
+        engine: Engine,
+        content: FileMap,
+        *,
+        calls: Iterable[int] = (),
+        verify: bool = True,
+        poll_ns: int = 0,
     ) -> None:
         self.engine, self.content = engine, content
         self.kernel, self._fuse = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,6 +100,7 @@ class FuseSocket:
                 file_bytes_max=FILE_BYTES_MAX,
                 calls=calls,
                 verify=verify,
+                poll_ns=poll_ns,
             )
             undo.callback(self.transport.close)
             self.port = Port(INO, content)
@@ -128,6 +135,11 @@ class FuseSocket:
     def _check(self, call: Call) -> None:
         assert call.opcode == CALL_LEASE or call.inode == INO
         assert not call.not_durable
+
+    def take_errors(self) -> list[Exception]:
+        """Those so far, which were to be expected."""
+        taken, self.errors = self.errors, []
+        return taken
 
     def join(self) -> list[Exception]:
         for thread in self._threads:
@@ -185,9 +197,10 @@ def fuse_socket(
     calls: Iterable[int] = (),
     verify: bool = True,
     workers: int = 1,
+    poll_ns: int = 0,
 ) -> Iterator[FuseSocket]:
     """Started; the writer's thread TID may write without calls."""
-    made = FuseSocket(engine, content, calls=calls, verify=verify)
+    made = FuseSocket(engine, content, calls=calls, verify=verify, poll_ns=poll_ns)
     try:
         made.start(workers)
         made.transport.allow_writes(WRITER, TID)

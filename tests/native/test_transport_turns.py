@@ -1,0 +1,165 @@
+"""How many workers of a transport wait for requests: one for a client that is alone, else all."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cxlfs.native import transport
+from tests.support.extents import room
+from tests.support.fuse_socket import (
+    IN,
+    READ,
+    READER,
+    SECONDS_MAX,
+    TID,
+    FuseSocket,
+    Kept,
+    fuse_socket,
+    refuse,
+)
+
+WORKERS = 3
+CALL = 9
+"""Opcode of a request that becomes a call."""
+REQUESTS_MAX = 200
+LONG_BYTES = 64 << 10
+
+
+@pytest.fixture(params=[0, 10_000_000, 10**12], ids=["sleeping", "polling", "polling for ever"])
+def fuse(request: pytest.FixtureRequest) -> Iterator[FuseSocket]:
+    with room() as place:
+        content = place.new_map(capacity=200_000)
+        with fuse_socket(
+            place.engine, content, calls=[CALL], workers=WORKERS, poll_ns=request.param
+        ) as made:
+            made.write(0, b"content")
+            yield made
+        assert not made.errors
+
+
+def read(fuse: FuseSocket, *, pid: int = TID, size: int = 7) -> None:
+    assert fuse.ask(READ, IN.pack(READER, 0, size), pid=pid).data == b"content"
+
+
+def active(fuse: FuseSocket) -> int:
+    return fuse.transport.statistics().active_workers
+
+
+def until(fuse: FuseSocket, workers: int, step: Callable[[], None]) -> None:
+    for _ in range(REQUESTS_MAX):
+        step()
+        if active(fuse) == workers:
+            return
+    pytest.fail(f"{active(fuse)} workers are active, not {workers}")
+
+
+def come_back(fuse: FuseSocket) -> None:
+    """They were woken: now it is for the system to let them run."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while active(fuse) != WORKERS:
+        assert time.monotonic() < deadline, f"only {active(fuse)} workers are active"
+
+
+def leave_alone(fuse: FuseSocket) -> None:
+    until(fuse, 1, lambda: read(fuse))
+    read(fuse)  # by the worker that is left, which may have slept since before
+
+
+def test_one_worker_serves_a_thread_that_is_alone(fuse: FuseSocket) -> None:
+    assert active(fuse) == WORKERS
+    leave_alone(fuse)
+
+
+def test_two_threads_get_all_workers(fuse: FuseSocket) -> None:
+    leave_alone(fuse)
+    read(fuse, pid=TID + 1)
+    come_back(fuse)
+    for number in range(REQUESTS_MAX):
+        read(fuse, pid=TID + number % 2)
+    assert active(fuse) == WORKERS
+    leave_alone(fuse)
+
+
+def test_a_long_request_gets_all_workers(fuse: FuseSocket) -> None:
+    leave_alone(fuse)
+    read(fuse, size=LONG_BYTES)
+    come_back(fuse)
+    for _ in range(REQUESTS_MAX):
+        read(fuse, size=LONG_BYTES)
+    assert active(fuse) == WORKERS
+    leave_alone(fuse)
+    assert fuse.write(0, bytes(LONG_BYTES)).data == struct.pack("=II", LONG_BYTES, 0)
+    come_back(fuse)
+
+
+def test_what_the_kernel_asks_by_itself_is_nobody_else(fuse: FuseSocket) -> None:
+    def step() -> None:
+        read(fuse)
+        read(fuse, pid=0)
+
+    until(fuse, 1, step)
+
+
+def test_nobody_waits_for_a_call_that_takes_long(fuse: FuseSocket) -> None:
+    leave_alone(fuse)
+    over = threading.Event()
+
+    def wait(call: Kept) -> transport.Answer | None:
+        assert over.wait(SECONDS_MAX)
+        return refuse(call)
+
+    fuse.on_call = wait
+    try:
+        slow = fuse.send(CALL)
+        for _ in range(REQUESTS_MAX):
+            read(fuse)
+    finally:
+        over.set()
+    assert fuse.answer().unique == slow
+
+
+def test_nobody_waits_for_a_worker_that_is_gone(fuse: FuseSocket) -> None:
+    leave_alone(fuse)
+
+    def fail(call: Kept) -> transport.Answer | None:
+        raise InterruptedError(call.opcode)
+
+    fuse.on_call = fail
+    fuse.send(CALL)
+    for _ in range(REQUESTS_MAX):
+        read(fuse)
+    assert [type(error) for error in fuse.take_errors()] == [InterruptedError]
+
+
+def test_they_look_again_after_a_rest(fuse: FuseSocket) -> None:
+    """The resting workers sleep once nothing has happened for 1 ms: then a call that takes long."""
+    leave_alone(fuse)
+    time.sleep(0.01)
+    test_nobody_waits_for_a_call_that_takes_long(fuse)
+
+
+def workers_cpu_s() -> float:
+    """Of all threads but this one."""
+    return time.process_time() - time.thread_time()
+
+
+@pytest.mark.parametrize("fuse", [10**12], indirect=True)
+def test_a_worker_polls(fuse: FuseSocket) -> None:
+    leave_alone(fuse)
+    begin_s, deadline = workers_cpu_s(), time.monotonic() + SECONDS_MAX
+    while workers_cpu_s() - begin_s < 0.05:
+        assert time.monotonic() < deadline, "nobody polls"
+        leave_alone(fuse)  # on a busy machine they may have come back
+
+
+@pytest.mark.parametrize("fuse", [0, 10_000_000], indirect=True)
+def test_a_worker_that_waits_in_vain_sleeps(fuse: FuseSocket) -> None:
+    leave_alone(fuse)
+    begin_s = workers_cpu_s()
+    time.sleep(0.3)
+    assert workers_cpu_s() - begin_s < 0.1
