@@ -26,8 +26,8 @@
 
 enum {
     LOOK_NS = 1000000,
-    ALONE_REQUESTS = 16,   /* of one thread, none of them long, until the others rest */
-    LONG_BYTES = 64 << 10, /* take as long as waking a worker */
+    ALONE_REQUESTS = 16,    /* of one thread, none of them long, until the others rest */
+    LONG_BYTES = 512 << 10, /* 256 KiB are a tenth faster with polling, 1 MiB a tenth slower */
 };
 
 static uint64_t monotonic_ns(void)
@@ -37,11 +37,12 @@ static uint64_t monotonic_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
+/* READ and WRITE have their size at the same place. */
 static bool takes_long(const request *r)
 {
     const fuse_wire_read *in = (const void *)r->arguments;
-    return r->length >= LONG_BYTES ||
-        (r->header->opcode == FUSE_WIRE_READ && r->length >= sizeof(*in) && in->size >= LONG_BYTES);
+    bool moves_data = r->header->opcode == FUSE_WIRE_READ || r->header->opcode == FUSE_WIRE_WRITE;
+    return moves_data && r->length >= sizeof(*in) && in->size >= LONG_BYTES;
 }
 
 static bool is_alone(const turns *s)

@@ -83,6 +83,7 @@ class FuseSocket:
         calls: Iterable[int] = (),
         verify: bool = True,
         poll_ns: int = 0,
+        request_bytes_max: int = REQUEST_BYTES_MAX,
     ) -> None:
         self.engine, self.content = engine, content
         self.kernel, self._fuse = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -96,7 +97,7 @@ class FuseSocket:
                 engine,
                 fuse_fd=self._fuse.fileno(),
                 control_fd=self._control.fileno(),
-                request_bytes_max=REQUEST_BYTES_MAX,
+                request_bytes_max=request_bytes_max,
                 file_bytes_max=FILE_BYTES_MAX,
                 calls=calls,
                 verify=verify,
@@ -198,9 +199,17 @@ def fuse_socket(
     verify: bool = True,
     workers: int = 1,
     poll_ns: int = 0,
+    request_bytes_max: int = REQUEST_BYTES_MAX,
 ) -> Iterator[FuseSocket]:
     """Started; the writer's thread TID may write without calls."""
-    made = FuseSocket(engine, content, calls=calls, verify=verify, poll_ns=poll_ns)
+    made = FuseSocket(
+        engine,
+        content,
+        calls=calls,
+        verify=verify,
+        poll_ns=poll_ns,
+        request_bytes_max=request_bytes_max,
+    )
     try:
         made.start(workers)
         made.transport.allow_writes(WRITER, TID)
