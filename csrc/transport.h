@@ -16,7 +16,7 @@
  * Invariants
  * - Every request that the kernel waits for is answered once: here, by the control plane (a call), or
  *   by whoever serves the other end of the socket.
- * - A worker waits for nobody but the kernel, and for room in the socket.
+ * - A worker that has taken a request waits for nobody but the kernel, and for room in the socket.
  * - Between cxl_port_stop and the next cxl_handle_allow no write of a worker is under way.
  */
 #ifndef CXLFS_TRANSPORT_H
