@@ -13,7 +13,7 @@
  * Never: reads a request, holds its lock over a system call that may sleep.
  *
  * Invariants
- * - Workers rest only while one thread is served alone, and one more worker is active.
+ * - A worker begins to rest only where one thread is served alone, and another worker waits for requests.
  * - They come back LOOK_NS after the first request that is long or of another thread, at the latest, and when
  *   the active one has been busy with one request for that long, to twice that.
  * - At most one worker polls, and only where polling has just paid.
@@ -106,18 +106,16 @@ static void look(turns *s)
     s->looking = false;
 }
 
-/* With the lock: wait while another worker is enough. Who comes back sends the next one to look. */
+/* With the lock: wait while the active ones are enough. Who comes back sends the next one to look. */
 static void rest(cxl_transport *t)
 {
     turns *s = &t->turns;
-    s->active--;
     while (is_alone(s) && s->active > 0 && !atomic_load(&t->stopping)) {
         if (s->looking)
             pthread_cond_wait(&s->rest, &s->lock);
         else
             look(s);
     }
-    s->active++;
     if (!s->looking)
         pthread_cond_signal(&s->rest);
 }
@@ -135,12 +133,11 @@ void turn_begin(cxl_worker *worker)
     cxl_transport *t = worker->transport;
     turns *s = &t->turns;
     pthread_mutex_lock(&s->lock);
-    if (!worker->active) {
-        worker->active = true;
-        s->active++;
-    }
-    if (is_alone(s) && s->active > 1)
+    s->active -= worker->active;
+    if (is_alone(s) && s->active > s->busy)
         rest(t);
+    s->active++;
+    worker->active = true;
     bool polls = is_alone(s) && s->polling_pays;
     pthread_mutex_unlock(&s->lock);
     worker->began_ns = monotonic_ns();

@@ -21,7 +21,7 @@ from typing import ClassVar
 import click
 
 from cxlfs import signatures, superblock
-from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
+from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, columns, quote
 from cxlfs.cli.target import naming_the_mount
@@ -116,14 +116,14 @@ def describe_media(kind: str, granularity: str, write_back: str) -> str:
         OccupiedError.exit_code,
     ),
 )
-@click.argument("source", type=click.Path(readable=False, path_type=Path))
+@click.argument("source", type=ANY_PATH)
 @click.option("--size", metavar="SIZE", help="Size of the file to make: 512M, 4G, 1.5T.")
 @click.option("--label", default="", metavar="NAME", help="A name for the store, up to 64 bytes.")
 @click.option("--force", is_flag=True, help="Overwrite whatever SOURCE holds.")
 @common_options
-def command(source: Path, size: str | None, label: str, *, force: bool, as_json: bool) -> None:
+def command(source: str, size: str | None, label: str, *, force: bool, as_json: bool) -> None:
     """See HELP."""
-    Output(as_json=as_json).report(make(source, size=size, label=label, force=force))
+    Output(as_json=as_json).report(make(Path(source), size=size, label=label, force=force))
 
 
 def make(source: Path, *, size: str | None, label: str, force: bool) -> Made:

@@ -23,6 +23,7 @@ from tests.support.fuse_socket import (
     fuse_socket,
     refuse,
 )
+from tests.support.mount import wait_until
 
 WORKERS = 3
 CALL = 9
@@ -56,24 +57,41 @@ def active(fuse: FuseSocket) -> int:
     return fuse.transport.statistics().active_workers
 
 
-def until(fuse: FuseSocket, workers: int, step: Callable[[], None]) -> None:
+def until_alone(fuse: FuseSocket, step: Callable[[], None]) -> None:
     for _ in range(REQUESTS_MAX):
         step()
-        if active(fuse) == workers:
+        if active(fuse) == 1:
             return
-    pytest.fail(f"{active(fuse)} workers are active, not {workers}")
+    pytest.fail(f"{active(fuse)} workers are active, not 1")
 
 
 def come_back(fuse: FuseSocket) -> None:
     """They were woken: now it is for the system to let them run."""
-    deadline = time.monotonic() + SECONDS_MAX
-    while active(fuse) != WORKERS:
-        assert time.monotonic() < deadline, f"only {active(fuse)} workers are active"
+    wait_until(lambda: active(fuse) == WORKERS, "all workers are active")
 
 
 def leave_alone(fuse: FuseSocket) -> None:
-    until(fuse, 1, lambda: read(fuse))
+    until_alone(fuse, lambda: read(fuse))
     read(fuse)  # by the worker that is left, which may have slept since before
+
+
+def take_long(fuse: FuseSocket) -> None:
+    """A call that ends after many other requests."""
+    over = threading.Event()
+
+    def wait(call: Kept) -> transport.Answer | None:
+        assert over.wait(SECONDS_MAX)
+        return refuse(call)
+
+    fuse.on_call = wait
+    try:
+        slow = fuse.send(CALL)
+        for _ in range(REQUESTS_MAX):
+            read(fuse)
+            assert active(fuse) > 1, "nobody waits for the next request"
+    finally:
+        over.set()
+    assert fuse.answer().unique == slow
 
 
 def test_one_worker_serves_a_thread_that_is_alone(fuse: FuseSocket) -> None:
@@ -108,25 +126,12 @@ def test_what_the_kernel_asks_by_itself_is_nobody_else(fuse: FuseSocket) -> None
         read(fuse)
         read(fuse, pid=0)
 
-    until(fuse, 1, step)
+    until_alone(fuse, step)
 
 
 def test_nobody_waits_for_a_call_that_takes_long(fuse: FuseSocket) -> None:
     leave_alone(fuse)
-    over = threading.Event()
-
-    def wait(call: Kept) -> transport.Answer | None:
-        assert over.wait(SECONDS_MAX)
-        return refuse(call)
-
-    fuse.on_call = wait
-    try:
-        slow = fuse.send(CALL)
-        for _ in range(REQUESTS_MAX):
-            read(fuse)
-    finally:
-        over.set()
-    assert fuse.answer().unique == slow
+    take_long(fuse)
 
 
 def test_nobody_waits_for_a_worker_that_is_gone(fuse: FuseSocket) -> None:
@@ -146,7 +151,7 @@ def test_they_look_again_after_a_rest(fuse: FuseSocket) -> None:
     """The resting workers sleep once nothing has happened for 1 ms: then a call that takes long."""
     leave_alone(fuse)
     time.sleep(0.01)
-    test_nobody_waits_for_a_call_that_takes_long(fuse)
+    take_long(fuse)
 
 
 def workers_cpu_s() -> float:
@@ -157,10 +162,13 @@ def workers_cpu_s() -> float:
 @pytest.mark.parametrize("fuse", [10**12], indirect=True)
 def test_a_worker_polls(fuse: FuseSocket) -> None:
     leave_alone(fuse)
-    begin_s, deadline = workers_cpu_s(), time.monotonic() + SECONDS_MAX
-    while workers_cpu_s() - begin_s < 0.05:
-        assert time.monotonic() < deadline, "nobody polls"
+    begin_s = workers_cpu_s()
+
+    def polled() -> bool:
         leave_alone(fuse)  # on a busy machine they may have come back
+        return workers_cpu_s() - begin_s >= 0.05
+
+    wait_until(polled, "a worker polls")
 
 
 @pytest.mark.parametrize("fuse", [0, 10_000_000], indirect=True)
