@@ -1144,6 +1144,13 @@ static int _cffi_const_CXL_FAULT_FENCE(unsigned long long *o)
   return n;
 }
 
+static int _cffi_const_CXL_FAULT_SPLICE(unsigned long long *o)
+{
+  int n = (CXL_FAULT_SPLICE) <= 0;
+  *o = (unsigned long long)((CXL_FAULT_SPLICE) | 0);  /* check that CXL_FAULT_SPLICE is an integer */
+  return n;
+}
+
 static int _cffi_const_CXL_FAULT_KINDS(unsigned long long *o)
 {
   int n = (CXL_FAULT_KINDS) <= 0;
@@ -1295,6 +1302,7 @@ static void _cffi_checkfld_typedef_cxl_transport_settings(cxl_transport_settings
   (void)((p->file_size_max) | 0);  /* check that 'cxl_transport_settings.file_size_max' is an integer */
   (void)((p->calls) | 0);  /* check that 'cxl_transport_settings.calls' is an integer */
   (void)((p->poll_ns) | 0);  /* check that 'cxl_transport_settings.poll_ns' is an integer */
+  (void)((p->splice_min) | 0);  /* check that 'cxl_transport_settings.splice_min' is an integer */
   (void)((p->request_max) | 0);  /* check that 'cxl_transport_settings.request_max' is an integer */
   (void)((p->verify) | 0);  /* check that 'cxl_transport_settings.verify' is an integer */
 }
@@ -1312,6 +1320,7 @@ static void _cffi_checkfld_typedef_cxl_transport_stats(cxl_transport_stats *p)
   (void)((p->calls) | 0);  /* check that 'cxl_transport_stats.calls' is an integer */
   (void)((p->forwarded) | 0);  /* check that 'cxl_transport_stats.forwarded' is an integer */
   (void)((p->read_copies) | 0);  /* check that 'cxl_transport_stats.read_copies' is an integer */
+  (void)((p->spliced_reads) | 0);  /* check that 'cxl_transport_stats.spliced_reads' is an integer */
   (void)((p->direct_mapping) | 0);  /* check that 'cxl_transport_stats.direct_mapping' is an integer */
   (void)((p->active_workers) | 0);  /* check that 'cxl_transport_stats.active_workers' is an integer */
 }
@@ -6489,6 +6498,7 @@ static const struct _cffi_global_s _cffi_globals[] = {
   { "CXL_FAULT_KINDS", (void *)_cffi_const_CXL_FAULT_KINDS, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_FAULT_MAP", (void *)_cffi_const_CXL_FAULT_MAP, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_FAULT_MSYNC", (void *)_cffi_const_CXL_FAULT_MSYNC, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
+  { "CXL_FAULT_SPLICE", (void *)_cffi_const_CXL_FAULT_SPLICE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_FAULT_WRITE_BACK", (void *)_cffi_const_CXL_FAULT_WRITE_BACK, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_GRANULARITY_BYTE", (void *)_cffi_const_CXL_GRANULARITY_BYTE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
   { "CXL_GRANULARITY_LINE", (void *)_cffi_const_CXL_GRANULARITY_LINE, _CFFI_OP(_CFFI_OP_ENUM, -1), (void *)0 },
@@ -6768,6 +6778,9 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "poll_ns", offsetof(cxl_transport_settings, poll_ns),
                sizeof(((cxl_transport_settings *)0)->poll_ns),
                _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "splice_min", offsetof(cxl_transport_settings, splice_min),
+                  sizeof(((cxl_transport_settings *)0)->splice_min),
+                  _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "request_max", offsetof(cxl_transport_settings, request_max),
                    sizeof(((cxl_transport_settings *)0)->request_max),
                    _CFFI_OP(_CFFI_OP_NOOP, 199) },
@@ -6795,6 +6808,9 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "read_copies", offsetof(cxl_transport_stats, read_copies),
                    sizeof(((cxl_transport_stats *)0)->read_copies),
                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "spliced_reads", offsetof(cxl_transport_stats, spliced_reads),
+                     sizeof(((cxl_transport_stats *)0)->spliced_reads),
+                     _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "direct_mapping", offsetof(cxl_transport_stats, direct_mapping),
                       sizeof(((cxl_transport_stats *)0)->direct_mapping),
                       _CFFI_OP(_CFFI_OP_NOOP, 15) },
@@ -6823,9 +6839,9 @@ static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
   { "$cxl_segment_ref", 431, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_segment_ref), offsetof(struct _cffi_align_typedef_cxl_segment_ref, y), 53, 4 },
   { "$cxl_transport_settings", 433, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_transport_settings), offsetof(struct _cffi_align_typedef_cxl_transport_settings, y), 57, 5 },
+    sizeof(cxl_transport_settings), offsetof(struct _cffi_align_typedef_cxl_transport_settings, y), 57, 6 },
   { "$cxl_transport_stats", 434, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 62, 9 },
+    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 63, 10 },
   { "cxl_engine", 420, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "cxl_map", 425, _CFFI_F_OPAQUE,
@@ -6849,7 +6865,7 @@ static const struct _cffi_enum_s _cffi_enums[] = {
     "CXL_EVENT_STORE,CXL_EVENT_COPY,CXL_EVENT_WRITE_BACK,CXL_EVENT_FENCE,CXL_EVENT_MARK" },
   { "$4", 439, _cffi_prim_int(4, 0),
     "CXL_FAULT_ALLOCATE,CXL_FAULT_WRITE_BACK,CXL_FAULT_COPY,CXL_FAULT_MSYNC,CXL_FAULT_MAP,CXL_FAULT_FENCE,"
-    "CXL_FAULT_KINDS" },
+    "CXL_FAULT_SPLICE,CXL_FAULT_KINDS" },
   { "$5", 440, _cffi_prim_int(4, 0),
     "CXL_CALL_LEASE" },
 };
@@ -6881,7 +6897,7 @@ static const struct _cffi_type_context_s _cffi_type_context = {
   _cffi_struct_unions,
   _cffi_enums,
   _cffi_typenames,
-  108,  /* num_globals */
+  109,  /* num_globals */
   17,  /* num_struct_unions */
   5,  /* num_enums */
   17,  /* num_typenames */

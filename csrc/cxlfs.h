@@ -89,7 +89,7 @@ int cxl_media_record_view(cxl_media *media, const void **log, uint64_t *length);
 /* Tests only: make the n-th (from 1) call of a kind fail from now on once; n = 0 switches it off.
  * cxl_fault_count tells how many calls of the kind there were since the switch was set. */
 enum { CXL_FAULT_ALLOCATE = 0, CXL_FAULT_WRITE_BACK = 1, CXL_FAULT_COPY = 2, CXL_FAULT_MSYNC = 3, CXL_FAULT_MAP = 4,
-       CXL_FAULT_FENCE = 5, CXL_FAULT_KINDS = 6 };
+       CXL_FAULT_FENCE = 5, CXL_FAULT_SPLICE = 6, CXL_FAULT_KINDS = 7 };
 int cxl_fault_set(uint32_t kind, uint64_t nth);
 uint64_t cxl_fault_count(uint32_t kind);
 
@@ -327,6 +327,7 @@ typedef struct {
     uint64_t calls;         /* that they handed to the control plane */
     uint64_t forwarded;     /* to the other end of the socket */
     uint64_t read_copies;   /* reads that were copied because they lie in several places */
+    uint64_t spliced_reads; /* reads whose answer went through a pipe */
     uint64_t direct_mapping; /* 1: the kernel lets files that bypass its page cache be mapped */
     uint64_t active_workers; /* that wait for requests or serve them just now; the others rest */
 } cxl_transport_stats;
@@ -335,6 +336,8 @@ typedef struct {
     uint64_t file_size_max; /* bytes; writes beyond it become calls */
     uint64_t calls;         /* bit n is set when requests with opcode n become calls, beside those that must */
     uint64_t poll_ns;       /* how long a worker that serves alone looks for the next request before it sleeps */
+    uint64_t splice_min;    /* reads of as many bytes are answered through a pipe; 0: none. For /dev/fuse: a
+                             * socket that keeps the borders of messages would cut the answer */
     uint32_t request_max;   /* largest READ and WRITE, bytes; a multiple of 4096 */
     int32_t verify;         /* as cxl_map_read */
 } cxl_transport_settings;

@@ -88,6 +88,7 @@ int cxl_worker_new(cxl_transport *transport, cxl_worker **out)
         return -ENOMEM;
     }
     worker->buffer = buffer;
+    splice_open(worker);
     pthread_mutex_lock(&transport->workers_lock);
     worker->next = transport->workers;
     transport->workers = worker;
@@ -108,6 +109,7 @@ void cxl_worker_free(cxl_worker *worker)
         link = &(*link)->next;
     *link = worker->next;
     pthread_mutex_unlock(&t->workers_lock);
+    splice_close(worker);
     munmap(worker->buffer, buffer_bytes(t));
     free(worker);
 }
@@ -349,6 +351,7 @@ void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out
         .calls = atomic_load(&transport->call_count),
         .forwarded = atomic_load(&transport->forwarded),
         .read_copies = atomic_load(&transport->read_copies),
+        .spliced_reads = atomic_load(&transport->spliced_reads),
         .active_workers = turns_active(&transport->turns),
         .direct_mapping = offered & FUSE_WIRE2_DIRECT_IO_ALLOW_MMAP ? 1 : 0,
     };

@@ -84,6 +84,8 @@ struct cxl_worker {
     pthread_t thread;             /* that serves just now, if any */
     bool serving;                 /* transport.workers_lock */
     uint8_t *buffer;
+    int pipe[2];
+    size_t pipe_bytes;            /* 0: there is none */
     uint64_t lease_inode;         /* to be told with the next call; 0: none */
     uint64_t began_ns;            /* to wait for a request */
     bool active;                  /* counted as such in turns */
@@ -114,7 +116,7 @@ struct cxl_transport {
     _Atomic uint32_t kernel_flags; /* what it offers */
     _Atomic uint32_t kernel_flags2;
 
-    _Atomic uint64_t reads, writes, read_bytes, write_bytes, call_count, forwarded, read_copies;
+    _Atomic uint64_t reads, writes, read_bytes, write_bytes, call_count, forwarded, read_copies, spliced_reads;
 };
 
 /* transport_ports.c */
@@ -137,6 +139,13 @@ bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *erro
 void forward(cxl_transport *t, request *r);
 /* The thread that passes answers and notifications back. */
 void *relay_main(void *transport);
+
+/* transport_splice.c */
+/* Make the worker's pipe, if that is possible: else there is none. */
+void splice_open(cxl_worker *worker);
+void splice_close(cxl_worker *worker);
+/* Answer with many bytes, which stay as they are meanwhile. False: they must be written instead. */
+bool splice_reply(cxl_worker *worker, uint64_t unique, const void *data, size_t length);
 
 /* transport_turns.c */
 void turns_init(turns *s);

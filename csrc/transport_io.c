@@ -13,10 +13,13 @@
 /* --------------------------------------------------------------------------------------- read */
 
 /* False: the kernel could not take them from here. */
-static bool deliver_bytes(cxl_transport *t, const request *r, const void *bytes, size_t length)
+static bool deliver_bytes(cxl_worker *worker, const request *r, const void *bytes, size_t length)
 {
-    if (reply(t, r->header->unique, 0, bytes, length) != 0)
+    cxl_transport *t = worker->transport;
+    bool spliced = splice_reply(worker, r->header->unique, bytes, length);
+    if (!spliced && reply(t, r->header->unique, 0, bytes, length) != 0)
         return false;
+    atomic_fetch_add_explicit(&t->spliced_reads, spliced, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->reads, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->read_bytes, length, memory_order_relaxed);
     return true;
@@ -33,7 +36,7 @@ static bool read_map(cxl_worker *worker, const request *r, cxl_map *map, const f
     if (count < 0)
         return false;
     if (count > 0) {
-        bool delivered = deliver_bytes(t, r, address, (size_t)count);
+        bool delivered = deliver_bytes(worker, r, address, (size_t)count);
         extent_drop(t->engine, held);
         return delivered;
     }
@@ -42,7 +45,7 @@ static bool read_map(cxl_worker *worker, const request *r, cxl_map *map, const f
     if (count < 0)
         return false;
     atomic_fetch_add_explicit(&t->read_copies, count > 0, memory_order_relaxed);
-    return deliver_bytes(t, r, copy, (size_t)count);
+    return deliver_bytes(worker, r, copy, (size_t)count);
 }
 
 bool serve_read(cxl_worker *worker, const request *r)

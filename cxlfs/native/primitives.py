@@ -79,6 +79,7 @@ class FaultKind(enum.IntEnum):
     MSYNC = lib.CXL_FAULT_MSYNC
     MAP = lib.CXL_FAULT_MAP
     FENCE = lib.CXL_FAULT_FENCE
+    SPLICE = lib.CXL_FAULT_SPLICE
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class TransportStatistics(NamedTuple):
     calls: int
     forwarded: int
     read_copies: int
+    spliced_reads: int
     direct_mapping: bool
     active_workers: int
 
@@ -80,7 +81,9 @@ class Transport:
 
     ``control_fd``: an end of a SOCK_SEQPACKET pair. ``calls``: opcodes that become calls, beside
     READ and WRITE that cannot be served. ``poll_ns``: how long a worker that serves alone looks for
-    the next request before it sleeps. The descriptors stay the caller's, open until :meth:`close`.
+    the next request before it sleeps. ``splice_bytes_min``: reads from this size on are answered
+    through a pipe (0: none), which needs a descriptor that takes an answer in parts, as /dev/fuse
+    does. The descriptors stay the caller's, open until :meth:`close`.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Transport:
         calls: Iterable[int],
         verify: bool,
         poll_ns: int = 0,
+        splice_bytes_min: int = 0,
     ) -> None:
         self._transport: Any = None
         self._fuse_fd = fuse_fd
@@ -102,6 +106,7 @@ class Transport:
             "file_size_max": file_bytes_max,
             "calls": sum(1 << opcode for opcode in calls),
             "poll_ns": poll_ns,
+            "splice_min": splice_bytes_min,
             "request_max": request_bytes_max,
             "verify": verify,
         }
@@ -188,6 +193,7 @@ class Transport:
             out.calls,
             out.forwarded,
             out.read_copies,
+            out.spliced_reads,
             bool(out.direct_mapping),
             out.active_workers,
         )

@@ -157,6 +157,15 @@ def test_data_goes_past_python(place: Workplace) -> None:
     assert calls < 40
 
 
+def test_long_reads_go_through_a_pipe(place: Workplace) -> None:
+    content = os.urandom(8 * MIB + 12_345)
+    (place.mountpoint / "file").write_bytes(content)
+    before = count(place, "spliced_reads")
+    with (place.mountpoint / "file").open("rb", buffering=0) as stream:
+        assert b"".join(iter(lambda: stream.read(MIB // 2), b"")) == content
+    wait_until(lambda: count(place, "spliced_reads") - before >= 16, "the reads are counted")
+
+
 def test_room_is_allocated_punched_and_zeroed(place: Workplace) -> None:
     file = place.mountpoint / "file"
     file.write_bytes(b"x" * 100_000)

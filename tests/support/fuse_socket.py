@@ -1,6 +1,8 @@
 """The kernel's end of a transport, in Python: a SOCK_SEQPACKET pair in place of /dev/fuse.
 
 Like /dev/fuse it keeps the borders of messages: a read(2) is one request, a writev(2) one answer.
+An answer that comes through a pipe it would cut: where there may be some, it is a SOCK_STREAM pair,
+and requests wait for each other.
 """
 
 from __future__ import annotations
@@ -84,9 +86,12 @@ class FuseSocket:
         verify: bool = True,
         poll_ns: int = 0,
         request_bytes_max: int = REQUEST_BYTES_MAX,
+        splice_bytes_min: int = 0,
     ) -> None:
         self.engine, self.content = engine, content
-        self.kernel, self._fuse = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stream = splice_bytes_min > 0
+        kind = socket.SOCK_STREAM if self._stream else socket.SOCK_SEQPACKET
+        self.kernel, self._fuse = socket.socketpair(socket.AF_UNIX, kind)
         self.served, self._control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self.kernel, self.served):
             end.settimeout(SECONDS_MAX)
@@ -102,6 +107,7 @@ class FuseSocket:
                 calls=calls,
                 verify=verify,
                 poll_ns=poll_ns,
+                splice_bytes_min=splice_bytes_min,
             )
             undo.callback(self.transport.close)
             self.port = Port(INO, content)
@@ -165,8 +171,12 @@ class FuseSocket:
         return unique
 
     def answer(self) -> Answer:
-        message = self.kernel.recv(1 << 20)
+        message = self.kernel.recv(REPLY.size if self._stream else 1 << 20)
         length, error, unique = REPLY.unpack_from(message)
+        while self._stream and len(message) < length:
+            part = self.kernel.recv(length - len(message))
+            assert part, "the transport closed its end"
+            message += part
         assert length == len(message)
         return Answer(unique, -error, message[REPLY.size :])
 
@@ -200,6 +210,7 @@ def fuse_socket(
     workers: int = 1,
     poll_ns: int = 0,
     request_bytes_max: int = REQUEST_BYTES_MAX,
+    splice_bytes_min: int = 0,
 ) -> Iterator[FuseSocket]:
     """Started; the writer's thread TID may write without calls."""
     made = FuseSocket(
@@ -209,6 +220,7 @@ def fuse_socket(
         verify=verify,
         poll_ns=poll_ns,
         request_bytes_max=request_bytes_max,
+        splice_bytes_min=splice_bytes_min,
     )
     try:
         made.start(workers)
