@@ -19,6 +19,8 @@ from cxlfs.verify import run_passes
 from tests.support.shop import open_for_overwrite
 from tests.support.stores import Entry, format_small, new_store, picture, read_file, write_file
 
+STORE_KINDS = [kind for kind in FaultKind if kind not in (FaultKind.MAP, FaultKind.SPLICE)]
+"""What an open store calls: the others belong to opening a source and to answering a request."""
 FAILURES = (OutOfMemoryError, MediaError, ReadOnlyError)
 RUNS_MAX = 300
 
@@ -134,7 +136,7 @@ def _without_root(store: Store) -> dict[bytes, Entry]:
 
 
 @pytest.mark.parametrize("granularity", [Granularity.LINE, Granularity.PAGE], ids=lambda g: g.name)
-@pytest.mark.parametrize("kind", [k for k in FaultKind if k is not FaultKind.MAP])
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_nth_failure(kind: FaultKind, granularity: Granularity) -> None:
     failed = 0
     for nth in range(1, RUNS_MAX):
@@ -168,7 +170,7 @@ def crashed_image(granularity: Granularity) -> tuple[bytes, dict[bytes, Entry]]:
 
 
 @pytest.mark.parametrize("granularity", [Granularity.LINE, Granularity.PAGE], ids=lambda g: g.name)
-@pytest.mark.parametrize("kind", [k for k in FaultKind if k is not FaultKind.MAP])
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_nth_failure_while_opening(kind: FaultKind, granularity: Granularity) -> None:
     """Recovery fails or is refused; the next one shows what there was, whatever the first left."""
     image, expected = crashed_image(granularity)
@@ -217,7 +219,7 @@ def _open_and_drop(media: MemoryMedia) -> bool:
 
 
 @pytest.mark.parametrize("granularity", [Granularity.LINE, Granularity.PAGE], ids=lambda g: g.name)
-@pytest.mark.parametrize("kind", [k for k in FaultKind if k is not FaultKind.MAP])
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_nth_failure_of_mkfs(kind: FaultKind, granularity: Granularity) -> None:
     """Mkfs says so; tried again it makes a store."""
     for nth in range(1, RUNS_MAX):
