@@ -1321,8 +1321,10 @@ static void _cffi_checkfld_typedef_cxl_transport_stats(cxl_transport_stats *p)
   (void)((p->forwarded) | 0);  /* check that 'cxl_transport_stats.forwarded' is an integer */
   (void)((p->read_copies) | 0);  /* check that 'cxl_transport_stats.read_copies' is an integer */
   (void)((p->spliced_reads) | 0);  /* check that 'cxl_transport_stats.spliced_reads' is an integer */
+  (void)((p->ahead_bytes) | 0);  /* check that 'cxl_transport_stats.ahead_bytes' is an integer */
   (void)((p->direct_mapping) | 0);  /* check that 'cxl_transport_stats.direct_mapping' is an integer */
   (void)((p->active_workers) | 0);  /* check that 'cxl_transport_stats.active_workers' is an integer */
+  (void)((p->busy_workers) | 0);  /* check that 'cxl_transport_stats.busy_workers' is an integer */
 }
 struct _cffi_align_typedef_cxl_transport_stats { char x; cxl_transport_stats y; };
 
@@ -6811,12 +6813,18 @@ static const struct _cffi_field_s _cffi_fields[] = {
   { "spliced_reads", offsetof(cxl_transport_stats, spliced_reads),
                      sizeof(((cxl_transport_stats *)0)->spliced_reads),
                      _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "ahead_bytes", offsetof(cxl_transport_stats, ahead_bytes),
+                   sizeof(((cxl_transport_stats *)0)->ahead_bytes),
+                   _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "direct_mapping", offsetof(cxl_transport_stats, direct_mapping),
                       sizeof(((cxl_transport_stats *)0)->direct_mapping),
                       _CFFI_OP(_CFFI_OP_NOOP, 15) },
   { "active_workers", offsetof(cxl_transport_stats, active_workers),
                       sizeof(((cxl_transport_stats *)0)->active_workers),
                       _CFFI_OP(_CFFI_OP_NOOP, 15) },
+  { "busy_workers", offsetof(cxl_transport_stats, busy_workers),
+                    sizeof(((cxl_transport_stats *)0)->busy_workers),
+                    _CFFI_OP(_CFFI_OP_NOOP, 15) },
 };
 
 static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
@@ -6841,7 +6849,7 @@ static const struct _cffi_struct_union_s _cffi_struct_unions[] = {
   { "$cxl_transport_settings", 433, _CFFI_F_CHECK_FIELDS,
     sizeof(cxl_transport_settings), offsetof(struct _cffi_align_typedef_cxl_transport_settings, y), 57, 6 },
   { "$cxl_transport_stats", 434, _CFFI_F_CHECK_FIELDS,
-    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 63, 10 },
+    sizeof(cxl_transport_stats), offsetof(struct _cffi_align_typedef_cxl_transport_stats, y), 63, 12 },
   { "cxl_engine", 420, _CFFI_F_OPAQUE,
     (size_t)-1, -1, -1, 0 /* opaque */ },
   { "cxl_map", 425, _CFFI_F_OPAQUE,

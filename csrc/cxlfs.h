@@ -328,8 +328,10 @@ typedef struct {
     uint64_t forwarded;     /* to the other end of the socket */
     uint64_t read_copies;   /* reads that were copied because they lie in several places */
     uint64_t spliced_reads; /* reads whose answer went through a pipe */
+    uint64_t ahead_bytes;   /* of reads: verified before they were asked for */
     uint64_t direct_mapping; /* 1: the kernel lets files that bypass its page cache be mapped */
     uint64_t active_workers; /* that wait for requests or serve them just now; the others rest */
+    uint64_t busy_workers;  /* of these: serve */
 } cxl_transport_stats;
 
 typedef struct {

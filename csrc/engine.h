@@ -177,6 +177,8 @@ typedef struct {
 /* Deliver a range to target, or only check it (target NULL): 0, or -EIO with *fault. */
 int extent_read(cxl_engine *engine, const extent_range *range, uint8_t *target, bool verify,
                 cxl_fault *fault);
+/* Where it lies in the mapped media. */
+const uint8_t *range_address(const cxl_engine *engine, const extent_range *range);
 
 /* --------------------------------------------------------------------------------- references */
 
@@ -288,9 +290,9 @@ static inline void map_use(cxl_map *map)
     atomic_fetch_add_explicit(&map->users, 1, memory_order_relaxed);
 }
 
-/* As cxl_map_peek, and the extent stays held until extent_drop: bytes at *address for a reply. */
-int64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, bool verify, const void **address,
-                 extent **held, cxl_fault *fault);
+/* Where up to length bytes lie, if in one piece: their number, and the extent stays held until extent_drop;
+ * else 0, and no extent is held. Nothing is verified. */
+uint64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held);
 
 /* Cut, put references (extent NULL: a hole), set the size, all or nothing, without marks. */
 int map_apply(cxl_map *map, uint64_t cut, const reference *refs, uint64_t count, uint64_t size);

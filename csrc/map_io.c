@@ -109,43 +109,45 @@ int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t lengt
     return result;
 }
 
-int64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, bool verify, const void **address,
-                 extent **held, cxl_fault *fault)
+const uint8_t *range_address(const cxl_engine *engine, const extent_range *range)
 {
-    cxl_engine *engine = map->engine;
-    extent_range range = {.extent = NULL};
+    return (const uint8_t *)cxl_media_base(engine->media) + range->extent->media_offset +
+           range->extent_offset;
+}
+
+uint64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held)
+{
+    bool found = false;
     length = clip_to_size(map, offset, length);
     if (length == 0)
         return 0;
     pthread_rwlock_rdlock(&map->lock);
     reference *ref = tree_at(&map->content, tree_find(&map->content, offset));
     if (ref != NULL && ref->file_offset <= offset && reference_end(ref) - offset >= length) {
-        range = range_of(ref, offset, offset + length);
-        extent_hold(range.extent);
+        *held = range_of(ref, offset, offset + length);
+        found = held->extent != NULL;
+        if (found)
+            extent_hold(held->extent);
     }
     pthread_rwlock_unlock(&map->lock);
-    if (range.extent == NULL)
-        return 0;
-    int result = verify ? extent_read(engine, &range, NULL, true, fault) : 0;
-    if (result != 0) {
-        extent_drop(engine, range.extent);
-        return result;
-    }
-    const uint8_t *base = cxl_media_base(engine->media);
-    *address = base + range.extent->media_offset + range.extent_offset;
-    *held = range.extent;
-    atomic_fetch_add_explicit(&engine->bytes_read, length, memory_order_relaxed);
-    return (int64_t)length;
+    return found ? length : 0;
 }
 
 int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify,
                      const void **address, cxl_fault *fault)
 {
-    extent *held;
-    int64_t result = map_hold(map, offset, length, verify != 0, address, &held, fault);
-    if (result > 0)
-        extent_drop(map->engine, held);
-    return result;
+    cxl_engine *engine = map->engine;
+    extent_range range;
+    length = map_hold(map, offset, length, &range);
+    if (length == 0)
+        return 0;
+    int result = verify ? extent_read(engine, &range, NULL, true, fault) : 0;
+    *address = range_address(engine, &range);
+    extent_drop(engine, range.extent);
+    if (result != 0)
+        return result;
+    atomic_fetch_add_explicit(&engine->bytes_read, length, memory_order_relaxed);
+    return (int64_t)length;
 }
 
 int cxl_map_punch(cxl_map *map, uint64_t offset, uint64_t length)

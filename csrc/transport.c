@@ -342,7 +342,8 @@ void cxl_transport_stop(cxl_transport *transport)
 
 void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out)
 {
-    uint32_t offered = atomic_load(&transport->kernel_flags2);
+    uint32_t active, busy, offered = atomic_load(&transport->kernel_flags2);
+    turns_count(&transport->turns, &active, &busy);
     *out = (cxl_transport_stats){
         .reads = atomic_load(&transport->reads),
         .writes = atomic_load(&transport->writes),
@@ -351,8 +352,10 @@ void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out
         .calls = atomic_load(&transport->call_count),
         .forwarded = atomic_load(&transport->forwarded),
         .read_copies = atomic_load(&transport->read_copies),
+        .ahead_bytes = atomic_load(&transport->ahead_bytes),
         .spliced_reads = atomic_load(&transport->spliced_reads),
-        .active_workers = turns_active(&transport->turns),
+        .active_workers = active,
+        .busy_workers = busy,
         .direct_mapping = offered & FUSE_WIRE2_DIRECT_IO_ALLOW_MMAP ? 1 : 0,
     };
 }

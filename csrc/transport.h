@@ -32,6 +32,9 @@ enum {
     MESSAGE_BYTES = CONTROL_BYTES_MAX + BLOCK_BYTES,
     HANDLE_BUCKETS_MIN = 64,
     WRITERS_MAX = 8,              /* threads of one handle that may write without a call */
+    /* A request from here on is long: all workers wait for the next one. Of a program that is alone 256 KiB
+     * are a tenth faster with one worker, which polls, 1 MiB a tenth slower. */
+    LONG_BYTES = 512 << 10,
 };
 
 struct cxl_port {
@@ -45,6 +48,15 @@ struct cxl_port {
     uint32_t users;               /* handles, requests, and the owner */
 };
 
+/* What the next read of a handle will want, verified already: transport_ahead.c. */
+typedef struct {
+    uint64_t serial;              /* of the work on it; 0: there is none */
+    uint64_t extent_id;
+    uint64_t extent_offset;
+    uint64_t done;                /* bytes verified */
+    uint64_t began_ns;
+} verified_ahead;
+
 typedef struct handle handle;
 struct handle {
     handle *next;                 /* in its bucket */
@@ -54,6 +66,8 @@ struct handle {
     uint64_t allowed;             /* generation of the port; 0: never */
     uint32_t writers[WRITERS_MAX];
     uint32_t writer_count;
+    uint64_t read_end;            /* port->lock, as the following: where the last long read ended */
+    verified_ahead ahead;
 };
 
 /* A request between reading and answering it: header, arguments and payload, one after the other. */
@@ -116,7 +130,9 @@ struct cxl_transport {
     _Atomic uint32_t kernel_flags; /* what it offers */
     _Atomic uint32_t kernel_flags2;
 
-    _Atomic uint64_t reads, writes, read_bytes, write_bytes, call_count, forwarded, read_copies, spliced_reads;
+    _Atomic uint64_t reads, writes, read_bytes, write_bytes, call_count, forwarded, read_copies, spliced_reads,
+                     ahead_bytes;
+    _Atomic uint64_t ahead_serial;
 };
 
 /* transport_ports.c */
@@ -128,6 +144,15 @@ cxl_port *port_for_read(cxl_transport *t, uint64_t id, cxl_map **map);
 cxl_port *port_for_write(cxl_transport *t, uint64_t id, uint32_t pid, cxl_map **map);
 void port_wrote(cxl_port *port, bool any);
 void port_drop(cxl_port *port);
+/* The handle, which stays until handle_unlock, with its port's lock; NULL: it was closed. */
+handle *handle_lock(cxl_transport *t, uint64_t id);
+void handle_unlock(cxl_transport *t, handle *h);
+
+/* transport_ahead.c */
+/* How many bytes at the beginning of range are verified, for one answer by this handle. */
+uint64_t ahead_take(cxl_transport *t, uint64_t id, const extent_range *range);
+/* After an answer of count bytes: verify the same number behind them, until a read wants them. */
+void ahead_verify(cxl_worker *worker, cxl_map *map, const fuse_wire_read *in, uint64_t count);
 
 /* transport_io.c: false: the control plane must serve it. */
 bool serve_read(cxl_worker *worker, const request *r);
@@ -152,12 +177,14 @@ void turns_init(turns *s);
 void turns_free(turns *s);
 /* Let go of the workers that rest; after stopping was set. */
 void turns_stop(turns *s);
-uint32_t turns_active(turns *s);
+void turns_count(turns *s, uint32_t *active, uint32_t *busy);
 /* Return when it is this worker's turn to read a request, or the transport is stopping. */
 void turn_begin(cxl_worker *worker);
 void turn_took(cxl_worker *worker, const request *r);
 /* The request that it took, if any, is served. */
 void turn_end(cxl_worker *worker);
+/* Whether requests are taken without the caller, who serves one. */
+bool turn_others_wait(turns *s);
 /* It will not begin again for now. */
 void turn_leave(cxl_worker *worker);
 

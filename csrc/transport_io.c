@@ -25,27 +25,47 @@ static bool deliver_bytes(cxl_worker *worker, const request *r, const void *byte
     return true;
 }
 
+/* What the media has in one piece goes to the kernel from there. */
+static bool read_in_place(cxl_worker *worker, const request *r, const fuse_wire_read *in,
+                          const extent_range *range)
+{
+    cxl_transport *t = worker->transport;
+    extent_range rest = *range;
+    cxl_fault fault;
+    if (t->settings.verify) {
+        uint64_t done = ahead_take(t, in->handle, range);
+        rest.extent_offset += done;
+        rest.length -= done;
+        if (rest.length > 0 && extent_read(t->engine, &rest, NULL, true, &fault) != 0)
+            return false;
+        atomic_fetch_add_explicit(&t->ahead_bytes, done, memory_order_relaxed);
+    }
+    atomic_fetch_add_explicit(&t->engine->bytes_read, range->length, memory_order_relaxed);
+    return deliver_bytes(worker, r, range_address(t->engine, range), range->length);
+}
+
 static bool read_map(cxl_worker *worker, const request *r, cxl_map *map, const fuse_wire_read *in)
 {
     cxl_transport *t = worker->transport;
     uint8_t *copy = worker->buffer + HEADROOM_BYTES;
-    const void *address;
-    extent *held;
+    extent_range range;
     cxl_fault fault;
-    int64_t count = map_hold(map, in->offset, in->size, t->settings.verify, &address, &held, &fault);
-    if (count < 0)
-        return false;
-    if (count > 0) {
-        bool delivered = deliver_bytes(worker, r, address, (size_t)count);
-        extent_drop(t->engine, held);
+    if (map_hold(map, in->offset, in->size, &range) > 0) {
+        bool delivered = read_in_place(worker, r, in, &range);
+        extent_drop(t->engine, range.extent);
+        if (delivered)
+            ahead_verify(worker, map, in, range.length);
         return delivered;
     }
 
-    count = cxl_map_read(map, in->offset, copy, in->size, t->settings.verify, &fault);
+    int64_t count = cxl_map_read(map, in->offset, copy, in->size, t->settings.verify, &fault);
     if (count < 0)
         return false;
     atomic_fetch_add_explicit(&t->read_copies, count > 0, memory_order_relaxed);
-    return deliver_bytes(worker, r, copy, (size_t)count);
+    if (!deliver_bytes(worker, r, copy, (size_t)count))
+        return false;
+    ahead_verify(worker, map, in, (uint64_t)count);
+    return true;
 }
 
 bool serve_read(cxl_worker *worker, const request *r)

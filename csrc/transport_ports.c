@@ -207,6 +207,23 @@ void cxl_handle_allow(cxl_transport *transport, uint64_t id, uint32_t pid)
     pthread_rwlock_unlock(&transport->handles);
 }
 
+handle *handle_lock(cxl_transport *t, uint64_t id)
+{
+    pthread_rwlock_rdlock(&t->handles);
+    handle *h = find(t, id);
+    if (h != NULL)
+        pthread_mutex_lock(&h->port->lock);
+    else
+        pthread_rwlock_unlock(&t->handles);
+    return h;
+}
+
+void handle_unlock(cxl_transport *t, handle *h)
+{
+    pthread_mutex_unlock(&h->port->lock);
+    pthread_rwlock_unlock(&t->handles);
+}
+
 /* ----------------------------------------------------------------------------------- requests */
 
 cxl_port *port_for_read(cxl_transport *t, uint64_t id, cxl_map **map)

@@ -27,7 +27,6 @@
 enum {
     LOOK_NS = 1000000,
     ALONE_REQUESTS = 16,    /* of one thread, none of them long, until the others rest */
-    LONG_BYTES = 512 << 10, /* 256 KiB are a tenth faster with polling, 1 MiB a tenth slower */
 };
 
 static uint64_t monotonic_ns(void)
@@ -76,12 +75,12 @@ void turns_stop(turns *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-uint32_t turns_active(turns *s)
+void turns_count(turns *s, uint32_t *active, uint32_t *busy)
 {
     pthread_mutex_lock(&s->lock);
-    uint32_t active = s->active;
+    *active = s->active;
+    *busy = s->busy;
     pthread_mutex_unlock(&s->lock);
-    return active;
 }
 
 /* ------------------------------------------------------------------------------------- resting */
@@ -176,6 +175,13 @@ void turn_end(cxl_worker *worker)
     pthread_mutex_lock(&s->lock);
     s->busy--;
     pthread_mutex_unlock(&s->lock);
+}
+
+bool turn_others_wait(turns *s)
+{
+    uint32_t active, busy;
+    turns_count(s, &active, &busy);
+    return active > busy;
 }
 
 void turn_leave(cxl_worker *worker)

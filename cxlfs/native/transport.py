@@ -60,8 +60,9 @@ _NO_ANSWER = Answer(0, 0, b"")
 
 
 class TransportStatistics(NamedTuple):
-    """Requests and bytes since the start; ``direct_mapping``: the kernel lets files that bypass
-    its page cache be mapped; ``active_workers``: that do not rest just now.
+    """Requests and bytes since the start; ``ahead_bytes``: of reads, verified before they were
+    asked for; ``direct_mapping``: the kernel lets files that bypass its page cache be mapped;
+    ``active_workers``: that do not rest just now, ``busy_workers``: of these, serve a request.
     """
 
     reads: int
@@ -72,8 +73,10 @@ class TransportStatistics(NamedTuple):
     forwarded: int
     read_copies: int
     spliced_reads: int
+    ahead_bytes: int
     direct_mapping: bool
     active_workers: int
+    busy_workers: int
 
 
 class Transport:
@@ -194,8 +197,10 @@ class Transport:
             out.forwarded,
             out.read_copies,
             out.spliced_reads,
+            out.ahead_bytes,
             bool(out.direct_mapping),
             out.active_workers,
+            out.busy_workers,
         )
 
 
