@@ -191,6 +191,12 @@ static int read_unverified(cxl_engine *engine, const extent_range *range, uint8_
     return report(range, &chunk, -EIO, at, fault);
 }
 
+const uint8_t *range_address(const cxl_engine *engine, const extent_range *range)
+{
+    return (const uint8_t *)cxl_media_base(engine->media) + range->extent->media_offset +
+           range->extent_offset;
+}
+
 int extent_read(cxl_engine *engine, const extent_range *range, uint8_t *target, bool verify,
                 cxl_fault *fault)
 {

@@ -109,12 +109,6 @@ int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t lengt
     return result;
 }
 
-const uint8_t *range_address(const cxl_engine *engine, const extent_range *range)
-{
-    return (const uint8_t *)cxl_media_base(engine->media) + range->extent->media_offset +
-           range->extent_offset;
-}
-
 uint64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held)
 {
     bool found = false;

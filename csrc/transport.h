@@ -22,6 +22,8 @@
 #ifndef CXLFS_TRANSPORT_H
 #define CXLFS_TRANSPORT_H
 
+#include <time.h>
+
 #include "engine.h"
 #include "fuse_wire.h"
 
@@ -134,6 +136,13 @@ struct cxl_transport {
                      ahead_bytes;
     _Atomic uint64_t ahead_serial;
 };
+
+static inline uint64_t monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
 
 /* transport_ports.c */
 int ports_init(cxl_transport *t);

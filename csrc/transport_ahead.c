@@ -16,21 +16,12 @@
  *   of the same extent: those never change, and no id is given twice.
  * - A worker does this only after long reads, and while another one waits for requests.
  */
-#include <time.h>
-
 #include "transport.h"
 
 enum {
     AHEAD_NS_MAX = 100000000,     /* a page cache would deliver for minutes what it verified once */
     PIECE_BYTES = 128 << 10,
 };
-
-static uint64_t monotonic_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
 
 uint64_t ahead_take(cxl_transport *t, uint64_t id, const extent_range *range)
 {

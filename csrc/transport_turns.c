@@ -20,7 +20,6 @@
  */
 #include <errno.h>
 #include <poll.h>
-#include <time.h>
 
 #include "transport.h"
 
@@ -28,13 +27,6 @@ enum {
     LOOK_NS = 1000000,
     ALONE_REQUESTS = 16,    /* of one thread, none of them long, until the others rest */
 };
-
-static uint64_t monotonic_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
 
 /* READ and WRITE have their size at the same place. */
 static bool takes_long(const request *r)
