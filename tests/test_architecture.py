@@ -62,11 +62,11 @@ RULES: dict[str, tuple[Rule, tuple[str, ...], str]] = {
     "Any": (imports_any, ("native",), "from typing import Any"),
     "structured dtypes": (
         declares_structured_dtype,
-        ("native", "layout.py"),
+        ("native", "format/layout.py"),
         "RECORD = np.dtype([('magic', '<u4')])",
     ),
     "printing": (prints, ("cli",), "print('hello')"),
-    "await": (is_asynchronous, ("fuse",), "async def read(): await nothing()"),
+    "await": (is_asynchronous, ("daemon", "fuse"), "async def read(): await nothing()"),
 }
 """Name: what it looks for, where below cxlfs it may be, an example that it must find."""
 

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import click
 
-from cxlfs import inspect
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
@@ -25,10 +24,11 @@ from cxlfs.errors import (
     UnsupportedFormatError,
     UsageError,
 )
-from cxlfs.inspect import Item, Value
 from cxlfs.media import Media
 from cxlfs.store import Store, StoreOptions
 from cxlfs.units import format_time_ns
+from cxlfs.verify import inspect
+from cxlfs.verify.inspect import Item, Value
 
 HELP = """Show structures of the store on SOURCE as they lie on the media, good or damaged.
 

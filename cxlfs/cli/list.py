@@ -17,7 +17,7 @@ from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote, time_or_none
 from cxlfs.cli.source import media_of
 from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
-from cxlfs.fuse.control_client import control_request
+from cxlfs.control.client import control_request
 from cxlfs.store import CheckpointEntry, Store, StoreOptions
 from cxlfs.units import format_size
 

@@ -20,7 +20,6 @@ from typing import ClassVar
 
 import click
 
-from cxlfs import signatures, superblock
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, columns, quote
@@ -35,8 +34,9 @@ from cxlfs.errors import (
     OccupiedError,
     UsageError,
 )
-from cxlfs.media import Media, open_media
-from cxlfs.signatures import Found
+from cxlfs.format import superblock
+from cxlfs.media import Media, open_media, signatures
+from cxlfs.media.signatures import Found
 from cxlfs.store import Store, StoreOptions
 from cxlfs.units import MIB, format_size, parse_size
 

@@ -17,9 +17,9 @@ from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options, wants_d
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.target import OPEN_EXIT_CODES, naming_the_mount
+from cxlfs.control.client import control_request, find_and_connect
+from cxlfs.daemon.mount import MountConfig, make_config, mount_background, mount_foreground
 from cxlfs.errors import CxlfsError, FuseUnavailableError
-from cxlfs.fuse.control_client import control_request, find_and_connect
-from cxlfs.fuse.mount import MountConfig, make_config, mount_background, mount_foreground
 
 HELP = """Mount the store on SOURCE at the directory MOUNTPOINT, and return when it answers.
 

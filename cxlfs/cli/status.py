@@ -12,17 +12,17 @@ from typing import ClassVar, Self
 
 import click
 
-from cxlfs import inspect
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, columns, quote, time_or_none
 from cxlfs.cli.source import media_of
 from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
+from cxlfs.control.client import control_request
+from cxlfs.control.discovery import Registration
 from cxlfs.errors import CxlfsError
-from cxlfs.fuse.control_client import control_request
-from cxlfs.fuse.runtime import Registration
 from cxlfs.store import Store, StoreOptions
 from cxlfs.units import format_duration, format_size
+from cxlfs.verify import inspect
 
 HELP = """Show the state of the store on SOURCE, or of the one mounted on MOUNTPOINT.
 

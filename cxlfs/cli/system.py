@@ -21,9 +21,9 @@ from cxlfs.cli.output import Output
 from cxlfs.cli.program import run
 from cxlfs.cli.target import served_by
 from cxlfs.cli.verify import check
+from cxlfs.daemon.mount import make_config, mount_background
+from cxlfs.daemon.preflight import prepare
 from cxlfs.errors import BusyError, UsageError
-from cxlfs.fuse.mount import make_config, mount_background
-from cxlfs.fuse.preflight import prepare
 
 MOUNT_USAGE = 1
 MOUNT_INTERRUPTED = 8

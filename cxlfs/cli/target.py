@@ -13,6 +13,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from cxlfs.control import mountinfo
+from cxlfs.control.client import find_and_connect
+from cxlfs.control.discovery import Registration
 from cxlfs.errors import (
     BusyError,
     CorruptionError,
@@ -25,9 +28,6 @@ from cxlfs.errors import (
     NotPersistentError,
     UnsupportedFormatError,
 )
-from cxlfs.fuse import mountinfo
-from cxlfs.fuse.control_client import find_and_connect
-from cxlfs.fuse.runtime import Registration
 
 OPEN_EXIT_CODES = tuple(
     error.exit_code

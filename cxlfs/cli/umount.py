@@ -15,9 +15,9 @@ import click
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.control import mountinfo
+from cxlfs.daemon.unmount import unmount
 from cxlfs.errors import BusyError, FuseUnavailableError, MountError
-from cxlfs.fuse import mountinfo
-from cxlfs.fuse.unmount import unmount
 
 HELP = """Unmount the store on MOUNTPOINT, and return when it is closed cleanly.
 

@@ -20,17 +20,17 @@ from typing import ClassVar, Self
 
 import click
 
-from cxlfs import signatures, superblock
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import FINDINGS, OK, REPAIRED, epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.progress import Progress
 from cxlfs.cli.source import media_of
 from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
+from cxlfs.control.client import control_request
+from cxlfs.control.discovery import Registration
 from cxlfs.errors import BusyError, CorruptionError, NotACxlfsError, SavedCopyError
-from cxlfs.fuse.control_client import control_request
-from cxlfs.fuse.runtime import Registration
-from cxlfs.media import Media
+from cxlfs.format import superblock
+from cxlfs.media import Media, signatures
 from cxlfs.units import format_duration, format_size
 from cxlfs.verify import (
     ERROR,

@@ -1,5 +1,5 @@
-"""The mounted face of a store: pyfuse3 handlers, the life of a mount, and the control socket.
+"""The kernel's requests: what they mean, and who carries them (pyfuse3, or workers in C).
 
-The only package with trio and pyfuse3, and the only one that speaks errno. ``mount``, ``unmount``,
-``options`` and ``control_client`` import neither, so that a command line starts quickly.
+The only room that speaks errno. Never here: mounting, unmounting, options (``daemon``), and what a
+verb does to a store (``store``).
 """

@@ -9,7 +9,7 @@ import stat
 
 import pyfuse3
 
-from cxlfs.namespace import Attributes
+from cxlfs.store.namespace import Attributes
 
 CACHE_SECONDS = 86_400
 """How long the kernel may keep attributes and names (see ``page_cache``)."""

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyfuse3
 
-from cxlfs import layout
 from cxlfs.errors import MountError, OutOfMemoryError
-from cxlfs.fuse import linux
+from cxlfs.format import layout
+from cxlfs.fuse import kernel
 from cxlfs.native.transport import Port, Transport, Worker
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ REQUEST_PAGES_MAX = 1024
 """4 MiB, where the kernel's limit was raised: a worker has a buffer of that size."""
 PAGE_BYTES = 4096
 SPLICE_BYTES_MIN = 64 << 10
-"""From here on a pipe is faster than writev: csrc/transport_splice.c has the figures."""
+"""From here on a pipe is faster than writev: csrc/transport/splice.c has the figures."""
 
 
 class DataPlane(Protocol):
@@ -106,7 +106,7 @@ class Workers:
         self._fuse_fd = fuse_fd
         self._ports: dict[int, tuple[Port, int]] = {}
         self.count = count or min(os.cpu_count() or 1, WORKERS_MAX)
-        pages = min(linux.request_pages_max(), REQUEST_PAGES_MAX)
+        pages = min(kernel.request_pages_max(), REQUEST_PAGES_MAX)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, fuse_fd)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -26,7 +26,7 @@ from cxlfs.errors import (
 from cxlfs.fuse.attributes import absent_entry, entry_of
 from cxlfs.fuse.boundary import notice, request
 from cxlfs.fuse.requests import CAPABILITY_XATTR, Caller, Opened, Requests, check_name
-from cxlfs.namespace import Attributes
+from cxlfs.store.namespace import Attributes
 
 _EXECUTE_BITS = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
 

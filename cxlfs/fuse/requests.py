@@ -34,8 +34,8 @@ from cxlfs.fuse.data_plane import DataPlane, HandlersOnly
 from cxlfs.fuse.handles import LookupCounts, OpenFile, OpenFiles
 from cxlfs.fuse.page_cache import PageCache
 from cxlfs.fuse.processes import ProcessTable
-from cxlfs.namespace import Attributes
 from cxlfs.store import Store, StoreEvent
+from cxlfs.store.namespace import Attributes
 
 NAME_BYTES_MAX = 255
 CAPABILITY_XATTR = b"security.capability"

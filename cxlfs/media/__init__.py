@@ -1,6 +1,6 @@
 """Sources a store can live on, mapped: read, store, copy, write back, fence.
 
-Never: the media format. What a store is made of begins in :mod:`cxlfs.layout`.
+Never: the media format. What a store is made of begins in :mod:`cxlfs.format.layout`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cxlfs import layout
 from cxlfs.errors import (
     AttributeTooLargeError,
     ExistsError,
@@ -22,8 +21,9 @@ from cxlfs.errors import (
     NotPermittedError,
     UnsupportedOperationError,
 )
-from cxlfs.namespace import FileKind, Inode
-from cxlfs.operations import Operation, XattrRemoveOperation, XattrSetOperation
+from cxlfs.format import layout
+from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation
+from cxlfs.store.namespace import FileKind, Inode
 
 if TYPE_CHECKING:
     from cxlfs.store.volume import Volume

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs import layout
 from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
-from cxlfs.operations import MoveOperation, Operation
+from cxlfs.format import layout
+from cxlfs.format.operations import MoveOperation, Operation
 from cxlfs.store.versions import extent_operations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cxlfs.namespace import Inode
+    from cxlfs.store.namespace import Inode
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
 

@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from cxlfs import layout, roots, superblock
 from cxlfs.errors import BadHandleError, CxlfsError, InvalidArgumentError, NotFoundError
-from cxlfs.namespace import Attributes, FileKind, Inode, Namespace
+from cxlfs.format import layout, roots, superblock
 from cxlfs.native.extents import Engine
 from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
 from cxlfs.store.files import Files
 from cxlfs.store.names import Names, root_attributes
+from cxlfs.store.namespace import Attributes, FileKind, Inode, Namespace
 from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics

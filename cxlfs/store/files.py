@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cxlfs import layout
 from cxlfs.errors import (
     BadHandleError,
     CorruptionError,
@@ -32,7 +31,8 @@ from cxlfs.errors import (
     MediaError,
     NoSpaceError,
 )
-from cxlfs.namespace import FileKind, Inode, Port
+from cxlfs.format import layout
+from cxlfs.store.namespace import FileKind, Inode, Port
 from cxlfs.store.versions import Version
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import NoSpaceError
-from cxlfs.space import LEASE_BYTES_MAX, LEASE_BYTES_MIN
+from cxlfs.store.space import LEASE_BYTES_MAX, LEASE_BYTES_MIN
 
 if TYPE_CHECKING:
-    from cxlfs.namespace import Inode
     from cxlfs.native.maps import FileMap
+    from cxlfs.store.namespace import Inode
     from cxlfs.store.promises import Promises
     from cxlfs.store.versions import Version
     from cxlfs.store.volume import Volume

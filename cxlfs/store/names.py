@@ -14,7 +14,6 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
-from cxlfs import layout
 from cxlfs.errors import (
     ExistsError,
     InvalidArgumentError,
@@ -27,15 +26,16 @@ from cxlfs.errors import (
     NotPermittedError,
     TooManyLinksError,
 )
-from cxlfs.namespace import FileKind, Inode
-from cxlfs.native.maps import FileMap
-from cxlfs.operations import (
+from cxlfs.format import layout
+from cxlfs.format.operations import (
     InodeOperation,
     LinkOperation,
     Operation,
     SymlinkOperation,
     UnlinkOperation,
 )
+from cxlfs.native.maps import FileMap
+from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cxlfs.namespace import Inode
+    from cxlfs.store.namespace import Inode
 
 _BLOCK_BYTES = 4096
 _SMALL_LEASES = 8

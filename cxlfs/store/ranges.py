@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cxlfs import layout
 from cxlfs.errors import (
     BadHandleError,
     BeyondDataError,
@@ -28,10 +27,11 @@ from cxlfs.errors import (
     UnsupportedOperationError,
     invariant,
 )
+from cxlfs.format import layout
 
 if TYPE_CHECKING:
-    from cxlfs.namespace import Inode
     from cxlfs.store.files import Files, Handle
+    from cxlfs.store.namespace import Inode
     from cxlfs.store.report import Reporter
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume

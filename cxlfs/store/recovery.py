@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs import image, journal_reader, layout, roots, segments, superblock
 from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
+from cxlfs.format import journal_reader, layout, roots, segments, superblock
 from cxlfs.native.extents import Engine
-from cxlfs.space import State
+from cxlfs.store import image
 from cxlfs.store.replay import Replayer
+from cxlfs.store.space import State
 from cxlfs.store.volume import JournalEnd, MetadataSet, Volume
 
 if TYPE_CHECKING:
     from cxlfs.media import Media
-    from cxlfs.namespace import Namespace
+    from cxlfs.store.namespace import Namespace
 
 log = logging.getLogger(__name__)
 

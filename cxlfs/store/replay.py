@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs import layout, operation_columns, operations
 from cxlfs.errors import CorruptionError, InvalidArgumentError, NamespaceError
-from cxlfs.namespace import FileKind, Inode, Namespace
+from cxlfs.format import layout, operation_columns, operations
 from cxlfs.native.maps import FileMap
+from cxlfs.store.namespace import FileKind, Inode, Namespace
 
 if TYPE_CHECKING:
-    from cxlfs.journal_reader import RecordBatch
+    from cxlfs.format.journal_reader import RecordBatch
+    from cxlfs.format.operation_columns import OperationColumns
     from cxlfs.native.extents import Engine
-    from cxlfs.operation_columns import OperationColumns
 
 _TYPE_BITS = 0o170000
 _RUN_MIN = 64

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs.namespace import FileKind, Inode
 from cxlfs.store.attributes import content_state
+from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.volume import Volume
 
 if TYPE_CHECKING:

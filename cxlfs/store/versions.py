@@ -18,10 +18,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cxlfs import layout
 from cxlfs.errors import CxlfsError, InvariantError, MediaError, NoSpaceError, invariant
-from cxlfs.native.maps import Delta, FileMap
-from cxlfs.operations import (
+from cxlfs.format import layout
+from cxlfs.format.operations import (
     AsideDropOperation,
     ContentOperation,
     ExtentOperation,
@@ -30,9 +29,10 @@ from cxlfs.operations import (
     PromoteOperation,
     XattrSetOperation,
 )
-from cxlfs.space import LEASE_BYTES_MIN
+from cxlfs.native.maps import Delta, FileMap
 from cxlfs.store.leases import Leases
 from cxlfs.store.promises import Promises
+from cxlfs.store.space import LEASE_BYTES_MIN
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from cxlfs.namespace import Inode
+    from cxlfs.store.namespace import Inode
     from cxlfs.store.volume import Volume
 
 _OPERATION_BYTES = layout.OPERATION_DTYPE.itemsize + layout.OP_EXTENT_DTYPE.itemsize + 8

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cxlfs import image, journal, layout, operations, roots, segments
 from cxlfs.errors import (
     CxlfsError,
     InvariantError,
@@ -30,14 +29,16 @@ from cxlfs.errors import (
     ReadOnlyError,
     invariant,
 )
-from cxlfs.space import Space, State
+from cxlfs.format import journal, layout, operations, roots, segments
+from cxlfs.store import image
+from cxlfs.store.space import Space, State
 
 if TYPE_CHECKING:
+    from cxlfs.format.operations import Operation
+    from cxlfs.format.superblock import Superblock
     from cxlfs.media import Media
-    from cxlfs.namespace import Namespace
     from cxlfs.native.extents import Engine
-    from cxlfs.operations import Operation
-    from cxlfs.superblock import Superblock
+    from cxlfs.store.namespace import Namespace
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cxlfs import image, layout
 from cxlfs.errors import CorruptionError, MediaError
+from cxlfs.format import layout
+from cxlfs.format.roots import Root
+from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
-from cxlfs.roots import Root
-from cxlfs.store import Store
+from cxlfs.store import Store, image
 from cxlfs.store.recovery import read_image
-from cxlfs.superblock import Superblock
 from cxlfs.types import ROOT_INO
 
 Rows: TypeAlias = npt.NDArray[np.void]

@@ -13,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from cxlfs import roots
 from cxlfs.errors import CxlfsError, MediaError
+from cxlfs.format import roots
+from cxlfs.format.roots import Root, SlotState
+from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
-from cxlfs.roots import Root, SlotState
 from cxlfs.store import Store, StoreOptions
-from cxlfs.superblock import Superblock
 from cxlfs.verify.columns import Columns, columns_of_media, columns_of_store
 from cxlfs.verify.findings import Finding
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cxlfs.errors import DataFault, MediaError
-from cxlfs.namespace import Inode
 from cxlfs.native import crc32c
 from cxlfs.native.extents import FileMap, Verification
 from cxlfs.store import Store
+from cxlfs.store.namespace import Inode
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import Finding, Use, make
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cxlfs import layout
-from cxlfs.space import State
-from cxlfs.superblock import Superblock
+from cxlfs.format import layout
+from cxlfs.format.superblock import Superblock
+from cxlfs.store.space import State
 from cxlfs.verify.columns import Columns, Rows
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import Finding, make

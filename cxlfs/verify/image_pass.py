@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cxlfs import layout
 from cxlfs.errors import MediaError
+from cxlfs.format import layout
+from cxlfs.format.roots import Root
+from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
 from cxlfs.native import crc32c
-from cxlfs.roots import Root
-from cxlfs.superblock import Superblock
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import ERROR, WARNING, Finding, make
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cxlfs import journal_reader, layout, operations, segments
 from cxlfs.errors import CorruptionError
-from cxlfs.journal_reader import BadCopy, SegmentReader
-from cxlfs.roots import Root
-from cxlfs.segments import SegmentHeader
-from cxlfs.superblock import Superblock
+from cxlfs.format import journal_reader, layout, operations, segments
+from cxlfs.format.journal_reader import BadCopy, SegmentReader
+from cxlfs.format.roots import Root
+from cxlfs.format.segments import SegmentHeader
+from cxlfs.format.superblock import Superblock
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import Finding, make
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import collections
 
-from cxlfs import journal_reader, layout, segments, superblock
 from cxlfs.errors import CxlfsError, MediaError
+from cxlfs.format import journal_reader, layout, segments, superblock
+from cxlfs.format.roots import Root, SlotState
+from cxlfs.format.segments import SegmentHeader
+from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
-from cxlfs.roots import Root, SlotState
-from cxlfs.segments import SegmentHeader
-from cxlfs.space import State
-from cxlfs.superblock import Superblock
+from cxlfs.store.space import State
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import ERROR, Finding, make
 

@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from cxlfs import layout
+from cxlfs.format import layout
 from cxlfs.types import ROOT_INO
 from cxlfs.verify.columns import Columns, Rows
 from cxlfs.verify.context import Amount, Context, Steps

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from cxlfs import journal_reader, layout, roots, segments, superblock
 from cxlfs.errors import CxlfsError, ReadOnlyError
+from cxlfs.format import journal_reader, layout, roots, segments, superblock
+from cxlfs.format.roots import Root
+from cxlfs.format.segments import SegmentHeader
+from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
-from cxlfs.roots import Root
-from cxlfs.segments import SegmentHeader
 from cxlfs.store import Store, StoreOptions
-from cxlfs.superblock import Superblock
 from cxlfs.verify.findings import Finding
 from cxlfs.verify.image_pass import Damage, sum_image
 from cxlfs.verify.media_passes import (

@@ -21,8 +21,8 @@ import uuid
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cxlfs import superblock
 from cxlfs.errors import CxlfsError, MediaError, SavedCopyError
+from cxlfs.format import superblock
 from cxlfs.media import Media
 from cxlfs.native import crc32c
 from cxlfs.units import format_time_ns

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cxlfs.space import State
 from cxlfs.store import Store
+from cxlfs.store.space import State
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import Finding, make
 

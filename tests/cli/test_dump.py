@@ -1,4 +1,4 @@
-"""``cxlfs dump`` and ``cxlfs.inspect``: the decoded structures are those of the format."""
+"""``cxlfs dump`` and ``cxlfs.verify.inspect``: the decoded structures are those of the format."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs import inspect, layout, roots, superblock
 from cxlfs.errors import CxlfsError
+from cxlfs.format import layout, roots, superblock
 from cxlfs.media import MemoryMedia, open_media
 from cxlfs.store import Store
 from cxlfs.units import MIB
+from cxlfs.verify import inspect
 from tests.support.cli import Run, assert_two_lines
 
 

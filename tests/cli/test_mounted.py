@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs.fuse import mountinfo, preflight
+from cxlfs.control import mountinfo
+from cxlfs.daemon import preflight
+from cxlfs.format.superblock import choose
 from cxlfs.media import open_media
-from cxlfs.superblock import choose
 from cxlfs.units import MIB
 from tests.support.cli import PROGRAM, Run, assert_two_lines, run_program
 from tests.support.mount import Workplace, wait_until, why_not_mountable, workplace

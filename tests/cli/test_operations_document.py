@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import cxlfs
-from cxlfs import cli, inspect
+from cxlfs import cli
 from cxlfs.cli.dump import Structure
 from cxlfs.cli.output import Report
 from cxlfs.cli.verify import FindingReport, RemainingReport
+from cxlfs.verify import inspect
 
 TEXT = (Path(cxlfs.__file__).parent.parent / "docs" / "operations.md").read_text("utf-8")
 

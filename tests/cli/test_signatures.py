@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cxlfs.signatures import TABLE, Signature, find
+from cxlfs.media.signatures import TABLE, Signature, find
 from cxlfs.units import KIB, MIB
 
 REGION_BYTES = 80 * MIB

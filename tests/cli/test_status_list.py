@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cxlfs.cli.status import Status
-from cxlfs.fuse.runtime import Registration
+from cxlfs.control.discovery import Registration
 from cxlfs.media import open_media
 from cxlfs.store import Store
 from cxlfs.units import MIB

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cxlfs.cli import verify
-from cxlfs.fuse import mountinfo
+from cxlfs.control import mountinfo
 from cxlfs.media import open_media
 from cxlfs.store import Store
 from cxlfs.units import MIB

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs import inspect
 from cxlfs.errors import CxlfsError, MediaError, MediaUnavailableError, NotACxlfsError
 from cxlfs.media import MemoryMedia, open_media
 from cxlfs.store import Store, StoreOptions
+from cxlfs.verify import inspect
 from tests.corruption.conftest import CAMPAIGN
 from tests.support import fuzz, hostile
 from tests.support.corrupt import IMAGE_BYTES

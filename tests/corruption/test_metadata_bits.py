@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from cxlfs import layout, roots, segments
-from cxlfs.journal_reader import SegmentReader
+from cxlfs.format import layout, roots, segments
+from cxlfs.format.journal_reader import SegmentReader
 from cxlfs.verify.image_pass import Damage as ImageDamage
 from cxlfs.verify.image_pass import sum_image
 from cxlfs.verify.media_passes import good_superblock_bytes, superblock_problem

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cxlfs import layout
 from cxlfs.errors import CxlfsError
+from cxlfs.format import layout
 from cxlfs.store import Store
 from cxlfs.verify import ERROR, Finding
 from tests.support.corrupt import Anatomy, Damage, Region, populated_media

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import trio
 
+from cxlfs.control import discovery
+from cxlfs.control.client import AWAIT_CLOSE, NoDaemonError, ask, connect, control_request
+from cxlfs.daemon import control_server, runtime
 from cxlfs.errors import BusyError, CxlfsError, MountError, UsageError
-from cxlfs.fuse import control, runtime
-from cxlfs.fuse.control_client import AWAIT_CLOSE, NoDaemonError, ask, connect, control_request
 from cxlfs.store import Store
 from tests.support.fuse_api import Kernel
 
@@ -45,7 +46,7 @@ class Served:
 
     def __init__(self, kernel: Kernel, path: Path) -> None:
         self.path = path
-        self.server = control.ControlServer(kernel.store, kernel.operations)
+        self.server = control_server.ControlServer(kernel.store, kernel.operations)
         for name, handler in (("slices", slices), ("refuse", refuse), ("fail", fail)):
             self.server.register(name, handler)
         self.server.listen(path)
@@ -203,10 +204,10 @@ def test_only_the_owner_and_root_are_answered(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     stream: Any = Peer(uid)
     if answered:
-        control._check_peer(stream)
+        control_server._check_peer(stream)
         return
     with pytest.raises(PermissionError):
-        control._check_peer(stream)
+        control_server._check_peer(stream)
 
 
 @pytest.mark.parametrize("error", [None, MountError("closing failed")])
@@ -236,11 +237,11 @@ async def test_who_waits_is_told_how_closing_went(served: Served, error: Excepti
 
 
 def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(runtime.ENVIRONMENT_OVERRIDE, str(tmp_path))
+    monkeypatch.setenv(discovery.ENVIRONMENT_OVERRIDE, str(tmp_path))
     with pytest.raises(NoDaemonError, match="no cxlfs daemon"):
         list(control_request("/nothing", "status"))
     runtime.register(
-        tmp_path, runtime.Registration(uuid="u", pid=1, source="/nothing", mountpoint="/mnt/x")
+        tmp_path, discovery.Registration(uuid="u", pid=1, source="/nothing", mountpoint="/mnt/x")
     )
     with pytest.raises(NoDaemonError, match="is gone"):
         list(control_request("/nothing", "status"))

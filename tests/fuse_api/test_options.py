@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cxlfs.daemon.options import MountConfig, checks_permissions, fuse_options, make_config
 from cxlfs.errors import UsageError
-from cxlfs.fuse.options import MountConfig, checks_permissions, fuse_options, make_config
 
 
 def test_options_mean_what_they_say() -> None:

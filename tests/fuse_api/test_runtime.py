@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from cxlfs.control import discovery, mountinfo
+from cxlfs.control.wire import error_from_dict, error_to_dict
+from cxlfs.daemon import linux, runtime
+from cxlfs.daemon.detach import holders_of
 from cxlfs.errors import (
     BusyError,
     CorruptionError,
@@ -22,9 +26,6 @@ from cxlfs.errors import (
     MountError,
     NoSpaceError,
 )
-from cxlfs.fuse import linux, mountinfo, runtime
-from cxlfs.fuse.detach import holders_of
-from cxlfs.fuse.wire import error_from_dict, error_to_dict
 
 # --- mountinfo ----------------------------------------------------------------------------------
 
@@ -70,7 +71,7 @@ def test_symbolic_links_on_the_way_to_a_mount_point(tmp_path: Path) -> None:
         assert mountinfo.find_mount(str(tmp_path / path), table) is not None
 
 
-@pytest.mark.parametrize("ask", [mountinfo.answer_of, mountinfo.answer_to_others])
+@pytest.mark.parametrize("ask", [mountinfo.answer_of, linux.answer_apart])
 def test_a_file_system_that_answers(tmp_path: Path, ask: Callable[[str], OSError | None]) -> None:
     assert ask(str(tmp_path)) is None
     error = ask(str(tmp_path / "none"))
@@ -86,7 +87,7 @@ def test_the_runtime_directory_must_be_ours_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "run"
-    monkeypatch.setenv(runtime.ENVIRONMENT_OVERRIDE, str(directory))
+    monkeypatch.setenv(discovery.ENVIRONMENT_OVERRIDE, str(directory))
     assert runtime.make_runtime_directory() == directory
     assert directory.stat().st_mode & 0o777 == 0o700
     directory.chmod(0o777)
@@ -96,61 +97,61 @@ def test_the_runtime_directory_must_be_ours_alone(
     directory.symlink_to(tmp_path)
     with pytest.raises(MountError):
         runtime.make_runtime_directory()
-    monkeypatch.setenv(runtime.ENVIRONMENT_OVERRIDE, str(tmp_path / "a" / "b"))
+    monkeypatch.setenv(discovery.ENVIRONMENT_OVERRIDE, str(tmp_path / "a" / "b"))
     with pytest.raises(MountError):
         runtime.make_runtime_directory()
 
 
 def test_where_it_is_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(runtime.ENVIRONMENT_OVERRIDE, raising=False)
+    monkeypatch.delenv(discovery.ENVIRONMENT_OVERRIDE, raising=False)
     own = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert runtime.runtime_directory() == Path("/run/cxlfs")
+    assert discovery.runtime_directory() == Path("/run/cxlfs")
     shared = Path("/tmp/cxlfs-54321")  # noqa: S108  only its name is compared
-    assert runtime.runtime_directory(54_321) == shared
+    assert discovery.runtime_directory(54_321) == shared
     monkeypatch.setattr(os, "geteuid", lambda: 54_321)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert runtime.runtime_directory() == shared  # it belongs to another user
+    assert discovery.runtime_directory() == shared  # it belongs to another user
     if own != 0:
         monkeypatch.setattr(os, "geteuid", lambda: own)
         tmp_path.chmod(0o700)
-        assert runtime.runtime_directory() == tmp_path / "cxlfs"
+        assert discovery.runtime_directory() == tmp_path / "cxlfs"
 
 
-def registration(uuid: str, **changes: object) -> runtime.Registration:
+def registration(uuid: str, **changes: object) -> discovery.Registration:
     values = {"uuid": uuid, "pid": 1, "source": f"/{uuid}", "mountpoint": f"/mnt/{uuid}"}
-    return runtime.Registration(**{**values, **changes})  # type: ignore[arg-type]
+    return discovery.Registration(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_registrations(tmp_path: Path) -> None:
     one, two = registration("one"), registration("two", log_path="/x")
     path = runtime.register(tmp_path, one)
     runtime.register(tmp_path, two)
-    assert list(runtime.registrations(tmp_path)) == [one, two]
+    assert list(discovery.registrations(tmp_path)) == [one, two]
     later = registration("later", mountpoint="/mnt/one")
     runtime.register(tmp_path, later)  # the daemon of "one" was killed
-    assert list(runtime.registrations(tmp_path)) == [later, two]
+    assert list(discovery.registrations(tmp_path)) == [later, two]
     assert not path.exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"uuid": 1}', '{"uuid": "other"}', "\udcff"])
 def test_broken_registrations_are_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_bytes(os.fsencode(text))
-    assert list(runtime.registrations(tmp_path)) == []
+    assert list(discovery.registrations(tmp_path)) == []
 
 
 def test_registrations_are_found_by_mount_and_by_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(runtime.ENVIRONMENT_OVERRIDE, str(tmp_path))
+    monkeypatch.setenv(discovery.ENVIRONMENT_OVERRIDE, str(tmp_path))
     (tmp_path / "image").touch()
     (tmp_path / "link").symlink_to("image")
     wanted = registration("one", source=str(tmp_path / "image"))
     runtime.register(tmp_path, wanted)
     runtime.register(tmp_path, registration("two"))
-    by_source = list(runtime.find_registrations(source=str(tmp_path / "link")))
+    by_source = list(discovery.find_registrations(source=str(tmp_path / "link")))
     assert by_source == [(tmp_path, wanted)]
-    assert list(runtime.find_registrations(source="/nothing")) == []
+    assert list(discovery.find_registrations(source="/nothing")) == []
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_protection_is_asked_for_and_not_insisted_on(tmp_path: Path) -> None:
     score = tmp_path / "self" / "oom_score_adj"
     score.touch()
     code = (
-        "import sys; from pathlib import Path; from cxlfs.fuse.linux import protect_process;"
+        "import sys; from pathlib import Path; from cxlfs.daemon.linux import protect_process;"
         "print(protect_process(Path(sys.argv[1])))"
     )
     command = [sys.executable, "-c", code]

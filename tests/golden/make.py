@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from cxlfs import layout
+from cxlfs.format import layout
 from cxlfs.media import Granularity, MemoryMedia
 from cxlfs.store import Store, StoreOptions
 from tests.support.stores import CHUNK_BYTES, SEGMENT_BYTES, picture, write_file

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cxlfs import layout
+from cxlfs.format import layout
 from cxlfs.media import Granularity, MemoryMedia
 from cxlfs.store import Store, StoreOptions
 from cxlfs.verify import run_passes

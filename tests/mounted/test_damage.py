@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs.fuse.control_client import control_request
+from cxlfs.control.client import control_request
 from tests.support.mount import MIB, Workplace
 
 CHUNK_BYTES = 64 << 10

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from cxlfs.control import mountinfo
+from cxlfs.control.client import NoDaemonError, control_request, is_served
+from cxlfs.daemon import linux
+from cxlfs.daemon.mount import unmount
+from cxlfs.daemon.options import TRANSPORTS, make_config
+from cxlfs.daemon.service import serve
 from cxlfs.errors import BusyError, MountError, ReadOnlyError
-from cxlfs.fuse import linux, mountinfo
-from cxlfs.fuse.control_client import NoDaemonError, control_request, is_served
-from cxlfs.fuse.mount import unmount
-from cxlfs.fuse.options import TRANSPORTS, make_config
-from cxlfs.fuse.service import serve
 from tests.support.mount import (
     Workplace,
     assert_store_clean,
@@ -206,13 +207,13 @@ def test_a_killed_daemon_leaves_a_dead_mount_not_an_empty_one(place: Workplace) 
 
 KILLED_WHILE_ASKING = """
 import os, struct, sys, threading, time
-from cxlfs.fuse import mountinfo
-from cxlfs.fuse.attach import attach
-from cxlfs.fuse.mount import make_config
+from cxlfs.daemon import linux
+from cxlfs.daemon.attach import attach
+from cxlfs.daemon.mount import make_config
 
 INIT, STATFS = 26, 17
 fuse = attach(make_config(sys.argv[1], sys.argv[2]))
-ask = (mountinfo.answer_to_others, (sys.argv[2],), {"seconds": 60})
+ask = (linux.answer_apart, (sys.argv[2],), {"seconds": 60})
 threading.Thread(target=ask[0], args=ask[1], kwargs=ask[2], daemon=True).start()
 while True:
     request = os.read(fuse, 1 << 21)
@@ -351,7 +352,7 @@ def connections(place: Workplace) -> Iterator[Path]:
 BROKEN_DAEMON = """
 import sys
 from cxlfs.fuse import direct, operations
-from cxlfs.fuse.mount import make_config, mount_foreground
+from cxlfs.daemon.mount import make_config, mount_foreground
 
 def broken_request(*arguments):
     raise SystemError("broken transport")  # before the boundary: as pyfuse3 itself may fail
@@ -384,7 +385,7 @@ def test_a_failure_of_the_main_loop_leaves_a_dead_mount(
 
 FOREGROUND = """
 import sys
-from cxlfs.fuse.mount import make_config, mount_foreground
+from cxlfs.daemon.mount import make_config, mount_foreground
 mount_foreground(make_config(sys.argv[1], sys.argv[2]))
 print("done", flush=True)
 """
@@ -424,7 +425,7 @@ def test_a_relative_mount_point_is_meant_from_here(
 
 
 def test_unmounting_from_inside_the_mount(place: Workplace) -> None:
-    code = "import os, sys; from cxlfs.fuse.mount import unmount; unmount(sys.argv[1])"
+    code = "import os, sys; from cxlfs.daemon.mount import unmount; unmount(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", code, str(place.mountpoint)], cwd=place.mountpoint, check=False
     )

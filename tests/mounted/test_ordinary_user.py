@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs.fuse import mountinfo
+from cxlfs.control import mountinfo
 from tests.support.mount import Workplace, assert_store_clean
 
 USER = "nobody"
@@ -24,8 +24,8 @@ SETUP = """
 import os, signal, stat, sys
 from pathlib import Path
 from cxlfs.errors import CxlfsError
-from cxlfs.fuse.control_client import control_request, find_daemons
-from cxlfs.fuse.mount import make_config, mount_background, unmount
+from cxlfs.control.client import control_request, find_daemons
+from cxlfs.daemon.mount import make_config, mount_background, unmount
 from cxlfs.media import open_media
 from cxlfs.store import Store
 source, mnt, log = sys.argv[1:4]
@@ -70,7 +70,7 @@ def can_run_here(capabilities: list[str]) -> bool:
     """The interpreter and the package can be read with these rights, by a second process too:
     the first one is still started with those of root.
     """
-    second = [sys.executable, "-c", "import cxlfs.fuse.service"]
+    second = [sys.executable, "-c", "import cxlfs.daemon.service"]
     done = subprocess.run(
         command(capabilities, "-c", f"import subprocess; subprocess.run({second}, check=True)"),
         cwd="/",

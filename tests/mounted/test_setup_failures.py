@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cxlfs.daemon import preflight
+from cxlfs.daemon.mount import make_config, mount_background, unmount
 from cxlfs.errors import (
     CxlfsError,
     FuseUnavailableError,
@@ -15,8 +17,6 @@ from cxlfs.errors import (
     NotACxlfsError,
     UsageError,
 )
-from cxlfs.fuse import preflight
-from cxlfs.fuse.mount import make_config, mount_background, unmount
 from tests.support.mount import Workplace, wait_until
 
 

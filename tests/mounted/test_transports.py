@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs.fuse.control_client import control_request
-from cxlfs.fuse.options import TRANSPORTS
+from cxlfs.control.client import control_request
+from cxlfs.daemon.options import TRANSPORTS
 from tests.support.mount import MIB, Workplace, wait_for_exit, wait_until
 
 FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from cxlfs.control.client import control_request
 from cxlfs.errors import CxlfsError, UsageError
-from cxlfs.fuse.control_client import control_request
 from cxlfs.verify import PASSES, Finding, finding_from_dict, progress_from_dict
 from tests.support.mount import MIB, Workplace, wait_for_line
 

@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C com
 
 def all_sources() -> list[str]:
     """Files of csrc/ but the glue to Python."""
-    return sorted(path.name for path in CSRC.glob("*.c") if not path.name.startswith("_native"))
+    return sorted(str(path.relative_to(CSRC)) for path in CSRC.glob("*/*.c"))
 
 
 def compile_program(programs: Iterable[str], others: Iterable[str], target: Path) -> None:

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "persist/persist.h"
 
 enum { AREA = 4096 };
 

@@ -93,7 +93,8 @@ def test_arm_write_back_and_fence(instruction: str, tmp_path: Path) -> None:
     binary = tmp_path / "persist_arm.o"
     command = [ARM_COMPILER, "-std=gnu11", "-O2", "-Wall", "-Werror", "-D_GNU_SOURCE"]
     subprocess.run(
-        [*command, f"-I{CSRC}", "-c", str(CSRC / "persist_arm.c"), "-o", str(binary)], check=True
+        [*command, f"-I{CSRC}", "-c", str(CSRC / "persist/persist_arm.c"), "-o", str(binary)],
+        check=True,
     )
     code = disassemble(binary, f"cxl_write_back_{instruction}", ARM_OBJDUMP)
     uses = [line for line in code if line.startswith("dc ")]

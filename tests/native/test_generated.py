@@ -19,7 +19,7 @@ def test_generated_files_are_what_the_header_gives() -> None:
 def test_build_knows_every_source_and_header() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (extension,) = settings["tool"]["setuptools"]["ext-modules"]
-    files = {f"csrc/{path.name}" for path in (ROOT / "csrc").iterdir()}
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*") if path.is_file()}
     included = {"csrc/_native.csrc.c"}  # text of the generator, repeated in what it writes
     assert set(extension["sources"]) == {name for name in files if name.endswith(".c")} - included
     assert (

@@ -8,19 +8,19 @@ from pathlib import Path
 from tests.native.compiling import compile_program, needs_compiler
 
 SOURCES = [
-    "copy.c",
-    "copy_x86.c",
-    "crc32c.c",
-    "crc32c_arm.c",
-    "crc32c_x86.c",
-    "dispatch.c",
-    "faults.c",
-    "guard.c",
-    "media.c",
-    "media_io.c",
-    "persist_arm.c",
-    "persist_x86.c",
-    "recorder.c",
+    "persist/copy.c",
+    "persist/copy_x86.c",
+    "persist/crc32c.c",
+    "persist/crc32c_arm.c",
+    "persist/crc32c_x86.c",
+    "persist/dispatch.c",
+    "persist/faults.c",
+    "persist/guard.c",
+    "persist/media.c",
+    "persist/media_io.c",
+    "persist/persist_arm.c",
+    "persist/persist_x86.c",
+    "persist/recorder.c",
 ]
 
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "transport.h"
+#include "transport/transport.h"
 
 enum {
     KERNELS = 3, WORKERS = 2, SLOTS = 4, FILES = 3,

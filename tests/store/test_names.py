@@ -19,8 +19,8 @@ from cxlfs.errors import (
     NotFoundError,
     NotPermittedError,
 )
-from cxlfs.namespace import FileKind
 from cxlfs.store import Store
+from cxlfs.store.namespace import FileKind
 from tests.support.shop import Shop, close, create, open_for_overwrite
 from tests.support.stores import picture, read_file, write_file
 

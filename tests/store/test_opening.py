@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cxlfs import layout, roots
 from cxlfs.errors import CorruptionError, CxlfsError, MediaError, NotACxlfsError, ReadOnlyError
+from cxlfs.format import layout, roots
 from cxlfs.media import Granularity, Media, MemoryMedia
 from cxlfs.native import FaultKind, set_fault
 from cxlfs.store import Store, StoreOptions

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from cxlfs import journal_reader, operations
 from cxlfs.errors import CorruptionError
-from cxlfs.journal_reader import RecordBatch
+from cxlfs.format import journal_reader, operations
+from cxlfs.format.journal_reader import RecordBatch
 from cxlfs.media import Media, MemoryMedia
 from cxlfs.store import Store, StoreOptions, replay
 from cxlfs.store.replay import Replayer

@@ -9,8 +9,8 @@ import pytest
 
 from cxlfs.errors import NoSpaceError
 from cxlfs.media import Granularity
-from cxlfs.space import LEASE_BYTES_LEAST
 from cxlfs.store import Store
+from cxlfs.store.space import LEASE_BYTES_LEAST
 from tests.support.shop import Shop, close, create, fill, until_no_space
 from tests.support.stores import read_file, write_file
 

@@ -18,13 +18,13 @@ from unittest import mock
 
 import numpy as np
 
-from cxlfs import journal_reader, layout, operations, roots, segments, superblock
+from cxlfs.format import journal_reader, layout, operations, roots, segments, superblock
+from cxlfs.format.roots import Root
+from cxlfs.format.segments import SegmentHeader
+from cxlfs.format.superblock import Superblock
 from cxlfs.media import MemoryMedia
 from cxlfs.native import crc32c
-from cxlfs.roots import Root
-from cxlfs.segments import SegmentHeader
 from cxlfs.store import Store
-from cxlfs.superblock import Superblock
 from tests.support.stores import format_small, write_file
 
 IMAGE_BYTES = 24 * (64 << 10) + 4 * layout.UNIT_BYTES_TEST

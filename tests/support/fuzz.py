@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cxlfs import layout, operations, roots, segments
+from cxlfs.format import layout, operations, roots, segments
+from cxlfs.format.superblock import Superblock
 from cxlfs.media import MemoryMedia
-from cxlfs.superblock import Superblock
 from tests.support.corrupt import (
     IMAGE_BYTES,
     Anatomy,

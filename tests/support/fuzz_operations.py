@@ -10,8 +10,8 @@ from random import Random
 
 import numpy as np
 
-from cxlfs import layout, operations
-from cxlfs.superblock import Superblock
+from cxlfs.format import layout, operations
+from cxlfs.format.superblock import Superblock
 
 _HEADER = layout.SEGMENT_HEADER_BYTES
 _U64 = 1 << 64

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cxlfs import inspect
 from cxlfs.errors import CxlfsError, OutOfMemoryError
 from cxlfs.media import MemoryMedia
-from cxlfs.namespace import FileKind
 from cxlfs.store import Store, StoreOptions
-from cxlfs.verify import run_passes
+from cxlfs.store.namespace import FileKind
+from cxlfs.verify import inspect, run_passes
 
 
 class Outcome(NamedTuple):

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from cxlfs.control import mountinfo
 from cxlfs.errors import CxlfsError, MountError
-from cxlfs.fuse import mountinfo
 from tests.support import saver
 from tests.support.cli import run_program
 from tests.support.daemon_log import CLEANING, MOUNTING, NEITHER, STARTING, DaemonLog
@@ -264,7 +264,7 @@ def await_daemon(mountpoint: Path) -> int:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
-                ours = b"cxlfs.fuse.daemon" in words and os.fsencode(mountpoint) in words
+                ours = b"cxlfs.daemon.start" in words and os.fsencode(mountpoint) in words
                 pid = int(process.name)
                 # The launcher leads the session that the daemon is in.
                 if ours and os.getsid(pid) != pid:

@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from cxlfs.control import discovery, mountinfo
+from cxlfs.control.client import find_daemons
+from cxlfs.daemon import preflight
+from cxlfs.daemon.mount import make_config, mount_background, unmount
 from cxlfs.errors import CxlfsError
-from cxlfs.fuse import mountinfo, preflight, runtime
-from cxlfs.fuse.control_client import find_daemons
-from cxlfs.fuse.mount import make_config, mount_background, unmount
 from cxlfs.media import open_media
 from cxlfs.store import Store, StoreOptions
 from cxlfs.verify import run_passes
@@ -198,7 +199,7 @@ class Workplace:
         sys.stdout.write(self.log_text())
         for process in self._processes:
             _end_group(process)
-        for registration in runtime.registrations(self.runtime):
+        for registration in discovery.registrations(self.runtime):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(registration.pid, signal.SIGKILL)
         for mount in mountinfo.read_mounts():
@@ -261,8 +262,8 @@ def workplace(*, size_bytes: int = 128 * MIB) -> Iterator[Workplace]:
     # Not pytest's directory: its names are too long for sockets, and other users cannot enter it.
     root = Path(tempfile.mkdtemp(prefix="cxlfs-", dir=_fast_directory()))
     root.chmod(0o755)
-    before = os.environ.get(runtime.ENVIRONMENT_OVERRIDE)
-    os.environ[runtime.ENVIRONMENT_OVERRIDE] = str(root / "run")
+    before = os.environ.get(discovery.ENVIRONMENT_OVERRIDE)
+    os.environ[discovery.ENVIRONMENT_OVERRIDE] = str(root / "run")
     place = None
     try:
         place = Workplace(root, size_bytes=size_bytes)
@@ -272,9 +273,9 @@ def workplace(*, size_bytes: int = 128 * MIB) -> Iterator[Workplace]:
         if place is not None:
             place.tear_down()
         if before is None:
-            del os.environ[runtime.ENVIRONMENT_OVERRIDE]
+            del os.environ[discovery.ENVIRONMENT_OVERRIDE]
         else:
-            os.environ[runtime.ENVIRONMENT_OVERRIDE] = before
+            os.environ[discovery.ENVIRONMENT_OVERRIDE] = before
 
 
 def _fast_directory() -> str | None:

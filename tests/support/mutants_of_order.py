@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cxlfs import superblock
-from cxlfs.media import SimulatedMedia
-from cxlfs.operations import (
+from cxlfs.format import superblock
+from cxlfs.format.operations import (
     ContentOperation,
     InodeOperation,
     LinkOperation,
@@ -15,8 +14,9 @@ from cxlfs.operations import (
     Operation,
     UnlinkOperation,
 )
-from cxlfs.space import Space, State
+from cxlfs.media import SimulatedMedia
 from cxlfs.store import cleaner, files, versions, volume
+from cxlfs.store.space import Space, State
 from tests.support.mutants import Patch, during, mutant, nothing
 
 LINE_BYTES = 64

@@ -6,11 +6,11 @@ import dataclasses
 import time
 from typing import Any
 
-from cxlfs import image, journal_reader, layout, roots, segments, superblock
 from cxlfs.errors import NameTooLongError
-from cxlfs.namespace import Namespace
+from cxlfs.format import journal_reader, layout, roots, segments, superblock
 from cxlfs.native.maps import FileMap
-from cxlfs.store import names, recovery, replay, volume
+from cxlfs.store import image, names, recovery, replay, volume
+from cxlfs.store.namespace import Namespace
 from tests.support.mutants import Anything, Patch, during, mutant, nothing, on_result
 
 Batch = journal_reader.RecordBatch
@@ -73,7 +73,7 @@ def header_checksum_not_compared(patch: Patch) -> None:
 @mutant("one/LINE/rollovers_around_the_ring", 9, 11)
 def checksum_covers_less_than_the_record(patch: Patch) -> None:
     """The checksum of a payload leaves out its last 64 bytes, in writer and reader."""
-    from cxlfs import journal
+    from cxlfs.format import journal
 
     crc, each = journal.crc32c, journal_reader.crc32c_each
 
@@ -295,7 +295,7 @@ def accepted_records_not_made_durable(patch: Patch) -> None:
         if header is None:
             volume_.rollover()
             return
-        from cxlfs.journal import Journal
+        from cxlfs.format.journal import Journal
 
         journal = Journal(volume_.media, volume_.superblock, header, last_lsn=volume_.last_lsn)
         journal._position = state.scans[-1].end

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from cxlfs import image, journal, layout, roots, segments
-from cxlfs.media import SimulatedMedia
-from cxlfs.native import EventKind
-from cxlfs.operations import (
+from cxlfs.format import journal, layout, roots, segments
+from cxlfs.format.operations import (
     Operation,
 )
-from cxlfs.store import versions, volume
+from cxlfs.media import SimulatedMedia
+from cxlfs.native import EventKind
+from cxlfs.store import image, versions, volume
 from tests.support.mutants import (
     Event,
     Patch,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from cxlfs import layout
+from cxlfs.format import layout
 from cxlfs.media import Granularity, MemoryMedia
-from cxlfs.namespace import FileKind, Inode
 from cxlfs.store import Store, StoreOptions
+from cxlfs.store.namespace import FileKind, Inode
 
 SMALL_BYTES = 4 << 20
 SEGMENT_BYTES = 64 << 10

@@ -1,4 +1,4 @@
-"""docs/format.md says what cxlfs/layout.py does: each structure, each field, both directions."""
+"""docs/format.md says what cxlfs/format/layout.py does: each structure and field, both ways."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cxlfs import layout, segments, superblock
+from cxlfs.format import layout, segments, superblock
 from cxlfs.store import volume
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from cxlfs import image, layout
 from cxlfs.errors import CorruptionError
-from cxlfs.namespace import Namespace
+from cxlfs.format import layout
 from cxlfs.native import crc32c
 from cxlfs.native.extents import Engine
-from cxlfs.store import Store
+from cxlfs.store import Store, image
+from cxlfs.store.namespace import Namespace
 from tests.support.stores import new_store, write_file
 
 Sections = dict[int, bytearray]

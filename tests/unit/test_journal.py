@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cxlfs import journal, journal_reader, layout, segments, superblock
 from cxlfs.errors import InvariantError
+from cxlfs.format import journal, journal_reader, layout, segments, superblock
 from cxlfs.media import Granularity, MemoryMedia
 from cxlfs.native import crc32c
 from tests.support.stores import format_small

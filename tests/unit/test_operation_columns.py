@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from cxlfs import layout, operation_columns, operations, superblock
 from cxlfs.errors import CorruptionError
-from cxlfs.operation_columns import OperationColumns
-from cxlfs.operations import Operation
+from cxlfs.format import layout, operation_columns, operations, superblock
+from cxlfs.format.operation_columns import OperationColumns
+from cxlfs.format.operations import Operation
 from tests.support.corrupt import populated_media
 from tests.support.fuzz_operations import OperationMaker
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxlfs import layout, operations
 from cxlfs.errors import CorruptionError
-from cxlfs.operations import Operation
+from cxlfs.format import layout, operations
+from cxlfs.format.operations import Operation
 
 u64 = st.integers(0, (1 << 64) - 1)
 number = st.integers(0, layout.NUMBER_LIMIT - 1)

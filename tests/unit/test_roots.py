@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from cxlfs import layout, roots, segments, superblock
+from cxlfs.format import layout, roots, segments, superblock
 from cxlfs.media import MemoryMedia
 from cxlfs.native import crc32c
 from tests.support.stores import format_small, make_media

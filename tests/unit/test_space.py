@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from cxlfs import layout, segments, superblock
 from cxlfs.errors import InvariantError, NoSpaceError
+from cxlfs.format import layout, segments, superblock
 from cxlfs.media import MemoryMedia
 from cxlfs.native.extents import Engine
-from cxlfs.space import LEASE_BYTES_LEAST, Space, State
+from cxlfs.store.space import LEASE_BYTES_LEAST, Space, State
 from tests.support.shop import until_no_space
 from tests.support.stores import format_small, make_media
 

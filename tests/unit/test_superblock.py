@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from cxlfs import layout, superblock
 from cxlfs.errors import (
     CorruptionError,
     CxlfsError,
@@ -17,6 +16,7 @@ from cxlfs.errors import (
     UnsupportedFormatError,
     UsageError,
 )
+from cxlfs.format import layout, superblock
 from cxlfs.media import MemoryMedia
 from cxlfs.native import crc32c
 from cxlfs.units import GIB, MIB

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from cxlfs import layout
+from cxlfs.format import layout
 from cxlfs.media import MemoryMedia
 from cxlfs.store import Store
 from cxlfs.verify import Finding

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from cxlfs import layout
 from cxlfs.errors import CorruptionError
+from cxlfs.format import layout
 from cxlfs.media import MemoryMedia
 from cxlfs.native import FaultKind, set_fault
-from cxlfs.space import State
 from cxlfs.store import Store, StoreOptions
+from cxlfs.store.space import State
 from cxlfs.verify import Finding, run_passes
 from tests.support.corrupt import Anatomy, Damage
 from tests.support.stores import CHUNK_BYTES, new_store, read_file, write_file

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cxlfs import layout
+from cxlfs.format import layout
+from cxlfs.format.operations import UnlinkOperation
 from cxlfs.media import MemoryMedia
-from cxlfs.operations import UnlinkOperation
 from cxlfs.store import Store
 from tests.support.corrupt import (
     IMAGE_BYTES,

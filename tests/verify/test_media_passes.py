@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cxlfs import layout, roots, segments, superblock
+from cxlfs.format import layout, roots, segments, superblock
 from cxlfs.media import MemoryMedia
 from cxlfs.store import Store
 from cxlfs.verify import PASSES, Progress, run_passes, run_steps

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cxlfs import layout
 from cxlfs.errors import InvariantError, SavedCopyError
+from cxlfs.format import layout
 from cxlfs.media import MemoryMedia, SimulatedMedia
 from cxlfs.media.simulated import CrashTarget
 from cxlfs.store import Store

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cxlfs.fuse import linux
+from cxlfs.daemon import linux
 from cxlfs.units import KIB, MIB
 from tests.support.bench.measure import Figures, Progress, Settings, percentiles, require_memory
 from tests.support.bench.targets import Target, file_system_of, mounted

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from cxlfs.errors import NotFoundError
 from cxlfs.media import Granularity, SimulatedMedia
-from cxlfs.namespace import Inode
 from cxlfs.store import Store
 from cxlfs.store.files import Handle
+from cxlfs.store.namespace import Inode
 from tests.support.crash.tape import MEDIA_BYTES, Tape, format_tiny
 from tests.support.crash.world import WORLD
 from tests.support.model import truncate_bytes as truncate_model

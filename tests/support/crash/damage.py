@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from cxlfs import layout, roots, segments
 from cxlfs.errors import CxlfsError, NotACxlfsError
-from cxlfs.journal_reader import Record, SegmentReader, read_header
+from cxlfs.format import layout, roots, segments
+from cxlfs.format.journal_reader import Record, SegmentReader, read_header
 from cxlfs.media import Granularity, SimulatedMedia
 from cxlfs.media.crash import CrashCursor
 from cxlfs.store import Store

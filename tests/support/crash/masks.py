@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from cxlfs import layout
+from cxlfs.format import layout
 from cxlfs.media.crash import WORD_BYTES, EventLog, InFlight, Mask
 from cxlfs.native import EventKind
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from cxlfs.space import State
+from cxlfs.store.space import State
 from tests.support.crash.bench import Bench
 
 Operation = Callable[[Bench], None]

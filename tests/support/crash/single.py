@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from cxlfs.space import State
+from cxlfs.store.space import State
 from tests.support.crash import operations
 from tests.support.crash.bench import Bench
 from tests.support.stores import write_file

@@ -10,12 +10,12 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 
-from cxlfs import layout
 from cxlfs.errors import NamespaceError, NoSpaceError
+from cxlfs.format import layout
 from cxlfs.media import Granularity, SimulatedMedia
-from cxlfs.namespace import DIRECTORY_SIZE_BYTES, Inode
 from cxlfs.native.maps import FileMap
 from cxlfs.store import Store
+from cxlfs.store.namespace import DIRECTORY_SIZE_BYTES, Inode
 from cxlfs.store.volume import Volume
 from tests.support.stores import CHUNK_BYTES, SEGMENT_BYTES, Entry
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from cxlfs import roots, segments, superblock
+from cxlfs.format import roots, segments, superblock
 
 STAGE_NS = 10**15
 """Between the times of two stages: far more than any execution takes."""

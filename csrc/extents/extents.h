@@ -1,0 +1,315 @@
+/* extents.h - what the files of the extent map share: extents, the references of one content, the
+ * marks of what changed.
+ *
+ * Never: anything of the media format or of policy (where a lease lies, when a delta is taken).
+ *
+ * Locks, in the order in which they are taken; nobody waits for an earlier one while holding a
+ * later one, and nobody holds two of the same kind:
+ *   1. map.writer      one change of a map at a time; held while its data is copied
+ *   2. engine.maps     the list of maps
+ *   3. map.lock        content, size and marks; held for pointer work only, never over a copy
+ *   4. engine.lock     table of extents, lease states, segment counts
+ *   5. engine.stripes  length, published state and checksums of an extent
+ * Counters are atomic. An extent lives while somebody holds it (extent.holds): each reference of a
+ * map or a delta, an open lease, a read in flight, and, until cxl_engine_drop_unreferenced, its
+ * definition. Whoever has a hold may take another one without a lock; from the table it is taken
+ * under engine.lock.
+ */
+#ifndef CXLFS_ENGINE_H
+#define CXLFS_ENGINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cxlfs.h"
+#include "persist/persist.h"
+
+enum {
+    PUBLISH_ALIGN = 64,       /* published bytes share no such unit with bytes that come later */
+    BLOCK_BYTES = 4096,       /* small overwrites carry their whole file block along */
+    STRIPES = 32,
+    CHUNK_BYTES_MIN = 64,
+    CHUNK_BYTES_MAX = 1 << 26,
+    SEGMENT_BYTES_MIN = 8192, /* bounds the segment table to a thousandth of the media */
+    LEAF_MAX = 127,           /* references of a leaf: with its header just below 4 KiB */
+    DIRTY_MAX = 4096,         /* changed ranges of a map before neighbours are joined */
+};
+
+/* Offsets and sizes of files and maps stay below this, so that their sums never wrap. */
+#define FILE_OFFSET_MAX ((uint64_t)INT64_MAX)
+
+/* ------------------------------------------------------------------------------------ extents */
+
+typedef struct extent extent;
+struct extent {
+    extent *next;             /* in its hash bucket; engine.lock */
+    uint64_t id;
+    uint64_t media_offset;
+    uint64_t length;          /* bytes defined; changed by the appender alone, under its stripe */
+    uint64_t published;       /* bytes the journal knows; stripe */
+    uint64_t capacity;        /* room while open; engine.lock, and the writer lock of its map */
+    _Atomic uint64_t holds;
+    uint32_t *crcs;           /* of the chunks below length; stripe */
+    uint32_t crc_capacity;
+    uint32_t published_tail;  /* checksum of the last published chunk if it is partial; stripe */
+    bool open;                /* has a lease; engine.lock */
+    bool attached;            /* the lease belongs to a map; engine.lock */
+    bool busy;                /* cxl_engine_copy_extent appends just now; engine.lock */
+    bool kept;                /* its definition holds it; engine.lock */
+};
+
+typedef struct {
+    uint32_t extents;         /* that lie in the segment */
+    uint32_t next_dead;       /* in the queue of dead segments; SEGMENT_NOT_QUEUED, SEGMENT_LAST */
+} segment_state;
+
+struct cxl_engine {
+    cxl_media *media;
+    uint64_t first;
+    uint64_t segment_size;
+    uint64_t segment_count;
+    uint32_t chunk;
+    uint32_t chunk_shift;
+    bool fenced_writes;       /* LINE and BYTE: a write is durable when it returns */
+
+    pthread_mutex_t maps;     /* of the next two */
+    cxl_map *map_list;
+    uint64_t map_count;
+
+    pthread_mutex_t lock;     /* of the following */
+    extent **table;
+    uint64_t table_size;      /* a power of two */
+    uint64_t hash_seed;       /* random: a crafted image cannot aim at one bucket */
+    uint64_t extent_count;
+    segment_state *segments;
+    uint32_t dead_first;
+    uint32_t dead_last;
+
+    pthread_mutex_t stripes[STRIPES];
+
+    _Atomic uint64_t refs;
+    _Atomic uint64_t crcs;
+    _Atomic uint64_t memory;
+    _Atomic uint64_t bytes_written;
+    _Atomic uint64_t bytes_read;
+    _Atomic uint64_t checksum_errors;
+};
+
+/* DRAM of the engine, counted; NULL when there is none. */
+void *engine_allocate(cxl_engine *engine, size_t size);
+void engine_release(cxl_engine *engine, void *pointer, size_t size);
+
+static inline uint64_t chunks_of(const cxl_engine *engine, uint64_t length)
+{
+    return (length >> engine->chunk_shift) + ((length & (engine->chunk - 1)) != 0);
+}
+
+static inline pthread_mutex_t *stripe_of(cxl_engine *engine, const extent *x)
+{
+    return &engine->stripes[(x->id * UINT64_C(0x9e3779b97f4a7c15)) >> 59];
+}
+
+/* extent.c: the table. Functions named _locked want engine.lock. */
+int table_init(cxl_engine *engine);
+void table_free(cxl_engine *engine);
+bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t length,
+                  uint64_t *segment);
+extent *extent_find_locked(cxl_engine *engine, uint64_t id);
+extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
+                             uint64_t chunks);
+int extent_grow_crcs(cxl_engine *engine, extent *x, uint64_t chunks);
+/* A held extent, or NULL. */
+extent *extent_take(cxl_engine *engine, uint64_t id);
+void extent_drop(cxl_engine *engine, extent *x);
+void extent_drop_locked(cxl_engine *engine, extent *x);
+/* The end of a lease, and of its hold; *media_offset, *length: room that was not used. */
+void extent_close(cxl_engine *engine, extent *x, uint64_t *media_offset, uint64_t *length);
+void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail);
+
+static inline void extent_hold(extent *x)
+{
+    atomic_fetch_add_explicit(&x->holds, 1, memory_order_relaxed);
+}
+
+/* extent_io.c: bytes and checksums. */
+
+/* Where an append has come to; the extent itself changes with append_commit only. */
+typedef struct {
+    uint64_t start;           /* extent offset of the first data byte, behind the padding */
+    uint64_t offset;          /* of the next byte */
+    uint64_t first_chunk;     /* the chunk that was open when the append began, */
+    uint32_t first_crc;       /* and its checksum as it will be */
+    uint32_t crc;             /* of the chunk being filled */
+} append_state;
+
+uint32_t chunk_seed(uint64_t id, uint64_t chunk);
+/* LINE, BYTE: what this thread appended is durable then. -EREMOTEIO when that failed: unlike -EIO it
+ * says nothing of one range, but that nobody knows what of all that was stored survives. */
+int append_fence(cxl_engine *engine);
+/* Bytes of padding that an append must put first, because published bytes end off alignment. */
+uint64_t append_padding(cxl_engine *engine, extent *x);
+/* Room for data in an open extent after that padding. */
+uint64_t append_room(cxl_engine *engine, extent *x);
+int append_begin(cxl_engine *engine, extent *x, uint64_t padding, append_state *state,
+                 cxl_fault *fault);
+int append_bytes(cxl_engine *engine, extent *x, append_state *state, const void *source,
+                 uint64_t length, cxl_fault *fault);
+void append_commit(cxl_engine *engine, extent *x, const append_state *state);
+
+/* Length and checksums [first, first+count) of an extent as of one moment. The chunks must lie
+ * below a length that the extent had before. */
+uint64_t extent_snapshot(cxl_engine *engine, extent *x, uint64_t first, uint64_t count,
+                         uint32_t *crcs);
+
+/* A range of an extent as one file sees it. */
+typedef struct {
+    extent *extent;
+    uint64_t extent_offset;   /* of the range wanted */
+    uint64_t length;
+    uint64_t reference_start; /* extent offsets of the whole reference: what a damaged chunk hits */
+    uint64_t reference_end;
+    uint64_t file_base;       /* file offset of extent offset 0, modulo 2^64 */
+} extent_range;
+
+/* Deliver a range to target, or only check it (target NULL): 0, or -EIO with *fault. */
+int extent_read(cxl_engine *engine, const extent_range *range, uint8_t *target, bool verify,
+                cxl_fault *fault);
+/* Where it lies in the mapped media. */
+const uint8_t *range_address(const cxl_engine *engine, const extent_range *range);
+
+/* --------------------------------------------------------------------------------- references */
+
+typedef struct {
+    uint64_t file_offset;
+    uint64_t length;
+    extent *extent;
+    uint64_t extent_offset;
+} reference;
+
+typedef struct leaf leaf;
+struct leaf {
+    uint32_t count;
+    uint32_t capacity;
+    leaf *next_spare;
+    reference refs[];
+};
+
+/* Sorted references without overlap in a row of leaves. Every leaf has some; when there is more
+ * than one leaf all have room for LEAF_MAX. Two references that continue each other are one. */
+typedef struct {
+    leaf **leaves;            /* &only while one is enough */
+    leaf *only;
+    uint32_t leaf_count;
+    uint32_t leaf_capacity;
+    leaf *spares;             /* kept for the changes of a batch, */
+    uint32_t batch_capacity;  /* which have at least this much room; 0: no batch */
+    uint64_t refs;
+    uint64_t bytes;           /* mapped */
+} tree;
+
+typedef struct {
+    uint32_t leaf;
+    uint32_t slot;
+} tree_position;
+
+/* tree.c, for tree_change.c alone */
+leaf *leaf_new(cxl_engine *engine, tree *content, uint32_t capacity);
+void leaf_retire(cxl_engine *engine, tree *content, leaf *old);
+uint32_t leaf_capacity_for(uint64_t count);
+int tree_reserve_row(cxl_engine *engine, tree *content, uint64_t leaves);
+bool tree_step_back(const tree *content, tree_position *position);
+
+void tree_init(tree *content);
+void tree_clear(cxl_engine *engine, tree *content);
+int tree_copy(cxl_engine *engine, const tree *source, tree *target);
+/* The first reference that ends beyond offset. */
+tree_position tree_find(const tree *content, uint64_t offset);
+reference *tree_at(const tree *content, tree_position position); /* NULL behind the last one */
+tree_position tree_next(const tree *content, tree_position position);
+/* The reference that ends just at offset, or NULL. */
+reference *tree_ending_at(const tree *content, uint64_t offset);
+/* Make [start, end) consist of the references given (sorted, apart, inside). Takes a hold for each
+ * of its own, drops those that go. -ENOMEM changes nothing; removing up to a reference's border, or
+ * to the end of everything, needs no memory. */
+int tree_replace(cxl_engine *engine, tree *content, uint64_t start, uint64_t end,
+                 const reference *with, size_t count);
+/* Make the next count replacements by one reference each succeed for certain. */
+int tree_reserve(cxl_engine *engine, tree *content, uint64_t count);
+void tree_unreserve(cxl_engine *engine, tree *content);
+
+/* -------------------------------------------------------------------------------------- marks */
+
+typedef struct {
+    uint64_t start;
+    uint64_t end;
+} interval;
+
+/* What differs from the last delta: content beyond cut is gone, the intervals are new. */
+typedef struct {
+    uint64_t cut;             /* smallest size since then */
+    uint64_t taken_size;      /* size then */
+    interval *list;           /* sorted, apart, not adjacent */
+    uint32_t count;
+    uint32_t capacity;
+    bool fresh;               /* no delta was taken yet */
+} marks;
+
+void marks_release(cxl_engine *engine, marks *dirty);
+/* Make the next marks_add succeed. */
+int marks_reserve(cxl_engine *engine, marks *dirty);
+void marks_add(marks *dirty, uint64_t start, uint64_t end);
+void marks_cut(marks *dirty, uint64_t size);
+bool marks_any(const marks *dirty, uint64_t size);
+/* Put the older marks back; *older is empty afterwards. */
+void marks_return(cxl_engine *engine, marks *dirty, marks *older);
+
+/* --------------------------------------------------------------------------------------- maps */
+
+struct cxl_map {
+    cxl_engine *engine;
+    uint64_t owner;
+    cxl_map *previous;        /* engine.maps */
+    cxl_map *next;
+    bool left_out;            /* of the count of cxl_engine_usage that is being made */
+    pthread_mutex_t writer;
+    pthread_rwlock_t lock;    /* of the following; its holder for writing holds writer too */
+    uint64_t size;
+    tree content;
+    marks dirty;
+    extent *lease;            /* writer */
+    extent *next_lease;       /* writer; takes over when lease is used up */
+    _Atomic uint32_t users;   /* who keeps the map alive: its owner, and reads in flight */
+};
+
+/* One more user; cxl_map_free is what each of them ends with. */
+static inline void map_use(cxl_map *map)
+{
+    atomic_fetch_add_explicit(&map->users, 1, memory_order_relaxed);
+}
+
+/* Where up to length bytes lie, if in one piece: their number, and the extent stays held until extent_drop;
+ * else 0, and no extent is held. Nothing is verified. */
+uint64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held);
+
+/* Cut, put references (extent NULL: a hole), set the size, all or nothing, without marks. */
+int map_apply(cxl_map *map, uint64_t cut, const reference *refs, uint64_t count, uint64_t size);
+
+static inline uint64_t reference_end(const reference *ref)
+{
+    return ref->file_offset + ref->length;
+}
+
+static inline uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+#endif

@@ -1,0 +1,321 @@
+/* map_io.c - file data: write, read, peek, punch.
+ *
+ * Never: writes below an extent's length, holds map.lock while data is copied.
+ *
+ * Invariants
+ * - A write is reserved (room behind the open extent's end, which nobody can reach), copied and
+ *   fenced, and only then published: reference, length, checksum, size and mark change together, or
+ *   not at all.
+ * - A read holds the extents it reads from, so that their space is not used again meanwhile.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "extents/extents.h"
+
+enum { READ_BATCH = 16 };        /* references looked up at once, on the stack */
+
+/* ------------------------------------------------------------------------------------- lookup */
+
+static extent_range range_of(const reference *ref, uint64_t start, uint64_t end)
+{
+    return (extent_range){
+        .extent = ref->extent,
+        .extent_offset = ref->extent_offset + (start - ref->file_offset),
+        .length = end - start,
+        .reference_start = ref->extent_offset,
+        .reference_end = ref->extent_offset + ref->length,
+        .file_base = ref->file_offset - ref->extent_offset,
+    };
+}
+
+static uint64_t range_start(const extent_range *range)
+{
+    return range->file_base + range->extent_offset;
+}
+
+/* The next ranges of [offset, *end), held; *covered: how far they, and the holes between, reach.
+ * *end: not behind the end of the file, which may have come nearer. */
+static unsigned look_up(cxl_map *map, uint64_t offset, uint64_t *end_wanted, extent_range *ranges,
+                        uint64_t *covered)
+{
+    unsigned count = 0;
+    pthread_rwlock_rdlock(&map->lock);
+    uint64_t end = smaller(*end_wanted, larger(map->size, offset));
+    *end_wanted = *covered = end;
+    tree_position at = tree_find(&map->content, offset);
+    reference *ref;
+    while ((ref = tree_at(&map->content, at)) != NULL && ref->file_offset < end) {
+        if (count == READ_BATCH) {
+            *covered = ref->file_offset;
+            break;
+        }
+        extent_hold(ref->extent);
+        ranges[count++] = range_of(ref, larger(ref->file_offset, offset),
+                                   smaller(reference_end(ref), end));
+        at = tree_next(&map->content, at);
+    }
+    pthread_rwlock_unlock(&map->lock);
+    return count;
+}
+
+/* Deliver [offset, +length), which lies below the size; holes are zeros. Bytes delivered: fewer when
+ * the file was cut meanwhile, whose lost bytes never were zeros; or -errno. */
+static int64_t deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t length, bool verify,
+                   cxl_fault *fault)
+{
+    extent_range ranges[READ_BATCH];
+    uint64_t first = offset, end = offset + length, covered;
+    int result = 0;
+    while (offset < end && result == 0) {
+        unsigned count = look_up(map, offset, &end, ranges, &covered);
+        for (unsigned i = 0; i < count; i++) {
+            uint64_t start = range_start(&ranges[i]);
+            if (result == 0) {
+                memset(target, 0, start - offset);
+                target += start - offset;
+                result = extent_read(map->engine, &ranges[i], target, verify, fault);
+                target += ranges[i].length;
+                offset = start + ranges[i].length;
+            }
+            extent_drop(map->engine, ranges[i].extent);
+        }
+        if (result == 0) {
+            memset(target, 0, covered - offset);
+            target += covered - offset;
+            offset = covered;
+        }
+    }
+    return result != 0 ? result : (int64_t)(offset - first);
+}
+
+/* --------------------------------------------------------------------------------------- read */
+
+static uint64_t clip_to_size(cxl_map *map, uint64_t offset, uint64_t length)
+{
+    uint64_t size = cxl_map_size(map);
+    return offset >= size ? 0 : smaller(length, size - offset);
+}
+
+int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t length, int verify,
+                     cxl_fault *fault)
+{
+    length = clip_to_size(map, offset, length);
+    if (length == 0)
+        return 0;
+    int64_t result = deliver(map, offset, target, length, verify != 0, fault);
+    if (result > 0)
+        atomic_fetch_add_explicit(&map->engine->bytes_read, (uint64_t)result, memory_order_relaxed);
+    return result;
+}
+
+uint64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held)
+{
+    bool found = false;
+    length = clip_to_size(map, offset, length);
+    if (length == 0)
+        return 0;
+    pthread_rwlock_rdlock(&map->lock);
+    reference *ref = tree_at(&map->content, tree_find(&map->content, offset));
+    if (ref != NULL && ref->file_offset <= offset && reference_end(ref) - offset >= length) {
+        *held = range_of(ref, offset, offset + length);
+        found = held->extent != NULL;
+        if (found)
+            extent_hold(held->extent);
+    }
+    pthread_rwlock_unlock(&map->lock);
+    return found ? length : 0;
+}
+
+int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify,
+                     const void **address, cxl_fault *fault)
+{
+    cxl_engine *engine = map->engine;
+    extent_range range;
+    length = map_hold(map, offset, length, &range);
+    if (length == 0)
+        return 0;
+    int result = verify ? extent_read(engine, &range, NULL, true, fault) : 0;
+    *address = range_address(engine, &range);
+    extent_drop(engine, range.extent);
+    if (result != 0)
+        return result;
+    atomic_fetch_add_explicit(&engine->bytes_read, length, memory_order_relaxed);
+    return (int64_t)length;
+}
+
+int cxl_map_punch(cxl_map *map, uint64_t offset, uint64_t length)
+{
+    int result = 0;
+    pthread_mutex_lock(&map->writer);
+    length = clip_to_size(map, offset, length);
+    if (length != 0) {
+        pthread_rwlock_wrlock(&map->lock);
+        result = marks_reserve(map->engine, &map->dirty);
+        if (result == 0)
+            result = tree_replace(map->engine, &map->content, offset, offset + length, NULL, 0);
+        if (result == 0)
+            marks_add(&map->dirty, offset, offset + length);
+        pthread_rwlock_unlock(&map->lock);
+    }
+    pthread_mutex_unlock(&map->writer);
+    return result;
+}
+
+/* -------------------------------------------------------------------------------------- write */
+
+/* A write as it will be done: [start, end) of the file moves behind the open extent's end. */
+typedef struct {
+    uint64_t start;
+    uint64_t end;
+    uint64_t padding;
+    const void *bytes;
+} write_plan;
+
+/* Whether offset is where the open extent's last bytes lie in the file. */
+static bool continues_lease(const cxl_map *map, uint64_t offset)
+{
+    const reference *ref = tree_ending_at(&map->content, offset);
+    return ref != NULL && ref->extent == map->lease &&
+           ref->extent_offset + ref->length == map->lease->length;
+}
+
+/* From the first to the last mapped byte of the file blocks that [*start, *end) touches. */
+static void widen_to_blocks(const cxl_map *map, uint64_t *start, uint64_t *end)
+{
+    uint64_t block_start = *start / BLOCK_BYTES * BLOCK_BYTES;
+    uint64_t block_end = (*end + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
+    const tree *content = &map->content;
+    const reference *ref = tree_at(content, tree_find(content, block_start));
+    if (ref != NULL && ref->file_offset < *start)
+        *start = larger(ref->file_offset, block_start);
+    block_end = smaller(block_end, map->size);
+    if (block_end <= *end)
+        return;
+    tree_position at = tree_find(content, block_end - 1);
+    ref = tree_at(content, at);
+    if (ref == NULL || ref->file_offset >= block_end) {
+        if (!tree_step_back(content, &at))
+            return;
+        ref = tree_at(content, at);
+    }
+    *end = larger(*end, smaller(reference_end(ref), block_end));
+}
+
+/* Old bytes around the new ones, in a buffer of two blocks. map.writer is held, so that nothing is cut;
+ * between the end of the file and the new bytes are zeros. */
+static int carry(cxl_map *map, uint64_t offset, const void *source, uint64_t length,
+                 uint8_t *buffer, const write_plan *plan, cxl_fault *fault)
+{
+    uint64_t before = offset - plan->start;
+    uint64_t end = offset + length;
+    int64_t result = 0;
+    if (before != 0)
+        result = deliver(map, plan->start, buffer, before, true, fault);
+    if (result >= 0)
+        memset(buffer + result, 0, before - (uint64_t)result);
+    memcpy(buffer + before, source, length);
+    if (result >= 0 && end < plan->end)
+        result = deliver(map, end, buffer + before + length, plan->end - end, true, fault);
+    return result < 0 ? (int)result : 0;
+}
+
+/* Reserve memory, copy, fence, and show the result. */
+static int write_planned(cxl_map *map, const write_plan *plan, cxl_fault *fault)
+{
+    cxl_engine *engine = map->engine;
+    extent *x = map->lease;
+    append_state state;
+    uint64_t length = plan->end - plan->start;
+    int result = append_begin(engine, x, plan->padding, &state, fault);
+    if (result == 0)
+        result = append_bytes(engine, x, &state, plan->bytes, length, fault);
+    if (result == 0) {
+        int fenced = append_fence(engine);
+        if (fenced != 0)
+            *fault = (cxl_fault){
+                .error = fenced, .extent_id = x->id, .length = length,
+                .media_offset = x->media_offset + state.start,
+            };
+        result = fenced == -EREMOTEIO ? -EIO : fenced;
+    }
+    fault->file_offset = plan->start;
+    if (result != 0)
+        return result;
+    reference fresh = {plan->start, length, x, state.start};
+    pthread_rwlock_wrlock(&map->lock);
+    result = marks_reserve(engine, &map->dirty);
+    if (result == 0)
+        result = tree_replace(engine, &map->content, plan->start, plan->end, &fresh, 1);
+    if (result == 0) {
+        append_commit(engine, x, &state);
+        marks_add(&map->dirty, plan->start, plan->end);
+        map->size = larger(map->size, plan->end);
+    }
+    pthread_rwlock_unlock(&map->lock);
+    return result;
+}
+
+/* The next lease takes over; false: there is none. */
+static bool change_lease(cxl_map *map)
+{
+    uint64_t media_offset, length;
+    if (map->next_lease == NULL)
+        return false;
+    extent_close(map->engine, map->lease, &media_offset, &length);
+    map->lease = map->next_lease;
+    map->next_lease = NULL;
+    return true;
+}
+
+static int64_t write_locked(cxl_map *map, uint64_t offset, const void *source, uint64_t length,
+                            uint64_t *needed, cxl_fault *fault)
+{
+    uint8_t buffer[2 * BLOCK_BYTES];
+    write_plan plan = {.start = offset, .end = offset + length, .bytes = source};
+    extent *x = map->lease;
+    uint64_t padding = x == NULL ? 0 : append_padding(map->engine, x);
+    bool continuing = x != NULL && padding == 0 && continues_lease(map, offset);
+    if (!continuing && length < BLOCK_BYTES)
+        widen_to_blocks(map, &plan.start, &plan.end);
+    uint64_t all = plan.end - plan.start, taken = length;
+    uint64_t room = x == NULL ? 0 : x->capacity - x->length - padding;
+    /* What is carried along is written as a whole. Else take what fits, but no shred that the end
+     * of an almost used up lease would make. */
+    bool carried = all != length;
+    uint64_t least = carried ? all : continuing ? 1 : smaller(all, BLOCK_BYTES);
+    if (room < least) {
+        *needed = all;
+        return change_lease(map) ? write_locked(map, offset, source, length, needed, fault) : -EAGAIN;
+    }
+    if (carried) {
+        int result = carry(map, offset, source, length, buffer, &plan, fault);
+        if (result != 0)
+            return result;
+        plan.bytes = buffer;
+    } else {
+        taken = smaller(length, room);
+        plan.end = plan.start + taken;
+    }
+    plan.padding = padding;
+    int result = write_planned(map, &plan, fault);
+    if (result != 0)
+        return result;
+    atomic_fetch_add_explicit(&map->engine->bytes_written, taken, memory_order_relaxed);
+    return (int64_t)taken;
+}
+
+int64_t cxl_map_write(cxl_map *map, uint64_t offset, const void *source, uint64_t length,
+                      uint64_t *needed, cxl_fault *fault)
+{
+    fault->error = 0;
+    *needed = 0;
+    if (offset > FILE_OFFSET_MAX || length > FILE_OFFSET_MAX - offset)
+        return -EFBIG;
+    if (length == 0)
+        return 0;
+    pthread_mutex_lock(&map->writer);
+    int64_t result = write_locked(map, offset, source, length, needed, fault);
+    pthread_mutex_unlock(&map->writer);
+    return result;
+}

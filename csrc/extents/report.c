@@ -1,0 +1,406 @@
+/* report.c - questions about everything at once: what is used, what refers where, what is
+ * published.
+ *
+ * Never: changes anything.
+ *
+ * Invariants
+ * - O(R log R) in the number of references; bytes that several references share count once.
+ * - Each map is seen as of one moment; maps that change meanwhile may be seen before or after.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "extents/extents.h"
+
+/* A growing list of equal items; count stays right when memory runs out. */
+typedef struct {
+    void *items;
+    uint64_t count;
+    uint64_t capacity;
+    size_t size;
+} list;
+
+static void *list_add(list *to)
+{
+    if (to->count == to->capacity) {
+        uint64_t capacity = larger(to->capacity * 2, 64);
+        void *fresh = cxl_reallocate(to->items, capacity * to->size);
+        if (fresh == NULL)
+            return NULL;
+        to->items = fresh;
+        to->capacity = capacity;
+    }
+    return (char *)to->items + to->count++ * to->size;
+}
+
+/* Never NULL for the caller who frees it, even when empty. */
+static void *list_give(list *from)
+{
+    void *smaller_one = realloc(from->items, larger(from->count, 1) * from->size);
+    return smaller_one != NULL ? smaller_one : from->items;
+}
+
+/* -------------------------------------------------------------------------------------- usage */
+
+typedef struct {
+    uint64_t start;
+    uint64_t end;
+} media_range;
+
+static int compare_ranges(const void *a, const void *b)
+{
+    const media_range *x = a, *y = b;
+    return (x->start > y->start) - (x->start < y->start);
+}
+
+static int collect_used(cxl_map *map, list *ranges)
+{
+    int result = 0;
+    pthread_rwlock_rdlock(&map->lock);
+    const reference *ref;
+    for (tree_position at = {0, 0}; (ref = tree_at(&map->content, at)) != NULL;
+         at = tree_next(&map->content, at)) {
+        media_range *range = list_add(ranges);
+        if (range == NULL) {
+            result = -ENOMEM;
+            break;
+        }
+        range->start = ref->extent->media_offset + ref->extent_offset;
+        range->end = range->start + ref->length;
+    }
+    pthread_rwlock_unlock(&map->lock);
+    return result;
+}
+
+static int collect_leases(cxl_engine *engine, list *ranges)
+{
+    int result = 0;
+    pthread_mutex_lock(&engine->lock);
+    for (uint64_t i = 0; i < engine->table_size && result == 0; i++) {
+        for (extent *x = engine->table[i]; x != NULL && result == 0; x = x->next) {
+            if (!x->open)
+                continue;
+            media_range *range = list_add(ranges);
+            if (range == NULL)
+                result = -ENOMEM;
+            else
+                *range = (media_range){x->media_offset, x->media_offset + x->capacity};
+        }
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return result;
+}
+
+/* engine.maps is held. */
+static void leave_out(cxl_map *const *maps, uint64_t count, bool on)
+{
+    for (uint64_t i = 0; i < count; i++)
+        maps[i]->left_out = on;
+}
+
+int cxl_engine_usage(cxl_engine *engine, cxl_map *const *without, uint64_t without_count, uint64_t *used,
+                     uint64_t segment_count)
+{
+    list ranges = {.size = sizeof(media_range)};
+    int result = 0;
+    if (segment_count != engine->segment_count)
+        return -EINVAL;
+    pthread_mutex_lock(&engine->maps);
+    leave_out(without, without_count, true);
+    for (cxl_map *map = engine->map_list; map != NULL && result == 0; map = map->next) {
+        if (!map->left_out)
+            result = collect_used(map, &ranges);
+    }
+    leave_out(without, without_count, false);
+    pthread_mutex_unlock(&engine->maps);
+    if (result == 0)
+        result = collect_leases(engine, &ranges);
+    if (result == 0) {
+        const media_range *range = ranges.items;
+        uint64_t end = 0;
+        memset(used, 0, segment_count * sizeof(*used));
+        if (ranges.count > 0)
+            qsort(ranges.items, ranges.count, sizeof(media_range), compare_ranges);
+        for (uint64_t i = 0; i < ranges.count; i++) {
+            uint64_t start = larger(range[i].start, end);
+            if (start >= range[i].end)
+                continue;
+            end = range[i].end;
+            used[(start - engine->first) / engine->segment_size] += end - start;
+        }
+    }
+    free(ranges.items);
+    return result;
+}
+
+/* ------------------------------------------------------------------------------- segment_refs */
+
+static int compare_shares(const void *a, const void *b)
+{
+    const cxl_segment_ref *x = a, *y = b;
+    if (x->extent_id != y->extent_id)
+        return x->extent_id > y->extent_id ? 1 : -1;
+    if (x->owner != y->owner)
+        return x->owner > y->owner ? 1 : -1;
+    return (x->extent_offset > y->extent_offset) - (x->extent_offset < y->extent_offset);
+}
+
+static int compare_places(const void *a, const void *b)
+{
+    const cxl_segment_ref *x = a, *y = b;
+    if (x->extent_id != y->extent_id)
+        return x->extent_id > y->extent_id ? 1 : -1;
+    if (x->extent_offset != y->extent_offset)
+        return x->extent_offset > y->extent_offset ? 1 : -1;
+    return (x->owner > y->owner) - (x->owner < y->owner);
+}
+
+/* References of one owner to the same bytes become one. */
+static void unite(list *refs)
+{
+    cxl_segment_ref *items = refs->items;
+    uint64_t kept = 0;
+    qsort(items, refs->count, sizeof(*items), compare_shares);
+    for (uint64_t i = 1; i < refs->count; i++) {
+        cxl_segment_ref *last = &items[kept];
+        uint64_t end = last->extent_offset + last->length;
+        if (items[i].extent_id == last->extent_id && items[i].owner == last->owner &&
+            items[i].extent_offset <= end)
+            last->length =
+                larger(end, items[i].extent_offset + items[i].length) - last->extent_offset;
+        else
+            items[++kept] = items[i];
+    }
+    refs->count = kept + 1;
+    qsort(items, refs->count, sizeof(*items), compare_places);
+}
+
+static uint64_t published_length(cxl_engine *engine, extent *x)
+{
+    pthread_mutex_lock(stripe_of(engine, x));
+    uint64_t published = x->published;
+    pthread_mutex_unlock(stripe_of(engine, x));
+    return published;
+}
+
+static int collect_segment(cxl_map *map, uint64_t start, uint64_t end, list *refs)
+{
+    int result = 0;
+    pthread_rwlock_rdlock(&map->lock);
+    const reference *ref;
+    for (tree_position at = {0, 0}; (ref = tree_at(&map->content, at)) != NULL && result == 0;
+         at = tree_next(&map->content, at)) {
+        extent *x = ref->extent;
+        if (x->media_offset < start || x->media_offset >= end)
+            continue;
+        cxl_segment_ref *found = list_add(refs);
+        if (found == NULL)
+            result = -ENOMEM;
+        else
+            *found = (cxl_segment_ref){x->id, ref->extent_offset, ref->length, map->owner};
+        if (result == 0 && ref->extent_offset + ref->length > published_length(map->engine, x))
+            result = -EBUSY;
+    }
+    pthread_rwlock_unlock(&map->lock);
+    return result;
+}
+
+static bool has_lease(cxl_engine *engine, uint64_t start, uint64_t end)
+{
+    bool found = false;
+    pthread_mutex_lock(&engine->lock);
+    for (uint64_t i = 0; i < engine->table_size && !found; i++) {
+        for (extent *x = engine->table[i]; x != NULL && !found; x = x->next)
+            found = x->open && x->media_offset >= start && x->media_offset < end;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return found;
+}
+
+int cxl_engine_segment_refs(cxl_engine *engine, uint64_t segment, cxl_segment_ref **out,
+                            uint64_t *count)
+{
+    list refs = {.size = sizeof(cxl_segment_ref)};
+    uint64_t start = engine->first + segment * engine->segment_size;
+    if (segment >= engine->segment_count)
+        return -EINVAL;
+    int result = has_lease(engine, start, start + engine->segment_size) ? -EBUSY : 0;
+    pthread_mutex_lock(&engine->maps);
+    for (cxl_map *map = engine->map_list; map != NULL && result == 0; map = map->next)
+        result = collect_segment(map, start, start + engine->segment_size, &refs);
+    pthread_mutex_unlock(&engine->maps);
+    if (result == 0 && refs.count > 1)
+        unite(&refs);
+    if (result == 0 && refs.items == NULL) {
+        refs.items = cxl_allocate(refs.size);
+        if (refs.items == NULL)
+            result = -ENOMEM;
+    }
+    if (result != 0) {
+        free(refs.items);
+        return result;
+    }
+    *count = refs.count;
+    *out = list_give(&refs);
+    return 0;
+}
+
+/* --------------------------------------------------------------------------- lists of extents */
+
+static int compare_media(const void *a, const void *b)
+{
+    const cxl_extent_info *x = a, *y = b;
+    if (x->media_offset != y->media_offset)
+        return x->media_offset > y->media_offset ? 1 : -1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count)
+{
+    uint64_t found = 0;
+    pthread_mutex_lock(&engine->lock);
+    cxl_extent_info *infos = cxl_allocate((engine->extent_count + 1) * sizeof(*infos));
+    for (uint64_t i = 0; i < engine->table_size && infos != NULL; i++) {
+        for (extent *x = engine->table[i]; x != NULL; x = x->next) {
+            uint64_t length = extent_snapshot(engine, x, 0, 0, NULL);
+            infos[found++] = (cxl_extent_info){
+                .id = x->id, .media_offset = x->media_offset, .length = length,
+            };
+        }
+    }
+    pthread_mutex_unlock(&engine->lock);
+    if (infos == NULL)
+        return -ENOMEM;
+    qsort(infos, found, sizeof(*infos), compare_media);
+    *out = infos;
+    *count = found;
+    return 0;
+}
+
+/* What the journal knows of an extent: later bytes in its last chunk have changed its checksum.
+ * False: there is no room for so many checksums. */
+static bool describe_published(cxl_engine *engine, extent *x, cxl_extent_info *info, uint32_t *crcs,
+                               uint64_t room)
+{
+    pthread_mutex_lock(stripe_of(engine, x));
+    uint64_t count = chunks_of(engine, x->published);
+    bool fits = count <= room;
+    *info = (cxl_extent_info){
+        .id = x->id, .media_offset = x->media_offset, .length = x->published,
+        .crc_index = info->crc_index, .crc_count = (uint32_t)count,
+    };
+    if (fits && count != 0) {
+        memcpy(crcs, x->crcs, count * sizeof(*crcs));
+        if (count << engine->chunk_shift != x->published)
+            crcs[count - 1] = x->published_tail;
+    }
+    pthread_mutex_unlock(stripe_of(engine, x));
+    return fits;
+}
+
+static int compare_ids(const void *a, const void *b)
+{
+    const extent *x = *(extent *const *)a, *y = *(extent *const *)b;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* Every extent that anybody but its definition holds, by id: equal states give equal images, whatever
+ * the order in the table. held has room for all; engine.lock is held. */
+static uint64_t held_extents(cxl_engine *engine, extent **held)
+{
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < engine->table_size; i++) {
+        for (extent *x = engine->table[i]; x != NULL; x = x->next) {
+            if (atomic_load(&x->holds) > (x->kept ? 1 : 0))
+                held[count++] = x;
+        }
+    }
+    qsort(held, count, sizeof(*held), compare_ids);
+    return count;
+}
+
+/* Those of them that are published; -EAGAIN: there is no room for the checksums of one. engine.lock is
+ * held. */
+static int fill_extents(cxl_engine *engine, extent **held, cxl_extent_info *infos, uint64_t *info_count,
+                        uint32_t *crcs, uint64_t room, uint64_t *crc_count)
+{
+    uint64_t found = 0, total = 0, count = held_extents(engine, held);
+    for (uint64_t i = 0; i < count; i++) {
+        infos[found].crc_index = total;
+        if (!describe_published(engine, held[i], &infos[found], crcs + total, room - total))
+            return -EAGAIN;
+        total += infos[found].crc_count;
+        found += infos[found].length != 0;
+    }
+    *info_count = found;
+    *crc_count = total;
+    return 0;
+}
+
+static int export_extents(cxl_engine *engine, cxl_extent_info **infos, uint64_t *info_count,
+                          uint32_t **crcs, uint64_t *crc_count)
+{
+    int result;
+    do {                         /* again when more was published while we looked */
+        pthread_mutex_lock(&engine->lock);
+        uint64_t room = atomic_load(&engine->crcs) + 1, count = engine->extent_count + 1;
+        extent **held = cxl_allocate(count * sizeof(*held));
+        *infos = cxl_allocate(count * sizeof(**infos));
+        *crcs = cxl_allocate(room * sizeof(**crcs));
+        result = -ENOMEM;
+        if (held != NULL && *infos != NULL && *crcs != NULL)
+            result = fill_extents(engine, held, *infos, info_count, *crcs, room, crc_count);
+        pthread_mutex_unlock(&engine->lock);
+        free(held);
+        if (result != 0) {
+            free(*infos);
+            free(*crcs);
+        }
+    } while (result == -EAGAIN);
+    return result;
+}
+
+static int export_map(cxl_map *map, list *refs)
+{
+    int result = 0;
+    pthread_rwlock_rdlock(&map->lock);
+    const reference *ref;
+    for (tree_position at = {0, 0}; (ref = tree_at(&map->content, at)) != NULL && result == 0;
+         at = tree_next(&map->content, at)) {
+        cxl_ref *item = list_add(refs);
+        if (item == NULL)
+            result = -ENOMEM;
+        else if (ref->extent_offset + ref->length > published_length(map->engine, ref->extent))
+            result = -EINVAL;
+        else
+            *item = (cxl_ref){ref->file_offset, ref->length, ref->extent->id, ref->extent_offset};
+    }
+    pthread_rwlock_unlock(&map->lock);
+    return result;
+}
+
+int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count,
+                    uint64_t *counts, cxl_ref **refs, uint64_t *ref_count,
+                    cxl_extent_info **infos, uint64_t *info_count, uint32_t **crcs,
+                    uint64_t *crc_count)
+{
+    list found = {.size = sizeof(cxl_ref)};
+    found.items = cxl_allocate(found.size);
+    found.capacity = 1;
+    int result = found.items == NULL ? -ENOMEM : 0;
+    for (uint64_t i = 0; i < map_count && result == 0; i++) {
+        uint64_t before = found.count;
+        result = export_map(maps[i], &found);
+        counts[i] = found.count - before;
+    }
+    if (result == 0)
+        result = export_extents(engine, infos, info_count, crcs, crc_count);
+    if (result != 0) {
+        free(found.items);
+        return result;
+    }
+    *ref_count = found.count;
+    *refs = list_give(&found);
+    return 0;
+}

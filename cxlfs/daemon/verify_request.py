@@ -1,0 +1,28 @@
+"""The control request ``verify``: check the mounted store in slices, between other requests.
+
+Parameters: ``structure_only`` (true or false). The answer: ``progress`` messages (the fields of
+``verify.Progress``) and ``finding`` messages (those of ``verify.Finding``) as they come.
+
+Never here: the checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from cxlfs.daemon.control_server import Message
+from cxlfs.errors import UsageError
+from cxlfs.store import Store
+from cxlfs.verify import Finding, finding_to_dict, progress_to_dict, run_steps
+
+
+def verify(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+    """Ends with MediaError when the store is unmounted in mid-run."""
+    structure_only = parameters.get("structure_only", False)
+    if not isinstance(structure_only, bool):
+        raise UsageError("verify: structure_only must be true or false")
+    for step in run_steps(store.media, structure_only=structure_only, store=store):
+        if isinstance(step, Finding):
+            yield {"message_type": "finding", **finding_to_dict(step)}
+        else:
+            yield {"message_type": "progress", **progress_to_dict(step)}
