@@ -22,7 +22,6 @@ from cxlfs.native import crc32c
 
 if TYPE_CHECKING:
     from cxlfs.native.primitives import Source, Target
-    from cxlfs.verify.repair import RepairAction
 
 Range = tuple[int, int]
 """(media offset, length)."""
@@ -78,11 +77,6 @@ class OverlayMedia(_View):
         self.read_only = False
         self.ranges: list[Range] = []
         self._patches: list[tuple[int, bytes]] = []
-
-    def patch(self, action: RepairAction) -> None:
-        """As if the action had been done."""
-        if action.data is not None:
-            self.store(action.media_offset, action.data)
 
     def read(self, offset: int, length: int) -> bytes:
         data = bytearray(super().read(offset, length))

@@ -81,7 +81,8 @@ def plan(media: Media, findings: Iterable[Finding]) -> list[RepairAction]:
     overlay = OverlayMedia(media)
     actions: list[RepairAction] = []
     for action in _copies(media, wanted):
-        overlay.patch(action)
+        if action.data is not None:  # as if it had been done
+            overlay.store(action.media_offset, action.data)
         actions.append(action)
     if wanted & _RENEWED:
         renewal = _renewal(overlay, wanted)
