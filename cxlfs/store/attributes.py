@@ -4,7 +4,10 @@ Never here: sizes (``files``), names, permission checks.
 
 Invariants
 - A change is one record for a committed inode; an uncommitted one takes it along later.
-- ``user.cxlfs.*`` is what the store says of a file: it can be read, never written.
+- ``user.cxlfs.*`` is what the store says of a file. It is read by name and never listed, so that a
+  copy does not take along what is true of the original alone. An archiver may bring such a name from
+  elsewhere all the same, and would call its whole copy failed for one attribute that it cannot set:
+  setting and removing are accepted, and change nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from cxlfs.errors import (
     ExistsError,
     NameTooLongError,
     NoAttributeError,
-    NotPermittedError,
     UnsupportedOperationError,
 )
 from cxlfs.format import layout
@@ -84,7 +86,8 @@ class InodeAttributes:
         return value
 
     def list_xattrs(self, inode: Inode) -> list[bytes]:
-        return [*(inode.xattrs or {}), *self._virtual_xattrs(inode)]
+        """What was set: not ``user.cxlfs.*``."""
+        return list(inode.xattrs or {})
 
     def _virtual_xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         if inode.kind is not FileKind.FILE:
@@ -95,9 +98,11 @@ class InodeAttributes:
     def set_xattr(
         self, inode: Inode, name: bytes, value: bytes, *, create: bool, replace: bool
     ) -> None:
-        """Raises ExistsError, NoAttributeError, AttributeTooLargeError, NotPermittedError, ..."""
+        """Raises ExistsError, NoAttributeError, AttributeTooLargeError, UnsupportedOperationError."""
         self.volume.require_writable()
         self._check_xattr_name(name)
+        if name.startswith(_VIRTUAL_PREFIX):
+            return
         old = (inode.xattrs or {}).get(name)
         if create and old is not None:
             raise ExistsError("the attribute exists")
@@ -112,9 +117,11 @@ class InodeAttributes:
         self.namespace.set_xattr(inode, name, value)
 
     def remove_xattr(self, inode: Inode, name: bytes) -> None:
-        """Raises NoAttributeError, NotPermittedError."""
+        """Raises NoAttributeError, UnsupportedOperationError."""
         self.volume.require_writable()
         self._check_xattr_name(name)
+        if name in self._virtual_xattrs(inode):
+            return
         if name not in (inode.xattrs or {}):
             raise NoAttributeError("no such attribute")
         self._commit_xattr(inode, XattrRemoveOperation(inode.ino, name))
@@ -131,8 +138,6 @@ class InodeAttributes:
     def _check_xattr_name(self, name: bytes) -> None:
         if not 0 < len(name) <= layout.XATTR_NAME_BYTES_MAX:
             raise NameTooLongError("the attribute's name is empty or too long")
-        if name.startswith(_VIRTUAL_PREFIX):
-            raise NotPermittedError("this attribute is kept by the store")
         if not name.startswith(_XATTR_PREFIXES):
             raise UnsupportedOperationError("only user, trusted and security attributes")
 

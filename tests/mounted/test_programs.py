@@ -144,6 +144,58 @@ def test_tar_and_removal_of_trees(place: Workplace) -> None:
     assert list(mnt.iterdir()) == []
 
 
+ATTRIBUTE, STATE = "user.note", "user.cxlfs.state"
+
+
+def copied(program: str, source: Path, target: Path) -> None:
+    """``source`` as ``target``, with its extended attributes; the program must find no fault."""
+    archive = target.parent / "archive.tar"
+    kept = ("--xattrs", "--xattrs-include=*", "--no-same-owner")
+    commands = {
+        "cp": [["cp", "--preserve=all", source, target]],
+        "cp -a": [["cp", "-a", source, target]],
+        "mv": [["cp", "-a", source, f"{source}.original"], ["mv", source, target]],
+        "tar": [
+            ["tar", *kept, "-C", source.parent, "-cf", archive, source.name],
+            ["tar", *kept, "-C", target.parent, "--transform", f"s/.*/{target.name}/", "-xf", archive],
+        ],
+        "rsync": [["rsync", "-aX", source, target]],
+    }
+    for command in commands[program]:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), command
+
+
+@pytest.mark.parametrize("where", ["in", "out", "within"])
+@pytest.mark.parametrize("program", ["cp", "cp -a", "mv", "tar", "rsync"])
+def test_archivers_copy_attributes_but_not_what_the_store_says(
+    place: Workplace, program: str, where: str
+) -> None:
+    """From elsewhere such a name may come along: it is no error, and is not believed."""
+    if shutil.which(program.split()[0]) is None:
+        pytest.skip(f"{program} is not installed")
+    outside = place.root / "outside"
+    outside.mkdir()
+    source, target = {
+        "in": (outside / "file", place.mountpoint / "copy"),
+        "out": (place.mountpoint / "file", outside / "copy"),
+        "within": (place.mountpoint / "file", place.mountpoint / "copy"),
+    }[where]
+    source.write_bytes(b"content")
+    try:
+        os.setxattr(source, ATTRIBUTE, b"kept")
+        if where == "in":
+            os.setxattr(source, STATE, b"damaged")
+    except OSError as error:
+        pytest.skip(f"{source.parent}: {error}")
+    copied(program, source, target)
+    assert target.read_bytes() == b"content"
+    assert os.listxattr(target) == [ATTRIBUTE]
+    assert os.getxattr(target, ATTRIBUTE) == b"kept"
+    if where != "out":
+        assert os.getxattr(target, STATE) == b"complete"
+
+
 def test_moving_into_the_mount_from_another_file_system(place: Workplace) -> None:
     """As fsspec's transactions do: rename fails, then copy, utime, chmod, unlink."""
     outside = place.root / "temporary"
