@@ -231,7 +231,7 @@ class _Server:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._watch_signals)
                 nursery.start_soon(self._maintain)
-                nursery.start_soon(self._operations.page_cache.run)
+                self._operations.page_cache.start()
                 nursery.start_soon(self._announce)
                 if self._workers is not None:
                     nursery.start_soon(self._serve_data, self._workers)
@@ -271,10 +271,13 @@ class _Server:
         """Nothing may use the connection any more. A thread that waits for an answer which the main
         loop did not give before it failed is released by aborting the connection.
         """
-        page_cache = self._operations.page_cache
-        self._is_quiet = await page_cache.quiesce(0 if self._failure else _QUIESCE_SECONDS_MAX)
+        seconds_max = 0 if self._failure else _QUIESCE_SECONDS_MAX
+        self._is_quiet = await self._quiesce_page_cache(seconds_max)
         if not self._is_quiet and linux.abort_connection(self._device):
-            self._is_quiet = await page_cache.quiesce(_QUIESCE_SECONDS_MAX)
+            self._is_quiet = await self._quiesce_page_cache(_QUIESCE_SECONDS_MAX)
+
+    async def _quiesce_page_cache(self, seconds_max: float) -> bool:
+        return await trio.to_thread.run_sync(self._operations.page_cache.quiesce, seconds_max)
 
     def close_connection(self) -> None:
         """From here on the mount is dead; the end of the process does it where we may not."""
@@ -392,7 +395,7 @@ class _Server:
 
     async def _terminate(self) -> None:
         """End the main loop, but not while a thread needs its answers."""
-        await self._operations.page_cache.quiesce(_QUIESCE_SECONDS_MAX)
+        await self._quiesce_page_cache(_QUIESCE_SECONDS_MAX)
         pyfuse3.terminate()
 
     async def _detach_lazily(self, mountpoint: str) -> None:

@@ -54,18 +54,29 @@ class DataPlane(Protocol):
         """Files that bypass the kernel's page cache can be mapped all the same."""
         ...
 
+    @property
+    def writes_past_store(self) -> bool:
+        """It makes use of :meth:`allow_writes`."""
+        ...
+
     def opened(self, handle: int, ino: int, *, readable: bool) -> None:
         """Raises OutOfMemoryError: the handle is not known then."""
         ...
 
     def released(self, handle: int, ino: int) -> None: ...
 
+    def allow_writes(self, handle: int, tid: int) -> None:
+        """Writes of this thread need not be told any more, until ``Inode.stop_writes``."""
+        ...
+
     def describe(self) -> dict[str, object]:
         """For ``cxlfs status``: kind, and counts where there are any."""
         ...
 
     def invalidate(self, ino: int, attributes_only: bool) -> None:  # noqa: FBT001
-        """Make the kernel forget what it caches of ``ino``. Waits for requests; raises OSError."""
+        """Make the kernel forget what it caches of ``ino``. Waits for requests, unless it is only
+        about attributes. Raises OSError.
+        """
         ...
 
 
@@ -73,10 +84,13 @@ class HandlersOnly:
     """pyfuse3's handlers serve everything: there is nothing to tell."""
 
     direct_mapping = False
+    writes_past_store = False
 
     def opened(self, handle: int, ino: int, *, readable: bool) -> None: ...
 
     def released(self, handle: int, ino: int) -> None: ...
+
+    def allow_writes(self, handle: int, tid: int) -> None: ...
 
     def describe(self) -> dict[str, object]:
         return {"kind": "pyfuse3"}
@@ -200,6 +214,8 @@ class Workers:
 
     # --- what requests tell -------------------------------------------------------------------
 
+    writes_past_store = True
+
     @functools.cached_property
     def direct_mapping(self) -> bool:
         """Asked for the first time when a file is opened, which is after the kernel said so."""
@@ -228,6 +244,9 @@ class Workers:
         del self._ports[ino]
         self._store.files.set_port(handle, None)
         port.close()
+
+    def allow_writes(self, handle: int, tid: int) -> None:
+        self.transport.allow_writes(handle, tid)
 
     def invalidate(self, ino: int, attributes_only: bool) -> None:  # noqa: FBT001
         self.transport.invalidate(ino, attributes_only)

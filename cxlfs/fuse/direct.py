@@ -125,18 +125,12 @@ class Direct:
         attributes, opened = self._requests.create_file(
             call.inode, name, mode, flags, _caller(call)
         )
-        self._expect_write(call, opened.handle)
         return kernel.entry_reply(attributes) + _opened_reply(opened)
 
     def _open(self, call: Call) -> bytes:
         flags, _ = kernel.OPEN.unpack_from(call.arguments)
         opened = self._requests.open_file(call.inode, flags, _caller(call))
-        self._expect_write(call, opened.handle)
         return _opened_reply(opened)
-
-    def _expect_write(self, call: Call, handle: int) -> None:
-        if self._requests.may_begin_alone(handle):
-            self._transport.allow_writes(handle, call.pid)
 
     def _flush(self, call: Call) -> bytes:
         (handle,) = kernel.NUMBER.unpack_from(call.arguments)

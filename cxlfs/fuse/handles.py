@@ -11,11 +11,13 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from cxlfs.errors import BadHandleError, invariant
 from cxlfs.fuse.processes import Process
+
+_WRITERS_MIN = 16
 
 
 class Pins(Protocol):
@@ -79,7 +81,17 @@ class OpenFile:
     may_keep_set_id: bool
     """The opener was root, whose writes leave the set-user-ID bits alone."""
     writers: set[Process] = dataclasses.field(default_factory=set)
-    """Who is known to have written through it, beside the opener."""
+    """Who is known to have written through it, beside the opener. Of those that have ended since,
+    and cannot close it any more, at most as many as of the others, and ``_WRITERS_MIN``.
+    """
+    writers_kept: int = _WRITERS_MIN
+
+    def note_writer(self, writer: Process, is_alive: Callable[[Process], bool]) -> None:
+        """One look at each every time that their number has doubled."""
+        self.writers.add(writer)
+        if len(self.writers) > self.writers_kept:
+            self.writers = {process for process in self.writers if is_alive(process)}
+            self.writers_kept = max(_WRITERS_MIN, 2 * len(self.writers))
 
 
 class OpenFiles:

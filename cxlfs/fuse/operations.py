@@ -169,8 +169,8 @@ class Operations(Requests, pyfuse3.Operations):
             ctime_ns=attr.st_ctime_ns if fields.update_ctime else None,
             handle=fh,
         )
-        if fields.update_mode and self.files.has_writable(inode):
-            self.watch_set_id(attributes)
+        if fields.update_mode:
+            self.privileges_changed(inode)
         return entry_of(attributes)
 
     # --- files ------------------------------------------------------------------------------
@@ -306,8 +306,8 @@ class Operations(Requests, pyfuse3.Operations):
         """XATTR_CREATE and XATTR_REPLACE are checked by pyfuse3, with getxattr, before this."""
         _check_xattr_namespace(name)
         self.store.set_xattr(inode, name, value)
-        if name == CAPABILITY_XATTR and self.files.has_writable(inode):
-            self._set_id.add(inode)
+        if name == CAPABILITY_XATTR:
+            self.privileges_changed(inode)
 
     @request
     def getxattr(self, inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:

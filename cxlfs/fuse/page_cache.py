@@ -21,9 +21,11 @@ Who keeps cached pages true
 - Nobody, before Linux 6.6: a page changed through a shared mapping and, before it was written back,
   through an O_WRONLY descriptor as well. One of the two changes is lost.
 
-Invalidation waits for pages that are being read or written back, that is for replies of this very
-process. It therefore runs in a thread, never in a handler, and the connection is neither left
-unserved nor closed while that thread is at it (``quiesce``).
+Invalidation of pages waits for those that are being read or written back, that is for replies of
+this very process. It therefore runs in a thread of its own, never in a handler, and the connection
+is neither left unserved nor closed while that thread is at it (``quiesce``). Attributes are
+invalidated at once: that waits for nothing, and who took a set-ID bit away by writing must not find
+it there afterwards.
 """
 
 from __future__ import annotations
@@ -32,15 +34,9 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-import trio
-
+from cxlfs.fuse.data_plane import DataPlane
 from cxlfs.fuse.handles import OpenFiles
-
-if TYPE_CHECKING:
-    from cxlfs.fuse.data_plane import DataPlane
 
 log = logging.getLogger(__name__)
 
@@ -48,26 +44,18 @@ log = logging.getLogger(__name__)
 class PageCache:
     """Decides how files are opened; remembers and carries out invalidations."""
 
-    def __init__(
-        self,
-        files: OpenFiles,
-        data_plane: DataPlane,
-        lock: threading.Lock,
-    ) -> None:
-        self._lock = lock
+    def __init__(self, files: OpenFiles, data_plane: DataPlane) -> None:
         self._files = files
         self._data_plane = data_plane
         self._stale: set[int] = set()
         """Inodes whose cached pages may be wrong: the next cached open drops them."""
-        self._pending: dict[int, bool] = {}
-        """Inodes to invalidate soon; True: only their attributes."""
-        self._wake = trio.Event()
-        self._wake_up: Callable[[], None] | None = None
-        """Tells ``run``, from any thread."""
+        self._changed = threading.Condition()
+        """Of the following. Held for moments, also by those who hold the lock of the store."""
+        self._pending: dict[int, None] = {}
+        """Inodes to invalidate soon, the longest known first."""
         self._stopped = False
-        self._idle = threading.Event()
-        """Cleared while the thread is at work."""
-        self._idle.set()
+        self._busy = False
+        """The thread is at work."""
 
     def is_direct(self, flags: int) -> bool:
         """A file opened with these ``O_`` flags bypasses the page cache."""
@@ -83,66 +71,64 @@ class PageCache:
     def forgotten(self, ino: int) -> None:
         """The kernel has dropped the inode, pages and all."""
         self._stale.discard(ino)
-        self._pending.pop(ino, None)
+        with self._changed:
+            self._pending.pop(ino, None)
 
     def written_directly(self, ino: int) -> None:
         """A direct write changed the content."""
         self._stale.add(ino)
         if self._files.has_cached(ino):
-            self._schedule(ino, attributes_only=False)
+            self._schedule(ino)
 
     def content_replaced(self, ino: int) -> None:
         """The store itself changed content, size and times."""
         self._stale.add(ino)
-        self._schedule(ino, attributes_only=False)
+        self._schedule(ino)
 
     def attributes_changed(self, ino: int) -> None:
-        """The store changed attributes in a way that the kernel does not expect."""
-        self._schedule(ino, attributes_only=True)
+        """The store changed attributes in a way that the kernel does not expect; it knows when this
+        returns.
+        """
+        self._invalidate(ino, attributes_only=True)
 
-    def _schedule(self, ino: int, *, attributes_only: bool) -> None:
-        self._pending[ino] = attributes_only and self._pending.get(ino, True)
-        if self._wake_up is not None:
-            self._wake_up()
+    def _schedule(self, ino: int) -> None:
+        with self._changed:
+            self._pending[ino] = None
+            self._changed.notify_all()
 
-    def _set(self) -> None:
-        self._wake.set()
+    def start(self) -> None:
+        """Carry out what is scheduled from now on, and what was before."""
+        threading.Thread(target=self._run, name="cxlfs-invalidate", daemon=True).start()
 
-    async def run(self) -> None:
-        """Carry out what was scheduled, until cancelled."""
-        token = trio.lowlevel.current_trio_token()
-        self._wake_up = lambda: token.run_sync_soon(self._set, idempotent=True)
-        self._set()
+    def quiesce(self, seconds_max: float) -> bool:
+        """Begin no invalidation any more; True when none is at work. Waits for one that is."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._busy, seconds_max)
+
+    def _run(self) -> None:
         while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            with self._lock:
-                batch, self._pending = self._pending, {}
-            if self._stopped:
-                return
-            self._idle.clear()
-            await trio.to_thread.run_sync(self._invalidate_all, batch, abandon_on_cancel=True)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stopped or bool(self._pending))
+                if self._stopped:
+                    return
+                self._busy = True
+                ino = next(iter(self._pending))
+                del self._pending[ino]
+            self._invalidate(ino, attributes_only=False)
 
-    async def quiesce(self, seconds_max: float) -> bool:
-        """Begin no invalidation any more; True when none is at work."""
-        self._stopped = True
-        return await trio.to_thread.run_sync(self._idle.wait, seconds_max)
-
-    def _invalidate_all(self, batch: dict[int, bool]) -> None:
+    def _invalidate(self, ino: int, *, attributes_only: bool) -> None:
+        """Raises nothing."""
         try:
-            self._invalidate_each(batch)
-        finally:
-            self._idle.set()
-
-    def _invalidate_each(self, batch: dict[int, bool]) -> None:
-        for ino, attributes_only in batch.items():
-            if self._stopped:
-                return
-            try:
-                self._data_plane.invalidate(ino, attributes_only)
-            except OSError as error:
-                # ENOENT: the kernel does not know the inode (any more), so it has no pages of it.
-                # ENOTCONN, EBADF, ENODEV: unmounted meanwhile.
-                gone = (errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENODEV)
-                if error.errno not in gone:
-                    log.warning("cannot invalidate cached pages of inode %d: %s", ino, error)
+            self._data_plane.invalidate(ino, attributes_only)
+        except OSError as error:
+            # ENOENT: the kernel does not know the inode (any more), so it has no pages of it.
+            # ENOTCONN, EBADF, ENODEV: unmounted meanwhile.
+            gone = (errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENODEV)
+            if error.errno not in gone:
+                log.warning("cannot invalidate what is cached of inode %d: %s", ino, error)
+        except Exception:
+            log.exception("cannot invalidate what is cached of inode %d", ino)

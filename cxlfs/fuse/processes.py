@@ -79,6 +79,11 @@ class ProcessTable:
             return None
         return Process(tgid, state.start_time)
 
+    def is_alive(self, process: Process) -> bool:
+        """It has not ended, or is only about to."""
+        state = self._state(process.tgid)
+        return state is not None and state.start_time == process.start_time
+
     def is_being_killed(self, process: Process | None) -> bool:
         """The process is on its way out because of a signal."""
         if process is None:

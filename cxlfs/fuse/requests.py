@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
@@ -21,11 +22,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from cxlfs.errors import (
+    CxlfsError,
     ExistsError,
     InvalidArgumentError,
     NameTooLongError,
     NotFoundError,
-    OutOfMemoryError,
     UnsupportedOperationError,
 )
 from cxlfs.fuse import attributes as attributes_module
@@ -78,7 +79,7 @@ class Requests:
         self.failures = Failures(store)
         self.lookups = LookupCounts(store)
         self.files = OpenFiles()
-        self.page_cache = PageCache(self.files, self.data_plane, self.lock)
+        self.page_cache = PageCache(self.files, self.data_plane)
         self._processes = processes if processes is not None else ProcessTable()
         self._set_id: set[int] = set()
         """Files that lose set-ID bits or capabilities when written; known since they were opened
@@ -147,18 +148,30 @@ class Requests:
         if CAPABILITY_XATTR in self.store.list_xattrs(ino):
             self.store.remove_xattr(ino, CAPABILITY_XATTR)
 
-    def watch_set_id(self, attributes: Attributes) -> None:
-        """Remember whether writes to the file must take privileges away."""
-        if attributes_module.has_set_id(attributes.mode) or (
+    def privileges_changed(self, ino: int) -> None:
+        """Mode or capabilities were set: whoever has the file open may be concerned."""
+        if self.files.has_writable(ino):
+            attributes = self.store.get_attributes(ino)
+            self._watch(ino, has_privileges=self._has_privileges(attributes))
+
+    def _has_privileges(self, attributes: Attributes) -> bool:
+        """Set-ID bits, or file capabilities."""
+        return attributes_module.has_set_id(attributes.mode) or (
             CAPABILITY_XATTR in self.store.list_xattrs(attributes.ino)
-        ):
-            self._set_id.add(attributes.ino)
-            self.store.files.stop_writes(attributes.ino)
+        )
+
+    def _watch(self, ino: int, *, has_privileges: bool) -> None:
+        """Remember whether writes to the file must take privileges away; then each is seen."""
+        if has_privileges:
+            self._set_id.add(ino)
+            self.store.files.stop_writes(ino)
         else:
-            self._set_id.discard(attributes.ino)
+            self._set_id.discard(ino)
 
     def _drop_privileges(self, ino: int) -> None:
-        """Someone other than root wrote to, or emptied, a file that has set-ID bits."""
+        """Someone other than root wrote to, or emptied, a file that has set-ID bits. The kernel
+        has forgotten them when this returns, so before whoever wrote goes on.
+        """
         mode = self.mode_without_privileges(ino, None)
         if mode is not None:
             self.store.set_attributes(ino, mode=mode)
@@ -170,35 +183,61 @@ class Requests:
     def create_file(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[Attributes, Opened]:
-        """Make and open a file, or open the one there is; the kernel knows it from now on."""
+        """Make and open a file, or open the one there is; the kernel knows it from now on.
+
+        Whatever is raised, here and by :meth:`open_file`: no handle, no lookup count and no new
+        file is left behind, and what O_TRUNC emptied is as it was.
+        """
         check_name(name)
-        try:
-            attributes, handle = self.store.create(
-                parent, name, mode, caller.uid, caller.gid, flags
-            )
-        except ExistsError:
-            if flags & os.O_EXCL:
-                raise
-            attributes = self.store.lookup(parent, name)
-            opened = self.open_file(attributes.ino, flags, caller)
-        else:
-            opened = self._opened(attributes, handle, flags, caller)
-        self.lookups.remember(attributes.ino)
+        with contextlib.ExitStack() as undo:
+            try:
+                attributes, handle = self.store.create(
+                    parent, name, mode, caller.uid, caller.gid, flags
+                )
+            except ExistsError:
+                if flags & os.O_EXCL:
+                    raise
+                attributes = self.store.lookup(parent, name)
+                handle = self.store.open_file(attributes.ino, flags)
+                undo.callback(self._give_up, handle)
+            else:
+                undo.callback(self._give_up, handle)
+                undo.callback(self._unmake, parent, name)
+            self.lookups.remember(attributes.ino)
+            undo.callback(self.forget_all, [(attributes.ino, 1)])
+            opened = self._opened(attributes, handle, flags, caller, undo)
+            undo.pop_all()
         return attributes, opened
 
     def open_file(self, ino: int, flags: int, caller: Caller) -> Opened:
-        attributes = self.store.get_attributes(ino)
-        handle = self.store.open_file(ino, flags)
-        opened = self._opened(attributes, handle, flags, caller)
-        truncates = flags & os.O_TRUNC
-        if truncates and caller.uid != 0 and ino in self._set_id:
-            self._drop_privileges(ino)
+        with contextlib.ExitStack() as undo:
+            attributes = self.store.get_attributes(ino)
+            handle = self.store.open_file(ino, flags)
+            undo.callback(self._give_up, handle)
+            opened = self._opened(attributes, handle, flags, caller, undo)
+            undo.pop_all()
         return opened
 
-    def _opened(self, attributes: Attributes, handle: int, flags: int, caller: Caller) -> Opened:
-        """Book an open file, and decide how the kernel uses its page cache for it.
+    def _give_up(self, handle: int) -> None:
+        """Release a handle that nobody was told of, as if its opener had been killed."""
+        self.store.flush(handle, writer_killed=True)
+        self.store.release(handle)
 
-        Raises OutOfMemoryError; the handle is released then.
+    def _unmake(self, parent: int, name: bytes) -> None:
+        # A store that stopped writing keeps the name until it is closed; it is committed nowhere.
+        with contextlib.suppress(CxlfsError):
+            self.store.unlink(parent, name)
+
+    def _opened(
+        self,
+        attributes: Attributes,
+        handle: int,
+        flags: int,
+        caller: Caller,
+        undo: contextlib.ExitStack,
+    ) -> Opened:
+        """Book an open file, and decide how the kernel uses its page cache for it; what it did is
+        put on ``undo``.
         """
         ino = attributes.ino
         writable = flags & os.O_ACCMODE != os.O_RDONLY
@@ -214,16 +253,18 @@ class Requests:
                 may_keep_set_id=caller.uid == 0,
             ),
         )
-        try:
-            self.data_plane.opened(handle, ino, readable=flags & os.O_ACCMODE != os.O_WRONLY)
-        except OutOfMemoryError:
-            self.files.remove(handle)
-            self.store.release(handle)
-            raise
+        undo.callback(self.files.remove, handle)
+        self.data_plane.opened(handle, ino, readable=flags & os.O_ACCMODE != os.O_WRONLY)
+        undo.callback(self.data_plane.released, handle, ino)
         if not direct:
             self.store.files.stop_writes(ino)  # from here on they concern cached pages
-        if writable:
-            self.watch_set_id(attributes)
+        has_privileges = self._has_privileges(attributes)
+        if has_privileges and flags & os.O_TRUNC and caller.uid != 0:
+            self._drop_privileges(ino)
+        elif writable:
+            self._watch(ino, has_privileges=has_privileges)
+        if self.data_plane.writes_past_store and self._may_begin_alone(handle):
+            self.data_plane.allow_writes(handle, caller.tid)
         return Opened(handle, direct, self.page_cache.keep_at_open(ino, direct=direct))
 
     def write_by(
@@ -234,7 +275,7 @@ class Requests:
         written = self.store.write(handle, offset, data, done=done)
         writer = self._processes.identify(tid)
         if writer is not None:
-            file.writers.add(writer)
+            file.note_writer(writer, self._processes.is_alive)
         self._content_changed(file)
         return written
 
@@ -243,7 +284,7 @@ class Requests:
         file = self.files.get(handle)
         return not self._concerned_by_writes(file) and self.store.files.may_write_alone(handle)
 
-    def may_begin_alone(self, handle: int) -> bool:
+    def _may_begin_alone(self, handle: int) -> bool:
         """Nor of the first ones by the thread that has just opened this file, to write it anew."""
         file = self.files.get(handle)
         if self._concerned_by_writes(file) or not self.store.files.expect_write(handle):

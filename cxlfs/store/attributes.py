@@ -5,8 +5,8 @@ Never here: sizes (``files``), names, permission checks.
 Invariants
 - A change is one record for a committed inode; an uncommitted one takes it along later.
 - ``user.cxlfs.*`` is what the store says of a file. It is read by name and never listed, so that a
-  copy does not take along what is true of the original alone. An archiver may bring such a name from
-  elsewhere all the same, and would call its whole copy failed for one attribute that it cannot set:
+  copy does not take along what is true of the original alone. An archiver may bring such a name
+  from elsewhere all the same, and would call its copy failed for one attribute that it cannot set:
   setting and removing are accepted, and change nothing.
 """
 
@@ -98,7 +98,7 @@ class InodeAttributes:
     def set_xattr(
         self, inode: Inode, name: bytes, value: bytes, *, create: bool, replace: bool
     ) -> None:
-        """Raises ExistsError, NoAttributeError, AttributeTooLargeError, UnsupportedOperationError."""
+        """Raises ExistsError, NoAttributeError, AttributeTooLargeError, ..."""
         self.volume.require_writable()
         self._check_xattr_name(name)
         if name.startswith(_VIRTUAL_PREFIX):

@@ -86,7 +86,11 @@ class Files:
         return handle
 
     def open(self, inode: Inode, flags: int) -> Handle:
-        """Raises IsDirectoryError, InvalidArgumentError (not a file), ReadOnlyError."""
+        """O_TRUNC without write access is a truncate(2), committed on return.
+
+        Raises IsDirectoryError, InvalidArgumentError (not a file), ReadOnlyError, and with O_TRUNC
+        what emptying raises; nothing is open then.
+        """
         if inode.entries is not None:
             raise IsDirectoryError("a directory")
         if inode.kind is not FileKind.FILE:
@@ -99,9 +103,21 @@ class Files:
         self._next_id += 1
         self._handles[handle.id] = handle
         inode.handles += 1
-        if writable and flags & os.O_TRUNC:
-            self.truncate_to_nothing(inode, handle)
+        try:
+            if flags & os.O_TRUNC:
+                self._empty(inode, handle)
+        except BaseException:
+            del self._handles[handle.id]
+            inode.handles -= 1
+            raise
         return handle
+
+    def _empty(self, inode: Inode, handle: Handle) -> None:
+        """What O_TRUNC asks for."""
+        if handle.writable:
+            self.truncate_to_nothing(inode, handle)
+        else:
+            self.truncate(inode, 0, None)
 
     def release(self, handle_id: int) -> None:
         """The last descriptor is gone: settle what the handle left open."""

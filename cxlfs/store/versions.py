@@ -182,12 +182,13 @@ class Versions:
                 version.killed = False
                 return version
             return self._new(inode, atomic=False, now=now)
+        empty = FileMap(self.volume.engine, owner=inode.ino)  # may fail: before anything changes
         self.leases.close(old_live)
         if isinstance(version, Version) or inode.committed is not None:
             old_live.close()
         else:
             inode.committed = old_live
-        inode.replace_live(FileMap(self.volume.engine, owner=inode.ino))
+        inode.replace_live(empty)
         if isinstance(version, Version):
             version.failed.clear()
             version.atomic = atomic

@@ -5,17 +5,21 @@ before it decides anything that depends on it.
 from __future__ import annotations
 
 import itertools
+import operator
 import os
+import stat
 import struct
 from collections.abc import Iterator
 
 import pytest
 
+from cxlfs.errors import MediaError, NotFoundError, OutOfMemoryError
 from cxlfs.fuse import kernel
 from cxlfs.fuse.direct import Direct
 from cxlfs.fuse.kernel import Opcode
 from cxlfs.store.versions import Version
 from tests.fuse_api.test_data_plane import ROOT, Plane, made_plane
+from tests.support.fuse_api import Context, finish
 from tests.support.fuse_socket import REPLY, request
 
 _OPENED_AT = 128
@@ -28,13 +32,23 @@ class Caller:
 
     def __init__(self, plane: Plane) -> None:
         self.plane = plane
+        self.uid = 0
+        self.told: list[int] = []
+        """Inodes whose attributes the kernel was told to forget, before the last answer."""
         self._uniques = itertools.count(2, 2)
 
     def ask(self, opcode: int, inode: int, body: bytes) -> bytes:
         unique = next(self._uniques)
-        self.plane.kernel.send(request(opcode, unique, body, inode=inode))
-        answer = self.plane.kernel.recv(1 << 20)
-        _, error, answered = REPLY.unpack_from(answer)
+        self.plane.kernel.send(request(opcode, unique, body, inode=inode, uid=self.uid))
+        self.told.clear()
+        answered = 0
+        while answered == 0:
+            answer = self.plane.kernel.recv(1 << 20)
+            _, error, answered = REPLY.unpack_from(answer)
+            if answered == 0:
+                told, offset, _ = struct.unpack_from("=Qqq", answer, REPLY.size)
+                assert offset == -1, "pages wait for requests, and this is one"
+                self.told.append(told)
         assert answered == unique
         if error:
             raise OSError(-error, os.strerror(-error))
@@ -214,3 +228,134 @@ def test_a_first_write_into_a_full_store_fails_as_any_other(caller: Caller) -> N
         with pytest.raises(OSError, match="No space"):
             caller.end(Opcode.FLUSH, inode, handle)
         caller.end(Opcode.RELEASE, inode, handle)
+
+
+# --- privileges -----------------------------------------------------------------------------------
+
+CAPABILITY = b"security.capability"
+
+
+@pytest.mark.parametrize("privilege", ["capabilities", "set-user-ID"])
+def test_who_wrote_before_takes_a_privilege_away_that_came_since(
+    caller: Caller, privilege: str
+) -> None:
+    caller.uid = 1000
+    requests, store = caller.plane.operations, caller.plane.store
+    inode, handle = caller.create(b"program")
+    assert caller.write(inode, handle, 0, b"first")
+    if privilege == "capabilities":
+        finish(requests.setxattr(inode, CAPABILITY, bytes(20), Context()))
+    else:
+        with requests.lock:
+            store.set_attributes(inode, mode=0o4755)
+            requests.privileges_changed(inode)
+    assert not caller.write(inode, handle, 0, b"other")
+    assert caller.told == [inode]
+    assert not store.get_attributes(inode).mode & stat.S_ISUID
+    assert CAPABILITY not in store.list_xattrs(inode)
+    for end in (Opcode.FLUSH, Opcode.RELEASE):
+        caller.end(end, inode, handle)
+
+
+# --- what fails in the middle ---------------------------------------------------------------------
+
+FAILURES = (MediaError("a fence failed", not_durable=True), OutOfMemoryError("none"), KeyError(5))
+"""What the store does about it, another error, and a defect."""
+PLACES = {
+    "lookups": "operations.lookups.remember",
+    "processes": "operations._processes.identify",
+    "data plane": "workers.opened",
+    "privileges": "store.list_xattrs",
+    "lease": "store.versions.leases.give_spare",
+    "permission": "workers.allow_writes",
+    "page cache": "operations.page_cache.keep_at_open",
+}
+
+
+def fail_at(caller: Caller, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception) -> None:
+    def fail(*_arguments: object, **_keywords: object) -> None:
+        raise error
+
+    owner, _, name = PLACES[place].rpartition(".")
+    monkeypatch.setattr(operator.attrgetter(owner)(caller.plane), name, fail)
+
+
+def assert_nothing_is_open(caller: Caller) -> None:
+    requests, store = caller.plane.operations, caller.plane.store
+    assert len(requests.files) == 0
+    assert store.files.open_count == 0
+    assert not caller.plane.workers._ports
+    for inode in store.namespace.inodes.values():
+        assert inode.handles == 0
+        assert inode.port is None
+    requests.failures.counts.clear()
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_creation_that_fails_leaves_nothing(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
+) -> None:
+    with monkeypatch.context() as failing:
+        fail_at(caller, failing, place, error)
+        with pytest.raises(OSError, match=r"error|memory"):
+            caller.create(b"new")
+    assert_nothing_is_open(caller)
+    assert len(caller.plane.operations.lookups) == 0
+    if not caller.plane.store.read_only:
+        with pytest.raises(NotFoundError):
+            caller.plane.store.lookup(ROOT, b"new")
+        caller.saved(b"new", b"content")
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "lookups"])
+def test_an_opening_that_fails_leaves_nothing_and_empties_nothing(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
+) -> None:
+    caller.uid = 1000
+    inode = caller.saved(b"file", b"content")
+    with monkeypatch.context() as failing:
+        fail_at(caller, failing, place, error)
+        with pytest.raises(OSError, match=r"error|memory"):
+            caller.open(inode, os.O_RDWR | os.O_TRUNC)
+    assert_nothing_is_open(caller)
+    assert caller.plane.operations.lookups[inode] == 1
+    assert caller.content(inode) == b"content"
+    if not caller.plane.store.read_only:
+        handle = caller.open(inode, os.O_RDONLY)
+        assert caller.ask(Opcode.READ, inode, kernel.READ.pack(handle, 0, 100)) == b"content"
+        caller.end(Opcode.RELEASE, inode, handle)
+
+
+def test_privileges_that_cannot_be_taken_away_leave_no_open_file(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inode = caller.saved(b"file", b"content")
+    with caller.plane.operations.lock:
+        caller.plane.store.set_attributes(inode, mode=0o4755)
+    caller.uid = 1000
+
+    def fail(**_values: object) -> None:
+        raise MediaError("a fence failed", not_durable=True)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(caller.plane.store.attributes.volume, "commit", fail)
+        with pytest.raises(OSError, match="error"):
+            caller.open(inode, os.O_WRONLY | os.O_TRUNC)
+    assert_nothing_is_open(caller)
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_emptying_without_write_access(caller: Caller, uid: int) -> None:
+    """The kernel has checked that the opener may write."""
+    inode = caller.saved(b"file", b"content")
+    with caller.plane.operations.lock:
+        caller.plane.store.set_attributes(inode, mode=0o4755)
+    caller.uid = uid
+    handle = caller.open(inode, os.O_RDONLY | os.O_TRUNC)
+    assert caller.content(inode) == b"", "as truncate(2) does it"
+    assert bool(caller.plane.store.get_attributes(inode).mode & stat.S_ISUID) == (uid == 0)
+    assert caller.told == ([] if uid == 0 else [inode])
+    caller.end(Opcode.RELEASE, inode, handle)
+    assert caller.content(inode) == b""

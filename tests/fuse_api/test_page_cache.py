@@ -7,12 +7,13 @@ import os
 import threading
 
 import pytest
-import trio
 
 from cxlfs.fuse.data_plane import HandlersOnly
 from cxlfs.fuse.handles import OpenFile, OpenFiles
 from cxlfs.fuse.page_cache import PageCache
 from tests.support.fuse_api import Kernel, finish
+from tests.support.fuse_socket import SECONDS_MAX
+from tests.support.mount import wait_until
 
 
 @pytest.mark.parametrize(
@@ -69,55 +70,56 @@ class Recorder(HandlersOnly):
 def cache_with_reader(recorder: Recorder, ino: int) -> PageCache:
     files = OpenFiles()
     files.add(1, OpenFile(ino, writable=False, direct=False, opener=None, may_keep_set_id=False))
-    return PageCache(files, recorder, threading.Lock())
+    return PageCache(files, recorder)
 
 
-async def run_until_called(cache: PageCache, recorder: Recorder, count: int) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(cache.run)
-        with trio.fail_after(5):
-            while len(recorder.calls) < count:  # noqa: ASYNC110  a thread calls it
-                await trio.sleep(0.001)
-        nursery.cancel_scope.cancel()
+def run_until_called(cache: PageCache, recorder: Recorder, count: int) -> None:
+    cache.start()
+    wait_until(lambda: len(recorder.calls) >= count, "the thread has told the kernel")
+    assert cache.quiesce(SECONDS_MAX)
 
 
-async def test_direct_writes_invalidate_what_others_hold_cached() -> None:
+def test_direct_writes_invalidate_what_others_hold_cached() -> None:
     recorder = Recorder()
     cache = cache_with_reader(recorder, ino=5)
     for _ in range(10):
         cache.written_directly(5)
         cache.written_directly(6)  # nobody has it cached
-    await run_until_called(cache, recorder, 1)
+    run_until_called(cache, recorder, 1)
     assert recorder.calls == [(5, False)]
 
 
-async def test_replaced_content_is_always_invalidated() -> None:
+def test_replaced_content_is_always_invalidated() -> None:
     recorder = Recorder()
-    cache = PageCache(OpenFiles(), recorder, threading.Lock())
-    cache.attributes_changed(7)
+    cache = PageCache(OpenFiles(), recorder)
     cache.content_replaced(7)
-    cache.attributes_changed(7)
-    cache.attributes_changed(8)
     cache.content_replaced(9)
     cache.forgotten(9)
-    await run_until_called(cache, recorder, 2)
-    assert recorder.calls == [(7, False), (8, True)]
+    run_until_called(cache, recorder, 1)
+    assert recorder.calls == [(7, False)]
     assert not cache.keep_at_open(7, direct=False)
 
 
+def test_changed_attributes_are_invalidated_before_anybody_goes_on() -> None:
+    recorder = Recorder()
+    cache = PageCache(OpenFiles(), recorder)
+    cache.attributes_changed(8)
+    assert recorder.calls == [(8, True)]
+
+
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOTCONN, errno.EPERM])
-async def test_a_failed_invalidation_does_not_end_the_others(
+def test_a_failed_invalidation_does_not_end_the_others(
     number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Recorder(error=number)
-    cache = PageCache(OpenFiles(), recorder, threading.Lock())
+    cache = PageCache(OpenFiles(), recorder)
     cache.content_replaced(1)
     cache.content_replaced(2)
-    await run_until_called(cache, recorder, 2)
+    run_until_called(cache, recorder, 2)
     assert bool(caplog.records) == (number == errno.EPERM)
 
 
-async def test_the_connection_is_not_closed_under_an_invalidation() -> None:
+def test_the_connection_is_not_closed_under_an_invalidation() -> None:
     """It is told when the thread is through, and nothing is begun afterwards."""
     entered, leave = threading.Event(), threading.Event()
     calls: list[tuple[int, bool]] = []
@@ -126,22 +128,17 @@ async def test_the_connection_is_not_closed_under_an_invalidation() -> None:
         def invalidate(self, ino: int, attributes_only: bool) -> None:
             calls.append((ino, attributes_only))
             entered.set()
-            assert leave.wait(10)
+            assert leave.wait(SECONDS_MAX)
 
-    cache = PageCache(OpenFiles(), Slow(), threading.Lock())
+    cache = PageCache(OpenFiles(), Slow())
     cache.content_replaced(1)
     cache.content_replaced(2)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(cache.run)
-        await trio.to_thread.run_sync(entered.wait, 10)
-        assert not await cache.quiesce(0.01)
-        nursery.cancel_scope.cancel()
+    cache.start()
+    assert entered.wait(SECONDS_MAX)
+    assert not cache.quiesce(0.01)
     leave.set()
-    assert await cache.quiesce(10)
-    assert calls == [(1, False)]
+    assert cache.quiesce(SECONDS_MAX)
     cache.content_replaced(3)
-    with trio.fail_after(5):
-        await cache.run()
     assert calls == [(1, False)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cxlfs.fuse.handles import OpenFile
 from cxlfs.fuse.processes import PF_EXITING, Process, ProcessTable
 
 
@@ -115,3 +116,31 @@ def test_a_real_process_is_identified_as_long_as_it_is_there() -> None:
     assert table.is_being_killed(process)
     child.communicate()
     assert not table.is_being_killed(process)
+
+
+def test_writers_that_ended_are_not_remembered_for_ever() -> None:
+    """A descriptor that a shell or a pool of workers keeps open, and thousands write to."""
+    file = OpenFile(1, writable=True, direct=True, opener=None, may_keep_set_id=False)
+    looks: list[Process] = []
+    living = {Process(tgid, 1) for tgid in range(0, 10_000, 100)}
+
+    def is_alive(process: Process) -> bool:
+        looks.append(process)
+        return process in living or process == writers[-1]
+
+    writers: list[Process] = []
+    for tgid in range(10_000):
+        writers.append(Process(tgid, 1))
+        file.note_writer(writers[-1], is_alive)
+        assert writers[-1] in file.writers
+    assert living <= file.writers
+    assert len(file.writers) <= 2 * len(living) + 2
+    assert len(looks) <= 4 * len(writers)
+
+
+def test_a_zombie_is_alive_and_what_was_waited_for_is_not(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, start=500)
+    table = ProcessTable(tmp_path)
+    assert table.is_alive(Process(10, 500))
+    assert not table.is_alive(Process(10, 501)), "the number is used again"
+    assert not table.is_alive(Process(11, 500))

@@ -157,7 +157,16 @@ def copied(program: str, source: Path, target: Path) -> None:
         "mv": [["cp", "-a", source, f"{source}.original"], ["mv", source, target]],
         "tar": [
             ["tar", *kept, "-C", source.parent, "-cf", archive, source.name],
-            ["tar", *kept, "-C", target.parent, "--transform", f"s/.*/{target.name}/", "-xf", archive],
+            [
+                "tar",
+                *kept,
+                "-C",
+                target.parent,
+                "--transform",
+                f"s/.*/{target.name}/",
+                "-xf",
+                archive,
+            ],
         ],
         "rsync": [["rsync", "-aX", source, target]],
     }
@@ -172,7 +181,7 @@ def test_archivers_copy_attributes_but_not_what_the_store_says(
     place: Workplace, program: str, where: str
 ) -> None:
     """From elsewhere such a name may come along: it is no error, and is not believed."""
-    if shutil.which(program.split()[0]) is None:
+    if shutil.which(program.split(maxsplit=1)[0]) is None:
         pytest.skip(f"{program} is not installed")
     outside = place.root / "outside"
     outside.mkdir()

@@ -23,6 +23,7 @@ from cxlfs.daemon.options import TRANSPORTS
 from tests.support.mount import MIB, Workplace, wait_for_exit, wait_until
 
 FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 1, 2, 16
+NOBODY = 65534
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -137,6 +138,38 @@ def test_a_set_user_id_bit_does_not_survive_a_write_by_another(either: Workplace
     with file.open("r+b", buffering=0) as stream:
         stream.write(b"y")
     assert file.stat().st_mode & 0o4000, "root keeps it"
+
+
+def cached_mode(path: Path) -> int:
+    """As whoever executes the file finds it: nothing else is asked for, so no older time makes the
+    kernel ask the daemon.
+    """
+    at_current, mode_only, mode_at, space = -100, 2, 28, ctypes.create_string_buffer(256)
+    assert _libc.statx(at_current, os.fsencode(path), 0, mode_only, space) == 0
+    return int.from_bytes(space.raw[mode_at : mode_at + 2], sys.byteorder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_set_user_id_bit_is_gone_when_the_write_of_another_returns(
+    unmounted: Workplace, transport: str
+) -> None:
+    unmounted.mount("allow_other,suid", f"transport={transport}")
+    file = unmounted.mountpoint / "program"
+    file.write_bytes(b"x")
+    file.chmod(0o777)
+    os.seteuid(NOBODY)
+    try:
+        with file.open("r+b", buffering=0) as stream:
+            for _ in range(100):
+                os.seteuid(0)
+                file.chmod(0o4777)
+                assert cached_mode(file) & 0o7777 == 0o4777
+                os.seteuid(NOBODY)
+                stream.write(b"y")
+                assert cached_mode(file) & 0o7777 == 0o777
+    finally:
+        os.seteuid(0)
 
 
 # --- what only the native transport can -----------------------------------------------------------

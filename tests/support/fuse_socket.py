@@ -55,8 +55,10 @@ class Kept(NamedTuple):
     done: int
 
 
-def request(opcode: int, unique: int, body: bytes, *, inode: int = INO, pid: int = TID) -> bytes:
-    return HEADER.pack(HEADER.size + len(body), opcode, unique, inode, 0, 0, pid, 0) + body
+def request(
+    opcode: int, unique: int, body: bytes, *, inode: int = INO, pid: int = TID, uid: int = 0
+) -> bytes:
+    return HEADER.pack(HEADER.size + len(body), opcode, unique, inode, uid, 0, pid, 0) + body
 
 
 def refuse(call: Kept) -> transport.Answer | None:
