@@ -41,6 +41,8 @@ class Media(MappedRegion):
         """Smallest unit that is mapped or faulted."""
         self.persistence_domain: str | None = None
         """What the kernel says: ``memory_controller``, ``cpu_cache``; None: nothing, or no DAX."""
+        self.volatile = False
+        """A file in memory (tmpfs): gone with the power, and with the machine's next start."""
 
     @property
     def write_back_name(self) -> str:

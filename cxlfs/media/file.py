@@ -10,11 +10,10 @@ import errno
 import os
 
 from cxlfs.errors import MediaError, MediaUnavailableError, NoSpaceError, UsageError
+from cxlfs.media.room import allocated_bytes, require_room
 from cxlfs.media.source import SourceMedia
 from cxlfs.native import Granularity, MappedRegion
 from cxlfs.units import format_size
-
-_STAT_BLOCK_BYTES = 512  # unit of st_blocks, whatever the file system
 
 
 class FileMedia(SourceMedia):
@@ -57,11 +56,16 @@ def grow(descriptor: int, path: str, size_bytes: int) -> None:
             f"{path} is {format_size(present_bytes)} long, more than {format_size(size_bytes)}",
             next_step="leave the size out to use all of the file, or remove the file first",
         )
-    preallocate(descriptor, path, size_bytes)
+    try:
+        preallocate(descriptor, path, size_bytes)
+    except BaseException:
+        os.ftruncate(descriptor, present_bytes)
+        raise
 
 
 def preallocate(descriptor: int, path: str, size_bytes: int) -> None:
-    """posix_fallocate of the first ``size_bytes`` of a file."""
+    """posix_fallocate of the first ``size_bytes`` of a file, if there is room: see ``room``."""
+    require_room(descriptor, path, size_bytes)
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
@@ -71,19 +75,12 @@ def preallocate(descriptor: int, path: str, size_bytes: int) -> None:
 
 
 def _shortfall(descriptor: int, path: str, size_bytes: int, error: OSError) -> NoSpaceError:
+    """There seemed to be room, and there was not: a quota, a limit, or somebody was faster."""
     system = os.fstatvfs(descriptor)
-    available_bytes = system.f_bavail * system.f_frsize
-    needed_bytes = size_bytes - os.fstat(descriptor).st_blocks * _STAT_BLOCK_BYTES
-    if error.errno == errno.ENOSPC:
-        reason = (
-            f"{format_size(max(needed_bytes - available_bytes, 0))} more are needed "
-            f"({format_size(available_bytes)} are free)"
-        )
-    else:
-        reason = os.strerror(error.errno or errno.ENOSPC)
     return NoSpaceError(
-        f"{path} cannot be {format_size(size_bytes)} long: {reason}",
-        needed_bytes=max(needed_bytes, 0),
-        available_bytes=available_bytes,
+        f"{path} cannot be {format_size(size_bytes)} long: "
+        f"{os.strerror(error.errno or errno.ENOSPC)}",
+        needed_bytes=max(size_bytes - allocated_bytes(descriptor), 0),
+        available_bytes=system.f_bavail * system.f_frsize,
         next_step="choose a smaller size, or free space on that file system",
     )

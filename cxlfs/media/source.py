@@ -10,6 +10,7 @@ import contextlib
 import os
 
 from cxlfs.media.base import DirtyShutdown, Media
+from cxlfs.media.room import VOLATILE_FILE_SYSTEMS, file_system_of
 from cxlfs.media.sysfs import Region
 from cxlfs.native import MediaHandle
 
@@ -31,6 +32,7 @@ class SourceMedia(Media):
         super().__init__(handle, kind=kind, path=path, read_only=read_only)
         self.alignment_bytes = alignment_bytes
         self.persistence_domain = region.persistence_domain if region is not None else None
+        self.volatile = kind == "file" and file_system_of(descriptor) in VOLATILE_FILE_SYSTEMS
         self._descriptor = descriptor
         self._region = region
 

@@ -103,22 +103,35 @@ def test_sparse_file_can_be_preallocated(tmp_path: Path) -> None:
     media.close()
 
 
-def test_full_file_system_names_the_shortfall(
+def test_what_does_not_fit_is_refused_before_a_byte_is_allocated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_space(*_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def allocate(*_: int) -> None:
+        pytest.fail("the file system was filled to find out")
 
-    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
     path = tmp_path / "new.img"
     size_bytes = 1 << 60
-    with pytest.raises(
-        NoSpaceError, match=r"EiB more are needed \(|PiB more are needed \("
-    ) as caught:
+    with pytest.raises(NoSpaceError, match="cannot be 1024.0 PiB long.* free, and ") as caught:
         open_media(path, create_size_bytes=size_bytes)
     assert caught.value.needed_bytes == size_bytes
     assert 0 < caught.value.available_bytes < size_bytes
+    assert "at most" in caught.value.next_step
     assert not path.exists()
+
+
+def test_a_file_that_is_there_keeps_its_length_when_it_cannot_grow(
+    image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_halfway(descriptor: int, _offset: int, length: int) -> None:
+        os.ftruncate(descriptor, length // 2)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail_halfway)
+    with pytest.raises(NoSpaceError, match="quota"):
+        open_media(image, create_size_bytes=8 * SIZE)
+    assert image.stat().st_size == SIZE
+    assert image.read_bytes()[:3] == b"old"
 
 
 def test_file_larger_than_the_file_system_allows(tmp_path: Path) -> None:
