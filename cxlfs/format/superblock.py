@@ -7,14 +7,18 @@ Invariants
 - mkfs writes copy 0 last: a store without a valid copy 0 and with older copies elsewhere is an
   interrupted mkfs or a damaged one, and is opened only when two copies agree.
 - A copy counts only if its checksum, magic, own place and the geometry's arithmetic are right.
+- A copy of a later version is told from a damaged one by its frame (see :class:`Frame`), and of two
+  versions the later one counts as soon as two copies have it: an upgrade that was interrupted is
+  either not begun or to be finished, never undecided.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -32,8 +36,15 @@ from cxlfs.units import MIB, format_size
 if TYPE_CHECKING:
     from cxlfs.media import Media
 
+_BYTES = layout.SUPERBLOCK_DTYPE.itemsize
 _COPY_NUMBER_BYTES = 4
-_SUMMED_BYTES = layout.SUPERBLOCK_DTYPE.itemsize - 8
+_TAIL_BYTES = 8
+"""Checksum and copy number: the end of the structure in every version."""
+_SUMMED_BYTES = _BYTES - _TAIL_BYTES
+_QUORUM = 2
+"""So many copies of a later version make it the store's version."""
+_VERSION_MAX = 255
+"""What a copy with a wrong checksum says beyond this is damage, not a later version."""
 SEGMENTS_MIN = 16
 """Three metadata sets of three segments (two kept, one being written), the cleaner's, and data."""
 SEGMENTS_PER_STORE = 512
@@ -83,13 +94,39 @@ class Superblock:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands in the same place in the superblock of every version: its first 56 bytes. Behind
+    ``structure_bytes`` (512 to 4096, a multiple of 8) it ends with a checksum over all bytes before
+    that, and the copy number.
+    """
+
+    format_version: int
+    structure_bytes: int
+    compat: int
+    read_only_compat: int
+    incompat: int
+    uuid: bytes
+
+    @property
+    def rank(self) -> tuple[int, int, int, int]:
+        """Larger: later. Features are only ever added to a store."""
+        return self.format_version, self.incompat, self.read_only_compat, self.compat
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class CopyState:
-    """What reading one superblock copy gave: ``problem`` is None for a good one."""
+    """What reading one superblock copy gave: ``problem`` is None for a good one.
+
+    ``frame``: of a copy that counts; there is no ``superblock`` where this program lacks what the
+    rest of it needs. ``claimed_version``: what a damaged one says.
+    """
 
     number: int
     media_offset: int
     superblock: Superblock | None
     problem: str | None
+    frame: Frame | None = None
+    claimed_version: int = 0
 
 
 def copy_offsets(size_bytes: int, unit_bytes: int) -> tuple[int, int, int, int]:
@@ -181,28 +218,83 @@ def encode(superblock: Superblock, number: int) -> bytes:
     return row.tobytes()
 
 
+def read_frame(data: bytes) -> Frame:
+    """The frame of one copy, whose checksum is checked, whatever version it has.
+
+    Raises NotACxlfsError (no magic), CorruptionError (size, checksum).
+    """
+    row = np.frombuffer(data, dtype=layout.SUPERBLOCK_DTYPE, count=1)[0]
+    if row["magic"] != layout.SUPERBLOCK_MAGIC:
+        raise NotACxlfsError("no cxlfs superblock here")
+    size = _structure_bytes(data)
+    expected = int.from_bytes(data[size - _TAIL_BYTES : size - _COPY_NUMBER_BYTES], "little")
+    actual = crc32c(data[: size - _TAIL_BYTES])
+    if len(data) < size or expected != actual:
+        raise CorruptionError(
+            "superblock checksum mismatch",
+            structure="superblock",
+            expected=expected,
+            actual=actual,
+        )
+    frame = Frame(
+        **{
+            name: int(row[name])
+            for name in (
+                *("format_version", "structure_bytes"),
+                *("compat", "read_only_compat", "incompat"),
+            )
+        },
+        uuid=row["uuid"].tobytes(),
+    )
+    if frame.structure_bytes != size:
+        raise CorruptionError(
+            f"the superblock says that it has {frame.structure_bytes} bytes, not {size}",
+            structure="superblock",
+        )
+    return frame
+
+
+def _structure_bytes(data: bytes) -> int:
+    """How long the structure is: as it says when it is of a later version and can be so long."""
+    row = np.frombuffer(data, dtype=layout.SUPERBLOCK_DTYPE, count=1)[0]
+    size = int(row["structure_bytes"])
+    later = int(row["format_version"]) > layout.FORMAT_VERSION
+    possible = _BYTES <= size <= layout.SLOT_BYTES and size % _TAIL_BYTES == 0
+    return size if later and possible else _BYTES
+
+
+def read_bytes(media: Media, offset: int) -> bytes:
+    """The bytes of the copy at ``offset``, as many as its version has. Raises MediaError."""
+    data = media.read(offset, _BYTES)
+    if data.startswith(layout.SUPERBLOCK_MAGIC):
+        size = min(_structure_bytes(data), media.size_bytes - offset)
+        if size > _BYTES:
+            return media.read(offset, size)
+    return data
+
+
+def _unsupported(frame: Frame) -> UnsupportedFormatError:
+    if frame.format_version > layout.FORMAT_VERSION:
+        return UnsupportedFormatError(
+            f"the store has format version {frame.format_version}, and this program knows versions "
+            f"up to {layout.FORMAT_VERSION}"
+        )
+    unknown = frame.incompat & ~layout.KNOWN_INCOMPAT
+    return UnsupportedFormatError(f"the store needs features this program lacks ({unknown:#x})")
+
+
 def decode(data: bytes, *, media_size_bytes: int) -> Superblock:
     """Check and read one copy.
 
     Raises NotACxlfsError (no magic), CorruptionError (checksum, arithmetic),
     UnsupportedFormatError (version, features), MediaError (the source is smaller than the store).
     """
+    frame = read_frame(data)
+    if frame.format_version > layout.FORMAT_VERSION or frame.incompat & ~layout.KNOWN_INCOMPAT:
+        raise _unsupported(frame)
     row = np.frombuffer(data, dtype=layout.SUPERBLOCK_DTYPE, count=1)[0]
-    if row["magic"] != layout.SUPERBLOCK_MAGIC:
-        raise NotACxlfsError("no cxlfs superblock here")
-    actual = crc32c(data[:_SUMMED_BYTES])
-    if int(row["crc"]) != actual:
-        raise CorruptionError(
-            "superblock checksum mismatch",
-            structure="superblock",
-            expected=int(row["crc"]),
-            actual=actual,
-        )
-    if int(row["format_version"]) > layout.FORMAT_VERSION:
-        raise UnsupportedFormatError(f"the store has format version {int(row['format_version'])}")
-    unknown = int(row["incompat"]) & ~layout.KNOWN_INCOMPAT
-    if unknown or int(row["device_count"]) != 1:
-        raise UnsupportedFormatError(f"the store needs features this program lacks ({unknown:#x})")
+    if int(row["device_count"]) != 1:
+        raise _unsupported(frame)
     superblock = Superblock(
         uuid=row["uuid"].tobytes(),
         label=row["label"].tobytes().rstrip(b"\0").decode(errors="replace"),
@@ -285,22 +377,32 @@ def _read_copy_once(
     if offset in seen or offset < 0 or offset + layout.SUPERBLOCK_DTYPE.itemsize > media.size_bytes:
         return
     seen.add(offset)
+    data, frame = b"", None
     try:
-        data = media.read(offset, layout.SUPERBLOCK_DTYPE.itemsize)
+        data = read_bytes(media, offset)
+        frame = read_frame(data)
         superblock = decode(data, media_size_bytes=media.size_bytes)
-        stored = int(np.frombuffer(data, dtype=layout.SUPERBLOCK_DTYPE)[0]["copy_number"])
+        stored = int.from_bytes(data[_BYTES - _COPY_NUMBER_BYTES : _BYTES], "little")
         if offset not in superblock.copy_offsets:
             states.append(CopyState(number, offset, None, "a copy in a place where none belongs"))
             return
         number = superblock.copy_offsets.index(offset)
         problem = None if stored == number else f"copy number {stored}, expected {number}"
-        states.append(CopyState(number, offset, superblock, problem))
+        states.append(CopyState(number, offset, superblock, problem, frame))
+    except UnsupportedFormatError as error:
+        states.append(CopyState(number, offset, None, error.message, frame))
     except (NotACxlfsError, CorruptionError) as error:
-        states.append(CopyState(number, offset, None, error.message))
+        claimed = _claimed_version(data) if isinstance(error, CorruptionError) else 0
+        states.append(CopyState(number, offset, None, error.message, claimed_version=claimed))
     except MediaError as error:
         if error.offset is None:
             raise
         states.append(CopyState(number, offset, None, error.message))
+
+
+def _claimed_version(data: bytes) -> int:
+    row = np.frombuffer(data, dtype=layout.SUPERBLOCK_DTYPE, count=1)[0]
+    return int(row["format_version"])
 
 
 def choose(media: Media) -> tuple[Superblock, list[CopyState]]:
@@ -311,28 +413,73 @@ def choose(media: Media) -> tuple[Superblock, list[CopyState]]:
     if media.size_bytes < 4 * layout.UNIT_BYTES_TEST:
         raise NotACxlfsError(f"{format_size(media.size_bytes)} is too small to hold a store")
     states = read_copies(media)
-    found: dict[Superblock, int] = {}
-    for state in states:
-        if state.superblock is not None:
-            found[state.superblock] = found.get(state.superblock, 0) + 1
-    if not found:
-        damaged = any(s.problem and "checksum" in s.problem for s in states)
-        if damaged:
-            raise NotACxlfsError(
-                "every superblock copy is damaged",
-                next_step="keep the source as it is and run cxlfs dump SOURCE superblock",
+    good = [state for state in states if state.frame is not None]
+    if not good:
+        raise _nothing_good(states)
+    best = _elect(good)
+    if isinstance(best, Frame):
+        error = _unsupported(best)
+        if any(s.frame is not None and s.frame.rank < best.rank for s in good):
+            raise UnsupportedFormatError(
+                f"{error.message}; its upgrade was interrupted",
+                next_step="use a newer cxlfs: it finishes the upgrade",
             )
-        raise NotACxlfsError("this is not a cxlfs store")
-    best, votes = max(found.items(), key=lambda item: item[1])
-    if len(found) > 1:
-        tied = [s for s, count in found.items() if count == votes]
-        if len(tied) > 1:
-            raise CorruptionError(
-                "the superblock copies belong to different stores",
-                structure="superblock",
-                next_step="run cxlfs dump SOURCE superblock; mkfs --force makes a new store",
-            )
+        raise error
     return best, states
+
+
+def _nothing_good(states: list[CopyState]) -> NotACxlfsError | UnsupportedFormatError:
+    claimed = [s.claimed_version for s in states]
+    later = [each for each in claimed if layout.FORMAT_VERSION < each <= _VERSION_MAX]
+    if any(later.count(version) >= _QUORUM for version in later):
+        return UnsupportedFormatError(
+            f"the store says that it has format version {later[0]}, and this program knows "
+            f"versions up to {layout.FORMAT_VERSION}",
+            next_step="use a newer cxlfs; if it finds the superblock damaged: cxlfs dump SOURCE "
+            "superblock",
+        )
+    if any(s.problem and "checksum" in s.problem for s in states):
+        return NotACxlfsError(
+            "every superblock copy is damaged",
+            next_step="keep the source as it is and run cxlfs dump SOURCE superblock",
+        )
+    return NotACxlfsError("this is not a cxlfs store")
+
+
+def _elect(good: list[CopyState]) -> Superblock | Frame:
+    """What the copies agree on. Raises CorruptionError when they contradict each other.
+
+    Of one store, the latest version that two copies have: an upgrade in place writes one copy after
+    the other. Without two alike of any, the earliest: nothing has been changed for a later one.
+    """
+    stores = collections.Counter(s.frame.uuid for s in good if s.frame is not None)
+    uuid = _most_common(stores)
+    frames = [s.frame for s in good if s.frame is not None and s.frame.uuid == uuid]
+    ranks = collections.Counter(frame.rank for frame in frames)
+    agreed = [rank for rank, count in ranks.items() if count >= _QUORUM]
+    rank = max(agreed) if agreed else min(ranks)
+    return _most_common(
+        collections.Counter(
+            s.superblock or s.frame
+            for s in good
+            if s.frame is not None and s.frame.uuid == uuid and s.frame.rank == rank
+        )
+    )
+
+
+_Voted = TypeVar("_Voted")
+
+
+def _most_common(votes: collections.Counter[_Voted]) -> _Voted:
+    """Raises CorruptionError for a tie."""
+    (best, count), *others = votes.most_common()
+    if others and others[0][1] == count:
+        raise CorruptionError(
+            "the superblock copies belong to different stores",
+            structure="superblock",
+            next_step="run cxlfs dump SOURCE superblock; mkfs --force makes a new store",
+        )
+    return best
 
 
 def write(media: Media, superblock: Superblock) -> None:

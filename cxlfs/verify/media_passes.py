@@ -22,7 +22,6 @@ from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import ERROR, Finding, make
 
 HEADERS_AT_ONCE = 256
-_SUPERBLOCK_BYTES = layout.SUPERBLOCK_DTYPE.itemsize
 _NUMBER_BYTES = 4
 
 # --- 1: superblock --------------------------------------------------------------------------
@@ -52,7 +51,7 @@ def good_superblock_bytes(media: Media, block: Superblock) -> bytes:
     votes: collections.Counter[bytes] = collections.Counter()
     for offset in block.copy_offsets:
         try:
-            data = media.read(offset, _SUPERBLOCK_BYTES)
+            data = superblock.read_bytes(media, offset)
             if superblock.decode(data, media_size_bytes=media.size_bytes) == block:
                 votes[data[:-_NUMBER_BYTES]] += 1
         except CxlfsError:
@@ -64,7 +63,7 @@ def good_superblock_bytes(media: Media, block: Superblock) -> bytes:
 
 def _copy_problem(media: Media, offset: int, number: int, good: bytes) -> str | None:
     try:
-        data = media.read(offset, _SUPERBLOCK_BYTES)
+        data = superblock.read_bytes(media, offset)
     except MediaError as error:
         return error.message
     return superblock_problem(data, number, good, media.size_bytes)

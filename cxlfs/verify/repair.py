@@ -164,10 +164,15 @@ def _root_copies(media: Media, block: Superblock) -> Iterator[RepairAction]:
                 ring = "AB"[state.ring]
                 text = f"rewrite root {good.generation} in ring {ring} from the other ring"
                 yield _rewrite(text, state.media_offset, data, "root-copy-damaged")
-            elif good is None and state.problem is not None and newest < count and slot > newest:
+            elif good is None and state.problem is not None and _is_unused(newest, slot, count):
                 data = bytes(layout.ROOT_DTYPE.itemsize)
                 text = f"blank slot {slot} of ring {'AB'[state.ring]}, which was never used"
                 yield _rewrite(text, state.media_offset, data, "root-copy-damaged")
+
+
+def _is_unused(newest: int, slot: int, count: int) -> bool:
+    """No root was written there yet: generations begin with 1, in slot 1."""
+    return newest - (newest - slot) % count <= 0
 
 
 def _headers(media: Media, block: Superblock, root: Root) -> Iterator[RepairAction]:

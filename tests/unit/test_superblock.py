@@ -160,6 +160,97 @@ def test_features(media: MemoryMedia) -> None:
         again(format_version=2)
 
 
+# --- later versions -----------------------------------------------------------------------------
+
+
+def later_copy(
+    media: MemoryMedia, number: int, *, size_bytes: int = 512, version: int = 2
+) -> bytes:
+    """A copy as a later version may write it: the frame, more fields, checksum, copy number."""
+    block = dataclasses.replace(block_of(media), format_version=version)
+    data = bytearray(superblock.encode(block, number)[:504].ljust(size_bytes - 8, b"\x5a"))
+    data[12:16] = size_bytes.to_bytes(4, "little")
+    return bytes(data) + crc32c(bytes(data)).to_bytes(4, "little") + number.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("size_bytes", [512, 520, 1024, 4096])
+def test_a_larger_superblock_needs_a_newer_program(media: MemoryMedia, size_bytes: int) -> None:
+    copies = [later_copy(media, number, size_bytes=size_bytes) for number in range(4)]
+    offsets = block_of(media).copy_offsets
+    for offset, copy in zip(offsets, copies, strict=True):
+        media.store(offset, copy)
+    with pytest.raises(UnsupportedFormatError, match="version 2, and this program knows") as caught:
+        superblock.choose(media)
+    assert caught.value.next_step == "use a newer cxlfs"
+    for offset in offsets[1:]:
+        spoil(media, offset)
+    with pytest.raises(UnsupportedFormatError):
+        superblock.choose(media)
+
+
+def test_a_checksum_of_another_kind_needs_a_newer_program(media: MemoryMedia) -> None:
+    for number, offset in enumerate(block_of(media).copy_offsets):
+        media.store(offset, later_copy(media, number)[:504] + b"\1\2\3\4")
+    with pytest.raises(UnsupportedFormatError, match="says that it has format version 2"):
+        superblock.choose(media)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 504, 516, 4104, 1 << 31])
+def test_a_size_that_cannot_be_is_damage(media: MemoryMedia, size_bytes: int) -> None:
+    data = bytearray(later_copy(media, 0))
+    data[12:16] = size_bytes.to_bytes(4, "little")
+    data[504:508] = crc32c(bytes(data[:504])).to_bytes(4, "little")
+    with pytest.raises(CorruptionError):
+        superblock.decode(bytes(data), media_size_bytes=media.size_bytes)
+
+
+def upgrade(media: MemoryMedia, steps: int, *, torn: bool, size_bytes: int = 1024) -> None:
+    """What is there after ``steps`` copies of an upgrade in place, and half of the next."""
+    offsets = block_of(media).copy_offsets
+    copies = [later_copy(media, number, size_bytes=size_bytes) for number in range(4)]
+    for step, number in enumerate((3, 2, 1, 0)):
+        if step < steps:
+            media.store(offsets[number], copies[number])
+        elif step == steps and torn:
+            media.store(offsets[number], copies[number][: size_bytes // 2])
+
+
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("steps", range(5))
+def test_an_interrupted_upgrade_is_decided(media: MemoryMedia, steps: int, torn: bool) -> None:
+    """Two copies of the later version make it the store's; before that it stays what it was."""
+    block = block_of(media)
+    upgrade(media, steps, torn=torn)
+    if steps < 2:
+        found, states = superblock.choose(media)
+        assert found == block
+        assert states[3].problem is not None or (steps == 0 and not torn)
+        return
+    with pytest.raises(UnsupportedFormatError, match="version 2") as caught:
+        superblock.choose(media)
+    assert ("upgrade was interrupted" in caught.value.message) == (
+        steps < 3 or (steps == 3 and not torn)
+    )
+
+
+def test_one_of_each_is_the_earlier(media: MemoryMedia) -> None:
+    """What was not agreed upon was not begun, so the earlier version still describes the store."""
+    block = block_of(media)
+    upgrade(media, 1, torn=False)
+    for number in (1, 2):
+        spoil(media, block.copy_offsets[number])
+    assert superblock.choose(media)[0] == block
+
+
+def test_a_feature_switched_on_in_place_is_decided_the_same_way(media: MemoryMedia) -> None:
+    block = block_of(media)
+    more = dataclasses.replace(block, compat=1)
+    for number in (3, 2):
+        media.store(block.copy_offsets[number], superblock.encode(more, number))
+        wanted = block if number == 3 else more
+        assert superblock.choose(media)[0] == wanted
+
+
 def test_two_devices_need_a_newer_program(media: MemoryMedia) -> None:
     data = bytearray(media.read(0, 512))
     data[172:176] = (2).to_bytes(4, "little")

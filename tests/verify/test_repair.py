@@ -210,6 +210,24 @@ def test_the_header_of_an_only_image_is_rebuilt(save_path: Path) -> None:
     assert picture_of(media) == before
 
 
+@pytest.mark.parametrize("ring", [0, 1])
+@pytest.mark.parametrize("slot", [0, 2])
+def test_a_slot_that_was_never_used_is_blanked(save_path: Path, slot: int, ring: int) -> None:
+    """Slot 0 too: generations begin with 1."""
+    media = MemoryMedia(IMAGE_BYTES)
+    format_small(media)
+    anatomy = Anatomy(media)
+    assert anatomy.newest.generation == 1
+    place = anatomy.block.ring_offsets[ring] + slot * layout.SLOT_BYTES
+    Damage(media).flip(place * 8 + 100)
+    (finding,) = findings_of(media)
+    assert (finding.id, finding.repairable) == ("root-copy-damaged", True)
+    (action,) = plan(media, [finding])
+    assert f"blank slot {slot} of ring {'AB'[ring]}" in action.text
+    apply(media, [action], save_path)
+    assert findings_of(media) == []
+
+
 def test_an_action_says_what_it_does() -> None:
     case = Case(closed=True)
     offset = case.anatomy.block.copy_offsets[1]
