@@ -19,6 +19,10 @@ from pathlib import Path
 FILE_SYSTEM_TYPE = "fuse.cxlfs"
 MOUNTINFO = Path("/proc/self/mountinfo")
 ANSWER_SECONDS_MAX = 5.0
+DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+"""What every system call on a mount says whose daemon is gone. Others are no sign of that: EACCES is
+what the kernel says to users that may not enter.
+"""
 
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 _FIELDS_BEFORE_OPTIONAL = 6
@@ -105,7 +109,7 @@ def answer_of(mountpoint: str, *, seconds: float = ANSWER_SECONDS_MAX) -> OSErro
 def is_dead(mountpoint: str) -> bool:
     """The mount is there and its daemon is not."""
     error = answer_of(mountpoint)
-    return error is not None and error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return error is not None and error.errno in DEAD
 
 
 def _unescape(field: bytes) -> str:

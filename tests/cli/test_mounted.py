@@ -318,6 +318,29 @@ def test_a_dead_mount(run: Run, place: Workplace) -> None:
     assert run("status", place.source, "--json").document["recovery"]["clean"] is False
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize("options", [[], ["allow_other"]])
+def test_a_live_mount_of_another_user_is_not_called_dead(
+    place: Workplace, options: list[str]
+) -> None:
+    """Where only root may enter the kernel says EACCES, which is no sign of death."""
+    place.mount(*options)
+    for verb in ("status", "list", "verify"):
+        said = run_program(verb, place.mountpoint, user=65534)
+        words = ("is a live mount of root", "run the command as root")
+        assert_two_lines(said, 21, f"cxlfs {verb}", *words)
+    said = run_program("umount", place.mountpoint, user=65534)
+    assert_two_lines(said, 21, "cxlfs umount", "a mount of another user needs root")
+    assert place.is_mounted
+
+
+def test_a_mount_that_is_registered_elsewhere(run: Run, place: Workplace, tmp_path: Path) -> None:
+    place.mount()
+    elsewhere = {"CXLFS_RUNTIME_DIR": str(tmp_path)}
+    said = run_program("status", place.mountpoint, environment=elsewhere)
+    assert_two_lines(said, 21, "cxlfs status", "mounted and answers", "CXLFS_RUNTIME_DIR")
+
+
 def test_no_dev_fuse(
     run: Run, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
