@@ -20,8 +20,8 @@ FILE_SYSTEM_TYPE = "fuse.cxlfs"
 MOUNTINFO = Path("/proc/self/mountinfo")
 ANSWER_SECONDS_MAX = 5.0
 DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
-"""What every system call on a mount says whose daemon is gone. Others are no sign of that: EACCES is
-what the kernel says to users that may not enter.
+"""What every system call on a mount says whose daemon is gone. Others are no sign of that: EACCES
+is what the kernel says to users that may not enter.
 """
 
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")

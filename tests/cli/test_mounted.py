@@ -334,7 +334,7 @@ def test_a_live_mount_of_another_user_is_not_called_dead(
     assert place.is_mounted
 
 
-def test_a_mount_that_is_registered_elsewhere(run: Run, place: Workplace, tmp_path: Path) -> None:
+def test_a_mount_that_is_registered_elsewhere(place: Workplace, tmp_path: Path) -> None:
     place.mount()
     elsewhere = {"CXLFS_RUNTIME_DIR": str(tmp_path)}
     said = run_program("status", place.mountpoint, environment=elsewhere)

@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused_before_a_byte_is_allocated(
     monkeypatch.setattr(os, "posix_fallocate", allocate)
     path = tmp_path / "new.img"
     size_bytes = 1 << 60
-    with pytest.raises(NoSpaceError, match="cannot be 1024.0 PiB long.* free, and ") as caught:
+    with pytest.raises(NoSpaceError, match=r"cannot be 1024\.0 PiB long.* free, and ") as caught:
         open_media(path, create_size_bytes=size_bytes)
     assert caught.value.needed_bytes == size_bytes
     assert 0 < caught.value.available_bytes < size_bytes

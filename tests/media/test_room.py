@@ -91,7 +91,7 @@ def test_a_file_in_memory_needs_memory(
     proc = fake_proc(tmp_path, descriptor, "tmpfs", available_bytes=16 * GIB)
     set_free(monkeypatch, free_bytes=100 * GIB, total_bytes=128 * GIB)
     require_room(descriptor, "x", 15 * GIB, proc=proc, cgroups=tmp_path)
-    with pytest.raises(NoSpaceError, match="lies in memory, of which the machine has 16.0 GiB"):
+    with pytest.raises(NoSpaceError, match=r"lies in memory, of which the machine has 16\.0 GiB"):
         require_room(descriptor, "x", 15 * GIB + MIB, proc=proc, cgroups=tmp_path)
 
 
