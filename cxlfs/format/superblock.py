@@ -7,7 +7,7 @@ Invariants
 - mkfs writes copy 0 last: a store without a valid copy 0 and with older copies elsewhere is an
   interrupted mkfs or a damaged one, and is opened only when two copies agree.
 - A copy counts only if its checksum, magic, own place and the geometry's arithmetic are right.
-- A copy of a later version is told from a damaged one by its frame (see :class:`Frame`), and of two
+- A copy of a later version is told from a damaged one by its frame (see ``frame``), and of two
   versions the later one counts as soon as two copies have it: an upgrade that was interrupted is
   either not begun or to be finished, never undecided.
 """
@@ -30,6 +30,15 @@ from cxlfs.errors import (
     UsageError,
 )
 from cxlfs.format import layout
+from cxlfs.format.frame import (
+    COPY_NUMBER_BYTES,
+    TAIL_BYTES,
+    Frame,
+    claimed_version,
+    read_bytes,
+    read_frame,
+    unsupported,
+)
 from cxlfs.native import crc32c
 from cxlfs.units import MIB, format_size
 
@@ -37,10 +46,7 @@ if TYPE_CHECKING:
     from cxlfs.media import Media
 
 _BYTES = layout.SUPERBLOCK_DTYPE.itemsize
-_COPY_NUMBER_BYTES = 4
-_TAIL_BYTES = 8
-"""Checksum and copy number: the end of the structure in every version."""
-_SUMMED_BYTES = _BYTES - _TAIL_BYTES
+_SUMMED_BYTES = _BYTES - TAIL_BYTES
 _QUORUM = 2
 """So many copies of a later version make it the store's version."""
 _VERSION_MAX = 255
@@ -91,26 +97,6 @@ class Superblock:
     def must_be_read_only(self) -> bool:
         """The store has a feature that this program may read with but not write."""
         return bool(self.read_only_compat & ~layout.KNOWN_READ_ONLY_COMPAT)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frame:
-    """What stands in the same place in the superblock of every version: its first 56 bytes. Behind
-    ``structure_bytes`` (512 to 4096, a multiple of 8) it ends with a checksum over all bytes before
-    that, and the copy number.
-    """
-
-    format_version: int
-    structure_bytes: int
-    compat: int
-    read_only_compat: int
-    incompat: int
-    uuid: bytes
-
-    @property
-    def rank(self) -> tuple[int, int, int, int]:
-        """Larger: later. Features are only ever added to a store."""
-        return self.format_version, self.incompat, self.read_only_compat, self.compat
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -218,71 +204,6 @@ def encode(superblock: Superblock, number: int) -> bytes:
     return row.tobytes()
 
 
-def read_frame(data: bytes) -> Frame:
-    """The frame of one copy, whose checksum is checked, whatever version it has.
-
-    Raises NotACxlfsError (no magic), CorruptionError (size, checksum).
-    """
-    row = np.frombuffer(data, dtype=layout.SUPERBLOCK_DTYPE, count=1)[0]
-    if row["magic"] != layout.SUPERBLOCK_MAGIC:
-        raise NotACxlfsError("no cxlfs superblock here")
-    size = _structure_bytes(data)
-    expected = int.from_bytes(data[size - _TAIL_BYTES : size - _COPY_NUMBER_BYTES], "little")
-    actual = crc32c(data[: size - _TAIL_BYTES])
-    if len(data) < size or expected != actual:
-        raise CorruptionError(
-            "superblock checksum mismatch",
-            structure="superblock",
-            expected=expected,
-            actual=actual,
-        )
-    frame = Frame(
-        **{
-            name: int(row[name])
-            for name in (
-                *("format_version", "structure_bytes"),
-                *("compat", "read_only_compat", "incompat"),
-            )
-        },
-        uuid=row["uuid"].tobytes(),
-    )
-    if frame.structure_bytes != size:
-        raise CorruptionError(
-            f"the superblock says that it has {frame.structure_bytes} bytes, not {size}",
-            structure="superblock",
-        )
-    return frame
-
-
-def _structure_bytes(data: bytes) -> int:
-    """How long the structure is: as it says when it is of a later version and can be so long."""
-    row = np.frombuffer(data, dtype=layout.SUPERBLOCK_DTYPE, count=1)[0]
-    size = int(row["structure_bytes"])
-    later = int(row["format_version"]) > layout.FORMAT_VERSION
-    possible = _BYTES <= size <= layout.SLOT_BYTES and size % _TAIL_BYTES == 0
-    return size if later and possible else _BYTES
-
-
-def read_bytes(media: Media, offset: int) -> bytes:
-    """The bytes of the copy at ``offset``, as many as its version has. Raises MediaError."""
-    data = media.read(offset, _BYTES)
-    if data.startswith(layout.SUPERBLOCK_MAGIC):
-        size = min(_structure_bytes(data), media.size_bytes - offset)
-        if size > _BYTES:
-            return media.read(offset, size)
-    return data
-
-
-def _unsupported(frame: Frame) -> UnsupportedFormatError:
-    if frame.format_version > layout.FORMAT_VERSION:
-        return UnsupportedFormatError(
-            f"the store has format version {frame.format_version}, and this program knows versions "
-            f"up to {layout.FORMAT_VERSION}"
-        )
-    unknown = frame.incompat & ~layout.KNOWN_INCOMPAT
-    return UnsupportedFormatError(f"the store needs features this program lacks ({unknown:#x})")
-
-
 def decode(data: bytes, *, media_size_bytes: int) -> Superblock:
     """Check and read one copy.
 
@@ -291,10 +212,10 @@ def decode(data: bytes, *, media_size_bytes: int) -> Superblock:
     """
     frame = read_frame(data)
     if frame.format_version > layout.FORMAT_VERSION or frame.incompat & ~layout.KNOWN_INCOMPAT:
-        raise _unsupported(frame)
+        raise unsupported(frame)
     row = np.frombuffer(data, dtype=layout.SUPERBLOCK_DTYPE, count=1)[0]
     if int(row["device_count"]) != 1:
-        raise _unsupported(frame)
+        raise unsupported(frame)
     superblock = Superblock(
         uuid=row["uuid"].tobytes(),
         label=row["label"].tobytes().rstrip(b"\0").decode(errors="replace"),
@@ -382,7 +303,7 @@ def _read_copy_once(
         data = read_bytes(media, offset)
         frame = read_frame(data)
         superblock = decode(data, media_size_bytes=media.size_bytes)
-        stored = int.from_bytes(data[_BYTES - _COPY_NUMBER_BYTES : _BYTES], "little")
+        stored = int.from_bytes(data[_BYTES - COPY_NUMBER_BYTES : _BYTES], "little")
         if offset not in superblock.copy_offsets:
             states.append(CopyState(number, offset, None, "a copy in a place where none belongs"))
             return
@@ -392,17 +313,12 @@ def _read_copy_once(
     except UnsupportedFormatError as error:
         states.append(CopyState(number, offset, None, error.message, frame))
     except (NotACxlfsError, CorruptionError) as error:
-        claimed = _claimed_version(data) if isinstance(error, CorruptionError) else 0
+        claimed = claimed_version(data) if isinstance(error, CorruptionError) else 0
         states.append(CopyState(number, offset, None, error.message, claimed_version=claimed))
     except MediaError as error:
         if error.offset is None:
             raise
         states.append(CopyState(number, offset, None, error.message))
-
-
-def _claimed_version(data: bytes) -> int:
-    row = np.frombuffer(data, dtype=layout.SUPERBLOCK_DTYPE, count=1)[0]
-    return int(row["format_version"])
 
 
 def choose(media: Media) -> tuple[Superblock, list[CopyState]]:
@@ -418,7 +334,7 @@ def choose(media: Media) -> tuple[Superblock, list[CopyState]]:
         raise _nothing_good(states)
     best = _elect(good)
     if isinstance(best, Frame):
-        error = _unsupported(best)
+        error = unsupported(best)
         if any(s.frame is not None and s.frame.rank < best.rank for s in good):
             raise UnsupportedFormatError(
                 f"{error.message}; its upgrade was interrupted",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 
 from cxlfs.errors import CxlfsError, MediaError
-from cxlfs.format import journal_reader, layout, segments, superblock
+from cxlfs.format import frame, journal_reader, layout, segments, superblock
 from cxlfs.format.roots import Root, SlotState
 from cxlfs.format.segments import SegmentHeader
 from cxlfs.format.superblock import Superblock
@@ -51,7 +51,7 @@ def good_superblock_bytes(media: Media, block: Superblock) -> bytes:
     votes: collections.Counter[bytes] = collections.Counter()
     for offset in block.copy_offsets:
         try:
-            data = superblock.read_bytes(media, offset)
+            data = frame.read_bytes(media, offset)
             if superblock.decode(data, media_size_bytes=media.size_bytes) == block:
                 votes[data[:-_NUMBER_BYTES]] += 1
         except CxlfsError:
@@ -63,7 +63,7 @@ def good_superblock_bytes(media: Media, block: Superblock) -> bytes:
 
 def _copy_problem(media: Media, offset: int, number: int, good: bytes) -> str | None:
     try:
-        data = superblock.read_bytes(media, offset)
+        data = frame.read_bytes(media, offset)
     except MediaError as error:
         return error.message
     return superblock_problem(data, number, good, media.size_bytes)
