@@ -5,7 +5,6 @@ Nothing here looks at how large a figure is: a test that times something fails b
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -102,13 +101,3 @@ def test_mistakes_are_named(arguments: list[str], message: str) -> None:
     done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert message in done.stderr
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed"
-)
-def test_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path) -> None:
-    arguments = [*BENCH, "--plots", str(tmp_path)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "pip install '.[bench]'" in done.stderr

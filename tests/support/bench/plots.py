@@ -1,99 +1,149 @@
-"""Plots of a run as small SVG files: throughput by block size, and frameworks beside tmpfs.
+"""Pictures of a run as small SVG files: throughput by block size, and frameworks beside tmpfs.
 
-matplotlib is needed for these only; it comes with the extra ``bench``.
+Invariants
+- All panels of one picture share one scale, and every point lies inside its panel.
 """
 
 from __future__ import annotations
 
-import importlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from tests.support.bench.measure import Figures, MissingError
-from tests.support.bench.report import blocks_of
+from tests.support.bench.measure import Figures
+from tests.support.bench.report import FRAMEWORKS, blocks_of
+from tests.support.bench.svg import FAINT, GRID, INK, Picture, Point
 from tests.support.bench.workers import COUNTS
 
-TARGETS = ("native", "pyfuse3", "tmpfs", "passthrough")
-COLOURS = ("#0b5fa5", "#e07b00", "#777777", "#a33ea1")
-STYLE = {
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text: a tenth of the size
-    "svg.hashsalt": "cxlfs",  # the same figures make the same file
+TARGETS = {
+    "native": ("cxlfs", "#0b5fa5"),
+    "pyfuse3": ("cxlfs, pyfuse3 transport", "#d66f00"),
+    "tmpfs": ("tmpfs itself", "#6e7781"),
+    "passthrough": ("a FUSE pass-through over tmpfs", "#a33ea1"),
 }
+"""What a target is called, and its colour, in the order of the legend."""
+SLOWER = "#8fb8d9"
+BLOCKS = {4: "4 KiB", 64: "64 KiB", 1024: "1 MiB", 8192: "8 MiB"}
+"""Sizes in KiB that are marked on the axis."""
 
 
-def require_matplotlib() -> Any:
-    """Matplotlib's pyplot; raises MissingError."""
-    try:
-        importlib.import_module("matplotlib").use("svg")
-        return importlib.import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise MissingError(
-            f"--plots needs matplotlib ({error}): .venv/bin/python -m pip install '.[bench]'"
-        ) from error
+class Panel(NamedTuple):
+    """The rectangle that data is drawn in, and the scale: pixels, KiB, GB/s."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    most: float
+
+    def place(self, block_kib: float, rate: float) -> Point:
+        low, high = math.log2(min(BLOCKS)), math.log2(max(BLOCKS))
+        share = (math.log2(block_kib) - low) / (high - low)
+        margin = 0.06 * self.width
+        x = self.left + margin + share * (self.width - 2 * margin)
+        return x, self.top + self.height * (1 - rate / self.most)
 
 
 def draw(figures: Figures, directory: Path) -> list[Path]:
-    """Whatever the document has figures for; the files written. Raises MissingError."""
-    pyplot = require_matplotlib()
+    """Whatever the document has figures for; the files written."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    with pyplot.rc_context(STYLE):
-        for name, figure in _figures(pyplot, figures):
-            path = directory / f"{name}.svg"
-            figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-            pyplot.close(figure)
-            _end_lines(path)
-            written.append(path)
+    for name, picture in _pictures(figures):
+        path = directory / f"{name}.svg"
+        picture.write(path)
+        written.append(path)
     return written
 
 
-def _figures(pyplot: Any, figures: Figures) -> Iterator[tuple[str, Any]]:
+def _pictures(figures: Figures) -> Iterator[tuple[str, Picture]]:
     if "data" in figures:
-        for kind, title in (("write", "writers"), ("read", "readers")):
-            yield f"throughput-{kind}", _throughput(pyplot, figures, kind, title)
+        for kind, one in (("write", "writer"), ("read", "reader")):
+            yield f"throughput-{kind}", _throughput(figures, kind, one)
     if "frameworks" in figures:
-        yield "frameworks", _frameworks(pyplot, figures["frameworks"])
+        yield "frameworks", _frameworks(figures["frameworks"])
 
 
-def _throughput(pyplot: Any, figures: Figures, kind: str, title: str) -> Any:
-    figure, axes = pyplot.subplots(1, len(COUNTS), sharey=True, figsize=(7.2, 2.4))
-    for axis, count in zip(axes, COUNTS, strict=True):
-        for target, colour in zip(TARGETS, COLOURS, strict=True):
-            points = blocks_of(figures, kind, target, count)
+def scale(most: float) -> tuple[float, float]:
+    """The end of an axis from 0 on that holds ``most``, and the step of its marks: 4 to 8 of them,
+    at 1, 2 or 5 times a power of ten.
+    """
+    step = 10.0 ** math.floor(math.log10(most / 4)) if most > 0 else 1.0
+    step = next(step * factor for factor in (1, 2, 5, 10) if most / (step * factor) <= 8)
+    return step * max(1, math.ceil(most / step - 1e-9)), step
+
+
+def _throughput(figures: Figures, kind: str, one: str) -> Picture:
+    lines = {
+        (count, target): [(size, rate / 1e9) for size, rate in points]
+        for count in COUNTS
+        for target in TARGETS
+        if (points := blocks_of(figures, kind, target, count))
+    }
+    most, step = scale(max((rate for line in lines.values() for _, rate in line), default=1.0))
+    picture = Picture(760, 316, f"Throughput of {one}s by the size of a block, in GB/s")
+    for number, count in enumerate(COUNTS):
+        panel = Panel(56 + number * 234, 40, 220, 190, most)
+        words = f"{count} {one}{'s' * (count > 1)}"
+        picture.text((panel.left + panel.width / 2, 24), words, anchor="middle", bold=True)
+        _axes(picture, panel, step, labelled=number == 0)
+        for target, (_, colour) in TARGETS.items():
+            points = [panel.place(*point) for point in lines.get((count, target), ())]
             if points:
-                sizes, rates = zip(*points, strict=True)
-                gigabytes = [rate / 1e9 for rate in rates]
-                axis.plot(sizes, gigabytes, marker="o", markersize=3, color=colour, label=target)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks([4, 64, 1024, 8192], ["4 KiB", "64 KiB", "1 MiB", "8 MiB"])
-        axis.tick_params(axis="x", labelrotation=35)
-        axis.set_title(f"{count} {title if count > 1 else title[:-1]}")
-        axis.set_ylim(bottom=0)
-    axes[0].set_ylabel("GB/s")
-    lines, names = axes[0].get_legend_handles_labels()
-    figure.legend(lines, names, ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, 0))
-    return figure
+                picture.line(points, stroke=colour, width=1.8)
+                picture.dots(points, fill=colour)
+    picture.text((16, 135), "GB/s", anchor="middle", fill=FAINT, upwards=True)
+    picture.text((399, 268), "size of a block", anchor="middle", fill=FAINT)
+    _legend(picture, [target for target in TARGETS if any(t == target for _, t in lines)])
+    return picture
 
 
-def _frameworks(pyplot: Any, figures: Figures) -> Any:
-    names = [name for name, value in figures.items() if isinstance(value, dict)]
-    figure, axis = pyplot.subplots(figsize=(5, 2.4))
-    axis.barh(names, [figures[name]["ratio_to_tmpfs"] for name in names], color=COLOURS[0])
-    axis.axvline(1, color=COLOURS[2], linewidth=1)
-    axis.invert_yaxis()
-    axis.set_xlabel("speed, tmpfs = 1")
-    return figure
+def _axes(picture: Picture, panel: Panel, step: float, *, labelled: bool) -> None:
+    right, bottom = panel.left + panel.width, panel.top + panel.height
+    for mark in range(round(panel.most / step) + 1):
+        _, y = panel.place(min(BLOCKS), mark * step)
+        picture.line([(panel.left, y), (right, y)], stroke=INK if mark == 0 else GRID)
+        if labelled:
+            picture.text((panel.left - 7, y + 4), f"{mark * step:g}", anchor="end", fill=FAINT)
+    for size, words in BLOCKS.items():
+        x, _ = panel.place(size, 0)
+        picture.line([(x, bottom), (x, bottom + 4)])
+        picture.text((x, bottom + 18), words, anchor="middle", fill=FAINT, size=11)
 
 
-def _end_lines(path: Path) -> None:
-    """Without the white space at the end of lines that matplotlib leaves."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    path.write_text("".join(f"{line.rstrip()}\n" for line in lines), encoding="utf-8")
+def _legend(picture: Picture, targets: list[str]) -> None:
+    x = 56.0
+    for target in targets:
+        words, colour = TARGETS[target]
+        picture.line([(x, 295), (x + 24, 295)], stroke=colour, width=1.8)
+        picture.dots([(x + 12, 295)], fill=colour)
+        picture.text((x + 31, 299), words)
+        x += 52 + 6.4 * len(words)
+
+
+def _frameworks(figures: Figures) -> Picture:
+    bars = [
+        (text, figures[name]["ratio_to_tmpfs"])
+        for name, (text, _) in FRAMEWORKS.items()
+        if name in figures
+    ]
+    left, width, height = 230, 440, 26
+    most, step = scale(max((ratio for _, ratio in bars), default=1.0))
+    bottom = 34 + height * len(bars)
+    picture = Picture(720, bottom + 48, "Speed of frameworks on a store, beside tmpfs")
+    for mark in range(round(most / step) + 1):
+        x = left + width * mark * step / most
+        picture.line([(x, 30), (x, bottom)], stroke=INK if mark == 0 else GRID)
+        picture.text((x, bottom + 16), f"{mark * step:g}", anchor="middle", fill=FAINT, size=11)
+    for number, (text, ratio) in enumerate(bars):
+        y = 34 + number * height
+        colour = TARGETS["native"][1] if ratio >= 1 else SLOWER
+        picture.rectangle((left, y + 3), width * ratio / most, height - 8, fill=colour)
+        picture.text((left - 8, y + 16), text, anchor="end")
+        picture.text((left + width + 44, y + 16), f"{ratio:.2f}", anchor="end", bold=ratio >= 1)
+    one = left + width / most
+    picture.line([(one, 26), (one, bottom)], stroke=TARGETS["pyfuse3"][1], width=1.6, dashed=True)
+    picture.text((one, 20), "as fast as tmpfs", anchor="middle", fill=FAINT)
+    words = "speed, tmpfs = 1 (2: half the time)"
+    picture.text((left + width / 2, bottom + 36), words, anchor="middle", fill=FAINT)
+    return picture

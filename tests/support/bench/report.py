@@ -131,17 +131,20 @@ def _latency_rows() -> Iterator[Row]:
             yield Row(f"{what} of empty files, {text}", f"{key}.{what}_per_s", "per s")
 
 
+FRAMEWORKS: dict[str, tuple[str, float | None]] = {
+    "torch_save": ("torch.save", 1.0),
+    "torch_load": ("torch.load", 0.8),
+    "torch_load_mmap": ("torch.load, mmap=True", None),
+    "dcp_save": ("torch.distributed.checkpoint.save", None),
+    "dcp_load": ("torch.distributed.checkpoint.load", None),
+    "safetensors_save": ("safetensors save_file", None),
+    "safetensors_load": ("safetensors load_file", None),
+}
+"""What is saved or loaded, and the least speed beside tmpfs."""
+
+
 def _framework_rows() -> Iterator[Row]:
-    names = {
-        "torch_save": ("torch.save", 1.0),
-        "torch_load": ("torch.load", 0.8),
-        "torch_load_mmap": ("torch.load, mmap=True", None),
-        "dcp_save": ("torch.distributed.checkpoint.save", None),
-        "dcp_load": ("torch.distributed.checkpoint.load", None),
-        "safetensors_save": ("safetensors save_file", None),
-        "safetensors_load": ("safetensors load_file", None),
-    }
-    for name, (text, must) in names.items():
+    for name, (text, must) in FRAMEWORKS.items():
         key = f"frameworks.{name}"
         yield Row(text, f"{key}.bytes_per_s", "GB/s", f"{key}.ratio_to_tmpfs", must)
 
