@@ -6,6 +6,7 @@ Nothing here looks at how large a figure is: a test that times something fails b
 from __future__ import annotations
 
 import json
+import mmap
 import re
 import subprocess
 import sys
@@ -14,8 +15,11 @@ from typing import Any
 
 import pytest
 
+from cxlfs.fuse.mountinfo import find_mount
+from cxlfs.units import MIB
 from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
 from tests.support.bench.report import ROWS, find, table
+from tests.support.bench.targets import mounted
 from tests.support.bench.workers import COUNTS
 from tests.support.repository import ROOT
 
@@ -28,6 +32,41 @@ def assert_positive(figures: dict[str, Any], *keys: str) -> None:
         value = find(figures, key)
         assert isinstance(value, int | float), key
         assert value > 0, key
+
+
+class SectionError(Exception):
+    """What a section may fail of."""
+
+
+@pytest.mark.mounted
+@pytest.mark.parametrize("held", ["by the failing frame", "elsewhere"])
+def test_a_failure_while_a_mapping_is_held_is_the_one_that_is_told(
+    tmp_path: Path, held: str
+) -> None:
+    kept = []
+    target = tmp_path
+
+    def load(directory: Path) -> None:
+        (directory / "mapped").write_bytes(bytes(8192))
+        with (directory / "mapped").open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if held == "elsewhere":
+            kept.append(mapping)
+        raise SectionError("the first error")
+
+    def section() -> None:
+        nonlocal target
+        with mounted(tmp_path / "store", 64 * MIB) as (target, _pid):
+            load(target)
+
+    with pytest.raises(SectionError, match="the first error") as caught:
+        section()
+    notes = getattr(caught.value, "__notes__", [])
+    assert [str(target) in note for note in notes] == [True] * len(kept)
+    assert find_mount(str(target)) is None
+    assert not target.exists()
+    for mapping in kept:
+        mapping.close()
 
 
 @pytest.mark.mounted

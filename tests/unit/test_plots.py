@@ -1,4 +1,4 @@
-"""The pictures of ``scripts/bench``: whatever the figures are, every point lies inside its panel."""
+"""The pictures of ``scripts/bench``: every point lies inside its panel."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_rate_lies_equally_high_in_all_panels(tmp_path: Path) -> None:
     for count in COUNTS:
         by_count[str(count)][str(4 << 10)]["bytes_per_s"] = 5e8
     text = draw(figures, tmp_path)[0].read_text()
-    first_of_panel = re.findall(rf'<polyline points="[\d.]+,([\d.]+) [^"]*" [^>]*width="1.8"', text)
+    first_of_panel = re.findall(r'<polyline points="[\d.]+,([\d.]+) [^"]*" [^>]*width="1.8"', text)
     assert len(set(first_of_panel[: len(COUNTS)])) == 1
 
 

@@ -20,12 +20,12 @@ class Picture:
     """Coordinates in pixels, y downwards. ``title`` is what a reader who cannot see it is told."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
-        self._parts = [
+        opening = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(width)} {_n(height)}" '
             f'width="{_n(width)}" height="{_n(height)}" role="img" font-family="{FONT}" '
-            f'font-size="12" fill="{INK}">',
-            f"<title>{escape(title)}</title>",
-        ]
+            f'font-size="12" fill="{INK}">'
+        )
+        self._parts = [opening, f"<title>{escape(title)}</title>"]
         self.rectangle((0, 0), width, height, fill=GROUND, rounded=6)
 
     def rectangle(
@@ -92,5 +92,5 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _dashes(dashed: bool) -> str:  # noqa: FBT001  of this module alone
+def _dashes(dashed: bool) -> str:
     return ' stroke-dasharray="4 3"' if dashed else ""

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cxlfs.units import MIB
@@ -51,16 +53,35 @@ def make_store(source: Path, size_bytes: int) -> None:
 
 
 @contextlib.contextmanager
+def ended_by(unmount: Callable[[], object], target: Path) -> Iterator[None]:
+    """Unmount ``target`` at the end. A failure inside stays the one that is raised: what its frames
+    held, a mapping for one, would keep the mount busy, so they let go of it first; a mount that is
+    busy all the same is detached, and that is noted on the failure.
+    """
+    try:
+        yield
+    except BaseException as failure:
+        traceback.clear_frames(failure.__traceback__)
+        gc.collect()
+        try:
+            unmount()
+        except (OSError, subprocess.CalledProcessError) as error:
+            failure.add_note(f"{target} was detached, because it could not be unmounted: {error}")
+            detach = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-uz"]
+            subprocess.run([*detach, str(target)], check=False)
+        raise
+    unmount()
+
+
+@contextlib.contextmanager
 def mounted(source: Path, size_bytes: int, *options: str) -> Iterator[tuple[Path, int]]:
     """A new store on ``source``, mounted; yields the mount point and the daemon's pid."""
     make_store(source, size_bytes)
     target = Path(tempfile.mkdtemp(prefix="cxlfs-bench-"))
     try:
         run_cxlfs("mount", str(source), str(target), *options)
-        try:
+        with ended_by(lambda: run_cxlfs("umount", str(target)), target):
             yield target, int(json.loads(run_cxlfs("status", str(target), "--json"))["pid"])
-        finally:
-            run_cxlfs("umount", str(target))
     finally:
         target.rmdir()
         source.unlink()
@@ -86,11 +107,9 @@ def passed_through(program: str, source: Path) -> Iterator[Path]:
         arguments = [program, str(source), str(target)]
     try:
         subprocess.run(arguments, check=True)
-        try:
+        umount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+        with ended_by(lambda: subprocess.run([*umount, str(target)], check=True), target):
             yield target
-        finally:
-            umount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
-            subprocess.run([*umount, str(target)], check=True)
     finally:
         target.rmdir()
 
