@@ -14,7 +14,9 @@ from tests.support.mount import Workplace
 
 pytestmark = [pytest.mark.frameworks("torch"), pytest.mark.slow]
 
-torch = pytest.importorskip("torch", reason="scripts/test --frameworks installs it")
+torch = pytest.importorskip(
+    "torch", reason="torch is not installed (scripts/test --frameworks installs it)"
+)
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "bool", "complex64")
 

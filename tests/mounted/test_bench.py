@@ -21,6 +21,7 @@ from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
 from tests.support.bench.report import ROWS, find, table
 from tests.support.bench.targets import mounted
 from tests.support.bench.workers import COUNTS
+from tests.support.mount import fast_directory
 from tests.support.repository import ROOT
 
 BENCH = [sys.executable, str(ROOT / "scripts" / "bench")]
@@ -75,6 +76,7 @@ def test_a_failure_while_a_mapping_is_held_is_the_one_that_is_told(
 def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     arguments = ["--quick", "--only", "data", "--size", "small", "--runs", "1", "--json", path]
+    arguments += ["--memory", fast_directory() or tmp_path]
     done = subprocess.run(
         [*BENCH, *map(str, arguments)], capture_output=True, text=True, check=False
     )

@@ -260,7 +260,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def workplace(*, size_bytes: int = 128 * MIB) -> Iterator[Workplace]:
     """A fresh store in a fresh place; on a clean exit of the block everything is checked."""
     # Not pytest's directory: its names are too long for sockets, and other users cannot enter it.
-    root = Path(tempfile.mkdtemp(prefix="cxlfs-", dir=_fast_directory()))
+    root = Path(tempfile.mkdtemp(prefix="cxlfs-", dir=fast_directory()))
     root.chmod(0o755)
     before = os.environ.get(discovery.ENVIRONMENT_OVERRIDE)
     os.environ[discovery.ENVIRONMENT_OVERRIDE] = str(root / "run")
@@ -278,7 +278,7 @@ def workplace(*, size_bytes: int = 128 * MIB) -> Iterator[Workplace]:
             os.environ[discovery.ENVIRONMENT_OVERRIDE] = before
 
 
-def _fast_directory() -> str | None:
+def fast_directory() -> str | None:
     """In memory where there is room: msync of a file on a disk would make the tests slow."""
     memory = Path("/dev/shm")  # noqa: S108  the directory made there is private
     if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30:

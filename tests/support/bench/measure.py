@@ -171,7 +171,8 @@ def require_memory(directory: Path, needed_bytes: int) -> None:
     if free < needed_bytes + SPARE_BYTES:
         raise MissingError(
             f"needs {format_size(needed_bytes + SPARE_BYTES)} of memory with what stays free, "
-            f"there are {format_size(free)}: give a smaller --size or --state-size"
+            f"{directory} offers {format_size(free)}: give a smaller --size or --state-size, or "
+            "another tmpfs with --memory"
         )
 
 
