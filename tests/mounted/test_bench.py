@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cxlfs.fuse.mountinfo import find_mount
+from cxlfs.control.mountinfo import find_mount
 from cxlfs.units import MIB
 from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
 from tests.support.bench.report import ROWS, find, table

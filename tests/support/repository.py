@@ -7,8 +7,6 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {ROOT / "csrc" / "_native_ffi.c", ROOT / "csrc" / "_native.cdef.txt"}
-"""Made by scripts/generate-native, which test_generated.py runs."""
 
 
 def files() -> list[Path]:
