@@ -53,11 +53,11 @@ def test_a_python_of_another_environment_stays(tmp_path: Path) -> None:
     """It was chosen: it says itself what it lacks."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
     program = tmp_path / "program"
-    program.write_text("import sys, own_python; print(sys.prefix)")
+    program.write_text("import sys, tests.support.own_python; print(sys.prefix)")
     command = [tmp_path / "other/bin/python", program]
     done = subprocess.run(
         command,
-        env={"PYTHONPATH": str(ROOT / "scripts")},
+        env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,

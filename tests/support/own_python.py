@@ -1,4 +1,4 @@
-"""Imported first by the programs of this directory: they run with the Python of .venv, which has
+"""Imported first by the programs of scripts/: they run with the Python of .venv, which has
 what they need, whatever PATH leads to.
 
 Invariants
@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-PYTHON = Path(__file__).resolve().parent.parent / ".venv" / "bin" / "python"
+PYTHON = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"
 _chosen = sys.prefix != sys.base_prefix or not os.access(PYTHON, os.X_OK)
 
 if not _chosen and Path(sys.argv[0]).is_file():
