@@ -30,6 +30,11 @@ _RECORD = packer(layout.RECORD_DTYPE)
 _SUMMED_BYTES = layout.RECORD_DTYPE.itemsize - 4
 
 
+CLOCK_BACK_NS = 1_000_000_000
+"""A clock that goes back by no more is being adjusted: times stand still meanwhile. One that goes
+back further was wrong before."""
+
+
 class Journal:
     """The open end of the journal: one segment and its mirror.
 
@@ -79,7 +84,9 @@ class Journal:
         if length > self.free_bytes:
             raise InvariantError("the journal segment has no room for this record")
         lsn = self.last_lsn + 1
-        time_ns = max(time.time_ns(), self.last_time_ns)
+        time_ns = time.time_ns()
+        if 0 < self.last_time_ns - time_ns <= CLOCK_BACK_NS:
+            time_ns = self.last_time_ns
         padded = payload.ljust(length - layout.RECORD_DTYPE.itemsize, b"\0")
         head = _RECORD.pack(
             layout.RECORD_MAGIC,

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cxlfs.errors import CorruptionError, invariant
+from cxlfs.errors import CorruptionError, InvalidArgumentError, invariant
 from cxlfs.format import layout
 from cxlfs.format.packing import packer
 
@@ -212,9 +212,15 @@ _ENCODERS: dict[type, Callable[..., bytes]] = {
 
 
 def encode(operations: Sequence[Operation]) -> bytes:
-    """The payload of a record. At most 65535 operations."""
+    """The payload of a record. At most 65535 operations.
+
+    Raises InvalidArgumentError: a value does not fit its field.
+    """
     invariant(len(operations) < 1 << 16, "too many operations in one record")
-    return b"".join([_ENCODERS[type(op)](op) for op in operations])
+    try:
+        return b"".join([_ENCODERS[type(op)](op) for op in operations])
+    except (struct.error, OverflowError) as error:
+        raise InvalidArgumentError(f"no record can say this: {error}") from error
 
 
 class _MalformedError(Exception):

@@ -21,10 +21,11 @@ from cxlfs.errors import (
     ExistsError,
     NameTooLongError,
     NoAttributeError,
+    NoSpaceError,
     UnsupportedOperationError,
 )
 from cxlfs.format import layout
-from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation
+from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation, encode
 from cxlfs.store.namespace import FileKind, Inode
 
 if TYPE_CHECKING:
@@ -57,7 +58,12 @@ class InodeAttributes:
         mtime_ns: int | None,
         ctime_ns: int | None,
     ) -> None:
-        """One record for a committed inode; an uncommitted one takes it along when published."""
+        """One record for a committed inode; an uncommitted one takes it along when published.
+
+        A time that the format cannot hold becomes the nearest one, as Linux has it for other file
+        systems (Documentation/filesystems/vfs: s_time_min, s_time_max). Raises
+        InvalidArgumentError: another value does not fit its field; nothing has changed.
+        """
         self.volume.require_writable()
         changes: dict[str, int] = {
             "ctime_ns": ctime_ns if ctime_ns is not None else self.volume.now()
@@ -66,10 +72,15 @@ class InodeAttributes:
             changes["mode"] = stat.S_IFMT(inode.mode) | stat.S_IMODE(mode)
         given = {"uid": uid, "gid": gid, "atime_ns": atime_ns, "mtime_ns": mtime_ns}
         changes |= {key: value for key, value in given.items() if value is not None}
+        for key in ("atime_ns", "mtime_ns", "ctime_ns"):
+            if key in changes:
+                changes[key] = clamped_time(changes[key])
+        op = inode.operation(**changes)
         if not inode.uncommitted and inode.links:
-            op = inode.operation(**changes)
             self.volume.commit([op], durable=False)
             self.volume.note_committed([op])
+        else:
+            encode([op])  # what no record can say later is refused at once
         for key, value in changes.items():
             setattr(inode, key, value)
 
@@ -98,7 +109,9 @@ class InodeAttributes:
     def set_xattr(
         self, inode: Inode, name: bytes, value: bytes, *, create: bool, replace: bool
     ) -> None:
-        """Raises ExistsError, NoAttributeError, AttributeTooLargeError, ..."""
+        """Raises ExistsError, NoAttributeError, AttributeTooLargeError, NoSpaceError (also when
+        listxattr could not return all the names), ...
+        """
         self.volume.require_writable()
         self._check_xattr_name(name)
         if name.startswith(_VIRTUAL_PREFIX):
@@ -108,6 +121,9 @@ class InodeAttributes:
             raise ExistsError("the attribute exists")
         if replace and old is None:
             raise NoAttributeError("no such attribute")
+        names = sum(len(n) + 1 for n in self.list_xattrs(inode) if n != name)
+        if names + len(name) + 1 > layout.XATTR_LIST_BYTES_MAX:
+            raise NoSpaceError("the names of the attributes are too long together")
         limit = min(layout.XATTR_VALUE_BYTES_MAX, self.volume.record_bytes_max - 1024)
         total = sum(len(n) + len(v) + 1 for n, v in (inode.xattrs or {}).items() if n != name)
         if len(value) > limit or total + len(name) + len(value) > layout.XATTRS_BYTES_MAX + limit:
@@ -140,6 +156,11 @@ class InodeAttributes:
             raise NameTooLongError("the attribute's name is empty or too long")
         if not name.startswith(_XATTR_PREFIXES):
             raise UnsupportedOperationError("only user, trusted and security attributes")
+
+
+def clamped_time(time_ns: int) -> int:
+    """The nearest time that the format can hold."""
+    return min(max(time_ns, layout.TIME_NS_MIN), layout.TIME_NS_MAX)
 
 
 def content_state(inode: Inode) -> str:

@@ -33,6 +33,7 @@ from cxlfs.format.operations import (
     Operation,
     SymlinkOperation,
     UnlinkOperation,
+    encode,
 )
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind, Inode
@@ -116,7 +117,7 @@ class Names:
     def _set_live(self, op: InodeOperation) -> None:
         inode = self.namespace.get(op.ino)
         inode.mode, inode.uid, inode.gid = op.mode, op.uid, op.gid
-        inode.ctime_ns = max(inode.ctime_ns, op.ctime_ns)
+        inode.ctime_ns = op.ctime_ns
         inode.atime_ns = op.atime_ns
         if inode.version is None:
             inode.mtime_ns = op.mtime_ns
@@ -142,6 +143,7 @@ class Names:
         mode = stat.S_IFREG | stat.S_IMODE(mode)
         inode = self._new_inode(directory, mode, uid, gid, 0)
         inode.uncommitted = True
+        encode([inode.operation()])  # what no record can say later is refused at once
         self.namespace.add(inode)
         self.namespace.link(parent, name, inode.ino)
         directory.mtime_ns = directory.ctime_ns = inode.birth_ns

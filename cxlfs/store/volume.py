@@ -236,8 +236,12 @@ class Volume:
                 inode.committed_ctime_ns = op.ctime_ns
 
     def now(self) -> int:
-        """Now in ns since the epoch, larger than any time told before: names keep their order."""
-        self._last_now = max(time.time_ns(), self._last_now + 1)
+        """Now in ns since the epoch, larger than any time told before: names keep their order. A
+        clock that is set back by more than CLOCK_BACK_NS is followed.
+        """
+        now = time.time_ns()
+        behind = self._last_now - now
+        self._last_now = self._last_now + 1 if 0 <= behind <= journal.CLOCK_BACK_NS else now
         return self._last_now
 
     def fence(self) -> None:
