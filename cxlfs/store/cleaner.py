@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cxlfs.store.namespace import Inode
+    from cxlfs.store.room import Room
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
 
@@ -43,29 +44,24 @@ _RECORD_REST_BYTES = 8192
 class Cleaner:
     """One for each volume. ``unmovable``: segments with damage, left where they are."""
 
-    def __init__(self, volume: Volume, versions: Versions) -> None:
+    def __init__(self, volume: Volume, versions: Versions, room: Room) -> None:
         self.volume = volume
         self.versions = versions
+        self.room = room
         self.unmovable: set[int] = set()
         self._running = False
 
     # --- verbs ------------------------------------------------------------------------------
 
-    def reclaim(self, _needed_bytes: int) -> bool:
-        """Make room in the foreground; False when nothing more can be had."""
+    def reclaim(self, needed_bytes: int) -> bool:
+        """Make room in the foreground, for file data or (0) for metadata; False when nothing more
+        can be had.
+        """
         if self._running or self.volume.read_only:
             return False
         self._running = True
         try:
-            free_before = self.volume.space.free_count
-            if self.volume.space.collect_dead():
-                self.volume.rollover()
-                if self.volume.space.free_count > free_before:
-                    return True
-            if self.versions.drop_oldest_aside():
-                self._free_dead()
-                return True
-            return self._clean_round(FOREGROUND_USED_MAX)
+            return self.room.make(needed_bytes) or self._clean_round(FOREGROUND_USED_MAX)
         except NoSpaceError:
             return False
         finally:
@@ -78,7 +74,7 @@ class Cleaner:
         if self._running or self.volume.read_only or space.free_count >= low:
             return False
         if space.collect_dead() * 4 >= low:
-            self._free_dead()
+            self.room.free_dead()
             return True
         self._running = True
         try:
@@ -87,10 +83,6 @@ class Cleaner:
             return False
         finally:
             self._running = False
-
-    def _free_dead(self) -> None:
-        if self.volume.space.collect_dead():
-            self.volume.rollover()
 
     # --- choosing ---------------------------------------------------------------------------
 
@@ -112,7 +104,7 @@ class Cleaner:
                 cleaned += 1
                 self.volume.counters.cleaned_segments += 1
         if cleaned:
-            self._free_dead()
+            self.room.free_dead()
         return cleaned > 0
 
     def _victims(self, used_max: float) -> list[tuple[int, int]]:

@@ -22,12 +22,14 @@ from cxlfs.format import layout, roots, superblock
 from cxlfs.native.extents import Engine
 from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
+from cxlfs.store.commits import Commits
 from cxlfs.store.files import Files
 from cxlfs.store.names import Names, root_attributes
 from cxlfs.store.namespace import Attributes, FileKind, Inode, Namespace
 from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
+from cxlfs.store.room import Room
 from cxlfs.store.versions import Version, Versions
 from cxlfs.store.volume import StoreEvent, Volume
 from cxlfs.types import ROOT_INO
@@ -137,7 +139,8 @@ class Store:
         self.superblock = volume.superblock
         self.namespace = volume.namespace
         self.versions = Versions(volume)
-        self.cleaner = Cleaner(volume, self.versions)
+        self.commits = Commits(self.versions)
+        self.cleaner = Cleaner(volume, self.versions, Room(volume, self.versions, self.commits))
         self.files = Files(
             volume,
             self.versions,
@@ -442,7 +445,7 @@ class Store:
         would do it, and everything committed so far is. Raises the first error, after trying all.
         """
         try:
-            self.files.commit_all()
+            self.commits.commit_all()
         finally:
             self.volume.fence()
 
@@ -457,7 +460,7 @@ class Store:
         if self.read_only:
             return False
         interval = self.options.commit_interval_s
-        worked = self.files.commit_old_versions(older_than=now_monotonic - interval)
+        worked = self.commits.commit_old(older_than=now_monotonic - interval)
         if now_monotonic - self._fenced_monotonic >= interval:
             self._fenced_monotonic = now_monotonic
             self.volume.fence()

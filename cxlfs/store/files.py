@@ -166,10 +166,12 @@ class Files:
             h.inode is inode and h is not handle and h.wrote and not h.truncated
             for h in self._handles.values()
         )
+        atomic = handle is not None and not others and not self.allow_incomplete_overwrite
         if handle is not None:
             handle.truncated = True
-            handle.ordinary = False
-        atomic = handle is not None and not others and not self.allow_incomplete_overwrite
+            # What it has written itself and not closed yet is no earlier version worth keeping.
+            handle.ordinary = handle.wrote and bool(inode.flags & layout.INODE_INCOMPLETE)
+            atomic = atomic and not handle.ordinary
         self.versions.begin_empty(inode, atomic=atomic, now=time.monotonic())
         inode.touch(self.volume.now())
 
@@ -224,9 +226,9 @@ class Files:
             return 0
         version = self.begin_change(handle)
         try:
-            self._copy_in(inode, version, offset, data, done)
+            version = self._copy_in(handle, version, offset, data, done)
         except CxlfsError as error:
-            self.change_failed(inode, version, offset, offset + length, error)
+            self.change_failed(handle, offset, offset + length, error)
             raise
         if version.failed:
             version.repair(offset, offset + length)
@@ -242,13 +244,11 @@ class Files:
         handle.killed = False
         return version
 
-    def change_failed(
-        self, inode: Inode, version: Version, start: int, end: int, error: CxlfsError
-    ) -> None:
+    def change_failed(self, handle: Handle, start: int, end: int, error: CxlfsError) -> None:
         """[start, end) has not got the content that it should have: close will tell."""
-        inode.stop_writes()  # they would not know what they repair
-        version.fail(start, end, error)
-        self._failed(inode, error)
+        handle.inode.stop_writes()  # they would not know what they repair
+        self._writing_version(handle.inode, handle).fail(start, end, error)
+        self._failed(handle.inode, error)
 
     def _writing_version(self, inode: Inode, handle: Handle) -> Version:
         version = inode.version
@@ -259,24 +259,30 @@ class Files:
 
     def _copy_in(
         self,
-        inode: Inode,
+        handle: Handle,
         version: Version,
         offset: int,
         data: bytes | memoryview,
         done: int,
-    ) -> None:
-        content = inode.content
+    ) -> Version:
+        """Copy the rest of ``data``; returns the version that has it: another one where making room
+        has committed what was written before.
+        """
+        content = handle.inode.content
         while True:
             taken, needed = content.write(offset + done, data, done)
             done += taken
             if done == len(data):
-                return
+                return version
             if taken == 0:
-                self._lease(inode, version, needed, offset + done, len(data) - done)
+                version = self._lease(handle, version, needed, offset + done, len(data) - done)
 
-    def _lease(self, inode: Inode, version: Version, needed: int, offset: int, wanted: int) -> None:
-        kept = self.versions.promises.bytes_open(inode, offset, offset + wanted)
+    def _lease(
+        self, handle: Handle, version: Version, needed: int, offset: int, wanted: int
+    ) -> Version:
+        inode = handle.inode
         while True:
+            kept = self.versions.promises.bytes_open(inode, offset, offset + wanted)
             try:
                 self.versions.leases.give(
                     inode, version, needed_bytes=needed, wanted_bytes=wanted, kept_bytes=kept
@@ -284,8 +290,9 @@ class Files:
             except NoSpaceError:
                 if not self._reclaim(wanted):
                     raise self.volume.space.shortfall(wanted, kept) from None
+                version = self._writing_version(inode, handle)
             else:
-                return
+                return version
 
     def _failed(self, inode: Inode, error: CxlfsError) -> None:
         if isinstance(error, NoSpaceError):
@@ -415,50 +422,6 @@ class Files:
             raise error
         if inode.links and not _left_by_killed(inode, handle):
             self.versions.publish(inode, incomplete=False)
-
-    def commit_old_versions(self, *, older_than: float) -> bool:
-        """Periodic commit of what has been open for long; True when there was something to do.
-
-        A version with a failed range waits: its close must still tell the error.
-        """
-        due = [
-            inode
-            for inode in self.versions.open_versions.values()
-            if isinstance(inode.version, Version) and inode.version.began_monotonic <= older_than
-        ]
-        for inode in due:
-            self.commit_open(inode)
-        return bool(due)
-
-    def commit_all(self) -> None:
-        """The same for everything that is open now; one that fails does not keep the others back,
-        its error is raised in the end.
-        """
-        first: CxlfsError | None = None
-        for inode in list(self.versions.open_versions.values()):
-            try:
-                self.commit_open(inode)
-            except CxlfsError as error:
-                first = first or error
-        if first is not None:
-            raise first
-
-    def commit_open(self, inode: Inode) -> None:
-        """The same for one inode."""
-        version = inode.version
-        if not isinstance(version, Version):
-            return
-        version.began_monotonic = time.monotonic()
-        if inode.links == 0:
-            self.versions.open_versions.pop(inode.ino, None)
-            return
-        if version.failed or not (inode.content.is_dirty or inode.uncommitted):
-            return
-        if version.atomic and not inode.uncommitted:
-            self.versions.stage(inode)
-        else:
-            new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
-            self.versions.publish(inode, incomplete=new)
 
     @property
     def open_count(self) -> int:

@@ -4,6 +4,8 @@ Never here: who may take what is left (``space``), contents.
 
 Invariants
 - A content has at most two leases: the one in use, and the one that takes over from it.
+- Every content with a lease is known here until the lease is given back. Giving back is allowed at
+  any time: the next write asks for another one.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ _WRITES_PER_LEASE = 4
 """A lease has room for so many writes as large as the one that asked for the last."""
 _LEASES_AHEAD_MAX = 16
 """A lease taken ahead is at most this part of the room there is."""
+_WRITERS_FEW = 4
+"""So many writers at once have leases that double each time; those of more grow by a quarter, so
+that what they have not used yet is a fifth of their data and not half of it."""
 
 
 class Leases:
@@ -33,6 +38,12 @@ class Leases:
     def __init__(self, volume: Volume, promises: Promises) -> None:
         self.volume = volume
         self.promises = promises
+        self._leased: dict[FileMap, None] = {}
+
+    @property
+    def count(self) -> int:
+        """Contents that have one."""
+        return len(self._leased)
 
     def give(
         self,
@@ -48,10 +59,21 @@ class Leases:
         """
         self.close(inode.content)
         wanted_bytes = max(needed_bytes, wanted_bytes)
-        grown_bytes = max(version.lease_bytes * 2, wanted_bytes * _WRITES_PER_LEASE)
-        wanted_bytes = max(wanted_bytes, version.lease_bytes)
+        grown_bytes = self._grown(version, wanted_bytes * _WRITES_PER_LEASE)
+        wanted_bytes = max(wanted_bytes, min(version.lease_bytes, self._share(kept_bytes)))
         self._attach(inode, needed_bytes, wanted_bytes, kept_bytes)
-        version.lease_bytes = min(grown_bytes, LEASE_BYTES_MAX)
+        version.lease_bytes = grown_bytes
+
+    def _grown(self, version: Version, wanted_bytes: int = 0) -> int:
+        """The next lease of a file that keeps growing."""
+        if len(self._leased) > _WRITERS_FEW:
+            return min(version.lease_bytes * 5 // 4, LEASE_BYTES_MAX)
+        return min(max(version.lease_bytes * 2, wanted_bytes), LEASE_BYTES_MAX)
+
+    def _share(self, kept_bytes: int) -> int:
+        """What one of so many writers may have of the room there is, beyond what it writes now."""
+        spare_bytes = self.volume.space.available_bytes - kept_bytes
+        return max(LEASE_BYTES_MIN, spare_bytes // (len(self._leased) + 1) // 2)
 
     def give_ahead(self, inode: Inode, version: Version) -> None:
         """Give the live map the room that its next writes will want, so that none has to wait for
@@ -72,7 +94,7 @@ class Leases:
         if wanted_bytes >= LEASE_BYTES_MIN:
             with contextlib.suppress(NoSpaceError):
                 self._attach(inode, LEASE_BYTES_MIN, wanted_bytes, kept_bytes)
-                version.lease_bytes = min(version.lease_bytes * 2, LEASE_BYTES_MAX)
+                version.lease_bytes = self._grown(version)
 
     def _attach(self, inode: Inode, needed_bytes: int, wanted_bytes: int, kept_bytes: int) -> None:
         self.volume.refresh_reserve()
@@ -80,7 +102,15 @@ class Leases:
         extent_id = self.volume.allocate_extent_id()
         self.volume.engine.lease(extent_id, offset, length)
         inode.content.attach_lease(extent_id)
+        self._leased[inode.content] = None
 
     def close(self, content: FileMap) -> None:
+        """Give back what a content has not used."""
+        self._leased.pop(content, None)
         for offset, length in content.close_leases():
             self.volume.space.give_back(offset, length)
+
+    def close_all(self) -> None:
+        """Every content's: room is needed, and whoever writes on asks for some again."""
+        for content in list(self._leased):
+            self.close(content)

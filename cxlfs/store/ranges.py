@@ -188,18 +188,19 @@ class Ranges:
     def _share(
         self, source: Inode, offset_in: int, target: Handle, offset_out: int, length: int
     ) -> None:
-        version = self.files.begin_change(target)
         inode, content = target.inode, source.content
         end = offset_out + length
+        self.files.begin_change(target)
         try:
             self._require_references(content.mapped(offset_in, length)[1] + 1)
+            version = self.files.begin_change(target)  # making room may have committed the last one
             if content.share(offset_in, length, inode.content, offset_out) is None:
                 # The open extent ends here; the source's next write gets another one.
                 self.versions.leases.close(content)
                 shared = content.share(offset_in, length, inode.content, offset_out)
                 invariant(shared == length, "only a content's own lease keeps its extents open")
         except CxlfsError as error:
-            self.files.change_failed(inode, version, offset_out, end, error)
+            self.files.change_failed(target, offset_out, end, error)
             raise
         version.repair(offset_out, end)
         inode.touch(self.volume.now())

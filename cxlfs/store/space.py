@@ -8,19 +8,25 @@ Invariants
   root that does not name them is durable in both rings.
 - Data may take a free segment only while ``reserve`` others stay free: room for the next metadata
   set (image and both journal copies) and one segment for the cleaner.
-- Data is handed out front to back; what a lease gives back is used again if nothing came after it.
+- Data is handed out front to back; what a lease gives back was never published and is handed out
+  again, at once if nothing came after it, else as a remnant.
 - A segment header is durable before the segment is used.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import enum
 import heapq
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import NoSpaceError, invariant
 from cxlfs.format import layout, segments
+from cxlfs.store.remnants import Remnants
 from cxlfs.units import KIB, MIB, format_size
 
 if TYPE_CHECKING:
@@ -45,6 +51,11 @@ LEASE_BYTES_MAX = 8 * MIB
 dying writer leaves unused is small against a segment."""
 _ALIGN = 4096
 _ALIGN_SMALL = 64
+_YOUNG_SEGMENTS = 4
+"""Remnants of the newest segments are used at once; those of older ones only when room is scarce,
+because what is written at different times is mostly deleted at different times."""
+_SCARCE_DIVISOR = 4
+"""Room is scarce while less than this part of the segments is free."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,7 +70,9 @@ class _Head:
 
 
 class Space:
-    """Owner of all segment states. ``next_epoch`` and ``nonce`` mark what is taken into use."""
+    """Owner of all segment states. ``next_epoch`` and ``nonce`` mark what is taken into use.
+    ``writing``: surrounds what must stop all writing when the media fail.
+    """
 
     def __init__(
         self,
@@ -69,8 +82,10 @@ class Space:
         *,
         next_epoch: int,
         nonce: int,
+        writing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.media = media
+        self.writing = writing
         self.superblock = superblock
         self.engine = engine
         self.next_epoch = next_epoch
@@ -81,8 +96,17 @@ class Space:
         """A heap: the lowest free segment is taken first, so that a store which is overwritten
         again and again stays on pages that are mapped already (a first touch costs 1 to 2 µs for
         each 4 KiB of tmpfs on a virtual machine: 2 GB/s instead of 19)."""
+        self._data: set[int] = set()
+        self._dead: set[int] = set()
         self._head: _Head | None = None
         self._cleaner_head: _Head | None = None
+        self._young: collections.deque[int] = collections.deque(maxlen=_YOUNG_SEGMENTS)
+        self._remnants = Remnants(
+            least_bytes=LEASE_BYTES_LEAST,
+            segment_of=lambda offset: (
+                (offset - superblock.first_segment_offset) // superblock.segment_size_bytes
+            ),
+        )
         test = superblock.unit_bytes == layout.UNIT_BYTES_TEST
         self._align = _ALIGN_SMALL if test else _ALIGN
 
@@ -92,6 +116,8 @@ class Space:
         """After replay: these segments are in use, all others are free."""
         self.states = [states.get(i, State.FREE) for i in range(len(self.states))]
         self._free = [i for i, s in enumerate(self.states) if s is State.FREE]
+        self._data = {i for i, s in enumerate(self.states) if s is State.DATA}
+        self._dead = {i for i, s in enumerate(self.states) if s is State.DEAD}
 
     # --- counting ---------------------------------------------------------------------------
 
@@ -101,14 +127,26 @@ class Space:
 
     @property
     def dead_count(self) -> int:
-        return self.states.count(State.DEAD)
+        return len(self._dead)
 
     def data_segments(self) -> list[int]:
-        return [index for index, state in enumerate(self.states) if state is State.DATA]
+        return sorted(self._data)
 
     def is_open(self, index: int) -> bool:
         """Data is being written into it."""
         return any(h is not None and h.index == index for h in (self._head, self._cleaner_head))
+
+    def _set(self, index: int, state: State) -> None:
+        self._data.discard(index)
+        self._dead.discard(index)
+        if state is State.DATA:
+            self._data.add(index)
+        elif state is State.DEAD:
+            self._dead.add(index)
+            self._remnants.drop(index)
+        elif state is State.FREE:
+            heapq.heappush(self._free, index)
+        self.states[index] = state
 
     # --- taking -----------------------------------------------------------------------------
 
@@ -117,7 +155,7 @@ class Space:
         if not self._free:
             raise NoSpaceError("no free segment is left for metadata")
         index = heapq.heappop(self._free)
-        self.states[index] = state
+        self._set(index, state)
         return index
 
     def take_pair(self, state: State) -> tuple[int, int]:
@@ -127,7 +165,7 @@ class Space:
         first, second = min(self._free), max(self._free)
         for index in (first, second):
             self._free.remove(index)
-            self.states[index] = state
+            self._set(index, state)
         heapq.heapify(self._free)
         return first, second
 
@@ -135,8 +173,7 @@ class Space:
         """Metadata segments that no root names any more, and that were never named by one."""
         for index in indexes:
             invariant(self.states[index] is not State.FREE, "a free segment was given up")
-            self.states[index] = State.FREE
-            heapq.heappush(self._free, index)
+            self._set(index, State.FREE)
 
     def new_epoch(self) -> int:
         epoch = self.next_epoch
@@ -150,8 +187,9 @@ class Space:
         header = segments.SegmentHeader(
             role=layout.ROLE_DATA, index=index, epoch=self.new_epoch(), nonce=self.nonce
         )
-        segments.store(self.media, self.superblock, header)
-        self.media.fence()
+        with self.writing():
+            segments.store(self.media, self.superblock, header)
+            self.media.fence()
         start = self.superblock.segment_offset(index)
         return _Head(
             index, start + layout.SEGMENT_HEADER_BYTES, start + self.superblock.segment_size_bytes
@@ -167,7 +205,8 @@ class Space:
         head = self._head
         rest = 0 if head is None else max(0, head.end - head.position - LEASE_BYTES_LEAST)
         whole = self.superblock.segment_payload_bytes - LEASE_BYTES_LEAST
-        return max(0, self.free_count - self.reserve) * whole + rest
+        free = max(0, self.free_count - self.reserve) * whole
+        return free + rest + self._remnants.total_bytes
 
     def lease(
         self, needed_bytes: int, wanted_bytes: int, *, kept_bytes: int = 0
@@ -185,11 +224,46 @@ class Space:
             if spare_bytes < least:
                 raise NoSpaceError("what is left is allocated to other files")
             wanted_bytes = min(wanted_bytes, spare_bytes)
+        wanted_bytes = self._round(max(least, min(wanted_bytes, self.lease_bytes_max)))
+        remnant = self._take_remnant(wanted_bytes)
+        if remnant is not None:
+            return remnant
         if head is None or head.end - head.position < least:
+            if len(self._free) <= self.reserve:
+                return self._take_last_remnant(wanted_bytes)
             self._close_head(head)
             self._head = None
             self._head = head = self._open_head(privileged=False)
-        return self._cut(head, max(least, min(wanted_bytes, self.lease_bytes_max)))
+            self._young.append(head.index)
+        return self._cut(head, wanted_bytes)
+
+    def _take_remnant(self, wanted_bytes: int) -> tuple[int, int] | None:
+        """From a young segment while room is plenty, from any that has enough when it is not."""
+        remnants = self._remnants
+        if not remnants:
+            return None
+        for index in self._young:
+            taken = remnants.take_in(index, wanted_bytes)
+            if taken is not None:
+                return self._noted(taken)
+        scarce = self.reserve + len(self.states) // _SCARCE_DIVISOR
+        if len(self._free) > scarce or remnants.longest_bytes < wanted_bytes:
+            return None
+        return self._noted(remnants.take(wanted_bytes))
+
+    def _take_last_remnant(self, wanted_bytes: int) -> tuple[int, int]:
+        """The longest there is; raises NoSpaceError."""
+        if not self._remnants:
+            raise NoSpaceError("every segment is in use")
+        return self._noted(self._remnants.take(wanted_bytes))
+
+    def _noted(self, taken: tuple[int, int]) -> tuple[int, int]:
+        """A segment in which room was handed out is not empty any more, whatever was said."""
+        index = self._remnants.segment_of(taken[0])
+        for head in (self._head, self._cleaner_head):
+            if head is not None and head.index == index:
+                head.empty = False
+        return taken
 
     def cleaner_lease(self, needed_bytes: int) -> tuple[int, int]:
         """The same for moved data, which may use the reserve."""
@@ -215,14 +289,27 @@ class Space:
         return offset, length
 
     def give_back(self, offset: int, length: int) -> None:
-        """The unused end of a lease; it is used again if nothing was handed out behind it."""
+        """The unused end of a lease, of which nothing was published: it is handed out again."""
+        start, end = self._round(offset), offset + length
+        if start >= end or self.states[self._remnants.segment_of(start)] is not State.DATA:
+            return
         for head in (self._head, self._cleaner_head):
-            if head is not None and offset + length == head.position:
-                head.position = self._round(offset)
+            if head is not None and end == head.position:
+                head.position = start
+                before = self._remnants.take_before(start)
+                if before is not None:
+                    head.position = before
+                return
+        self._remnants.add(start, end - start)
 
     def _close_head(self, head: _Head | None) -> None:
-        if head is not None and head.empty:
-            self.states[head.index] = State.DEAD
+        """Its segment becomes an ordinary one."""
+        if head is None:
+            return
+        if head.empty:
+            self._set(head.index, State.DEAD)
+        elif head.position < head.end:
+            self._remnants.add(head.position, head.end - head.position)
 
     def close_cleaner_head(self) -> None:
         """The cleaner's segment becomes an ordinary one."""
@@ -240,17 +327,13 @@ class Space:
             if head is not None:
                 head.empty = True
             elif self.states[index] is State.DATA:
-                self.states[index] = State.DEAD
+                self._set(index, State.DEAD)
         return self.dead_count
 
     def root_is_durable(self, released: list[int]) -> None:
         """A root is durable in both rings that names neither dead nor ``released`` segments."""
-        for index in released:
-            self.states[index] = State.DEAD
-        for index, state in enumerate(self.states):
-            if state is State.DEAD:
-                self.states[index] = State.FREE
-                heapq.heappush(self._free, index)
+        for index in [*released, *self._dead]:
+            self._set(index, State.FREE)
 
     # --- saying -----------------------------------------------------------------------------
 

@@ -155,6 +155,8 @@ class Versions:
         self.asides.pop(inode.ino, None)
         self.open_versions.pop(inode.ino, None)
         self.promises.drop(inode)
+        if inode.live is not None:
+            self.leases.close(inode.live)
 
     # --- beginning --------------------------------------------------------------------------
 

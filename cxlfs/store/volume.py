@@ -131,7 +131,14 @@ class Volume:
         self.namespace = namespace
         self.root = root
         self.nonce = int.from_bytes(os.urandom(8), "little")
-        self.space = Space(media, superblock, engine, next_epoch=next_epoch, nonce=self.nonce)
+        self.space = Space(
+            media,
+            superblock,
+            engine,
+            next_epoch=next_epoch,
+            nonce=self.nonce,
+            writing=self.writing,
+        )
         self.next_extent_id = next_extent_id
         self.last_lsn = last_lsn
         self.last_commit_ns = 0

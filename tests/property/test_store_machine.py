@@ -180,7 +180,7 @@ class StoreMachine(RuleBasedStateMachine):
         if everything:
             self.store.sync()
         else:
-            self.store.files.commit_old_versions(older_than=1e18)
+            self.store.commits.commit_old(older_than=1e18)
         for opened in self.handles.values():
             file = opened.file
             if not opened.truncated or file.committed is None:

@@ -92,7 +92,7 @@ def test_open_versions_move(shop: Shop, store: Store, rng: random.Random) -> Non
     old, new = rng.randbytes(15_000), rng.randbytes(30_000)
     write_file(store, 1, b"a", old)
     handle = open_for_overwrite(store, b"a", new[:10_000])
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     write_file(store, 1, b"between", rng.randbytes(50_000))
     store.write(handle, 10_000, new[10_000:20_000])
     store.unlink(1, b"between")

@@ -144,9 +144,9 @@ def test_periodic_commit_marks_new_files_incomplete(shop: Shop, granularity: Gra
 
 def test_close_completes_what_was_committed_periodically(shop: Shop, store: Store) -> None:
     ino, handle = create(store, b"log", b"one")
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     store.write(handle, 3, b"two")
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     assert store.get_xattr(ino, STATE) == b"incomplete"
     close(store, handle)
     store = shop.reopen(store)
@@ -156,7 +156,7 @@ def test_close_completes_what_was_committed_periodically(shop: Shop, store: Stor
 
 def test_close_without_new_bytes_completes(shop: Shop, store: Store) -> None:
     ino, handle = create(store, b"log", b"one")
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     close(store, handle)
     store = shop.reopen(store)
     assert store.get_xattr(ino, STATE) == b"complete"
@@ -185,7 +185,7 @@ def test_periodic_commit_in_place_of_an_old_file(shop: Shop, store: Store) -> No
     ino = write_file(store, 1, b"log", b"one")
     handle = store.open_file(ino, os.O_WRONLY)
     store.write(handle, 3, b"two")
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     store = shop.reopen(store)
     assert content(store, b"log") == b"onetwo"
     assert store.get_xattr(ino, STATE) == b"complete"

@@ -75,7 +75,7 @@ def test_rename_over_a_file_being_written(store: Store, committed: bool) -> None
     write_file(store, 1, b"new", b"new")
     store.rename(1, b"new", 1, b"final")
     store.write(handle, 4, b"more")
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     assert read_file(store, store.lookup(1, b"final").ino) == b"new"
     again = picture(store)
     close(store, handle)
@@ -313,7 +313,7 @@ def test_unlinked_open_file_lives(store: Store) -> None:
     store.set_xattr(ino, b"user.k", b"v")
     store.set_attributes(ino, size=5, handle=handle)
     store.fsync(handle)
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     store.volume.rollover()
     assert bytes(store.read(handle, 0, 9)) == b"onetw"
     assert store.get_xattr(ino, b"user.k") == b"v"

@@ -68,7 +68,7 @@ def work(store: Store) -> list[str]:
         close(made)
     over = attempt(failures, lambda: open_for_overwrite(store, b"old", b"over" * 5000))
     if isinstance(over, int):
-        attempt(failures, lambda: store.files.commit_old_versions(older_than=1e18))
+        attempt(failures, lambda: store.commits.commit_old(older_than=1e18))
         attempt(failures, lambda: store.write(over, 50, b"x" * 5000))
         close(over)
     killed = attempt(failures, lambda: open_for_overwrite(store, b"killed", b"half" * 5000))

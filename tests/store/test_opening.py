@@ -114,7 +114,7 @@ def test_rollover_between_any_two_verbs(shop: Shop, store: Store) -> None:
     assert read_file(store, ino) == b"one"
     roll = store.volume.rollover
     overwrite = open_for_overwrite(store, b"a", b"half")
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     roll()
     store.write(overwrite, 4, b"more")
     roll()

@@ -193,7 +193,7 @@ def test_periodic_commit_does_not_forget_a_failed_write(store: Store, overwrite:
     with pytest.raises(NoSpaceError):
         store.write(handle, 10, b"b" * 100_000)
     store.unlink(1, b"spare")
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     with pytest.raises(NoSpaceError):
         store.flush(handle, writer_killed=False)
     store.release(handle)
@@ -390,9 +390,9 @@ def test_attributes_set_during_an_overwrite_stay(shop: Shop, store: Store, old: 
 @pytest.mark.usefixtures("old")
 def test_staged_overwrite_reverts(shop: Shop, store: Store) -> None:
     handle = open_for_overwrite(store, b"a", b"one" * 5000)
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     store.write(handle, 15000, b"two")
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     store.write(handle, 15003, b"three")
     store = shop.reopen(store)
     assert content(store, b"a") == b"old" * 3000
@@ -402,10 +402,10 @@ def test_staged_overwrite_reverts(shop: Shop, store: Store) -> None:
 
 def test_staged_overwrite_truncated_again(shop: Shop, store: Store, old: int) -> None:
     handle = open_for_overwrite(store, b"a", b"one" * 5000)
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     store.set_attributes(old, size=0, handle=handle)
     store.write(handle, 5, b"two")
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     close(store, handle)
     store = shop.reopen(store)
     assert content(store, b"a") == bytes(5) + b"two"
@@ -414,7 +414,7 @@ def test_staged_overwrite_truncated_again(shop: Shop, store: Store, old: int) ->
 @pytest.mark.usefixtures("old")
 def test_staged_overwrite_publishes(shop: Shop, store: Store) -> None:
     handle = open_for_overwrite(store, b"a", b"one" * 5000)
-    store.files.commit_old_versions(older_than=1e18)
+    store.commits.commit_old(older_than=1e18)
     store.write(handle, 100, b"two" * 2000)
     close(store, handle)
     expected = bytearray(b"one" * 5000)

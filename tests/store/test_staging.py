@@ -47,7 +47,7 @@ def test_new_file(shop: Shop, store: Store, rng: random.Random, verb: str) -> No
     elif verb == "link":
         store.link(ino, 1, b"b")
     else:
-        store.files.commit_old_versions(older_than=1e18)
+        store.commits.commit_old(older_than=1e18)
     assert store.volume.counters.commits > commits + 3
     expected = {"rename": {b"b"}, "link": {b"a", b"b"}}.get(verb, {b"a"})
     state = b"incomplete" if verb == "maintain" else b"complete"

@@ -170,8 +170,7 @@ def dead_data_reused_early(patch: Patch) -> None:
         self.collect_dead()
         for index, state in enumerate(self.states):
             if state is State.DEAD:
-                self.states[index] = State.FREE
-                self._free.insert(0, index)
+                self._set(index, State.FREE)
         return original(self, *args, **options)
 
     patch.setattr(Space, "lease", lease)

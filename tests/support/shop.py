@@ -40,6 +40,12 @@ class Shop:
         store = Store.open(media, StoreOptions(**options))  # type: ignore[arg-type]
         return self._watch(store)
 
+    def new_ordinary(self, size_bytes: int, granularity: Granularity = Granularity.LINE) -> Store:
+        """With the geometry that users get."""
+        media = make_media(size_bytes, granularity)
+        Store.format(media, label="test")
+        return self._watch(Store.open(media))
+
     def _watch(self, store: Store) -> Store:
         store.on_event = self.events.append
         self.stores.append(store)

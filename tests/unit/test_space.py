@@ -54,11 +54,49 @@ def test_unused_room_is_used_again(space: Space) -> None:
     assert again == offset + 1024
 
 
-def test_room_behind_something_else_is_not_used_again(space: Space) -> None:
-    offset, length = space.lease(4096, 8192)
-    _, _ = space.lease(64, 64)
+def test_room_before_something_else_is_used_again(space: Space) -> None:
+    """The remnant in full, once, and joined with the room that comes back behind it."""
+    offset, length = space.lease(4096, 16384)
+    behind, size = space.lease(64, 8192)
+    last, _ = space.lease(64, 64)
+    available = space.available_bytes
+    space.give_back(offset + 1000, length - 1000)
+    assert space.available_bytes == available + length - 1024
+    space.give_back(behind, size)
+    assert space.available_bytes == available + length - 1024 + size
+    joined = (offset + 1024, length - 1024 + size)
+    assert space.lease(length, length) == joined, "what would be left is shorter than a lease"
+    assert space.lease(64, 64)[0] > last
+
+
+def test_remnants_end_with_their_segment(space: Space) -> None:
+    offset, length = space.lease(8192, 8192)
+    index = space.data_segments()[0]
+    space.engine.lease(1, offset, length)
+    while space.is_open(index):
+        space.lease(8192, 8192)
+    available = space.available_bytes
+    space.engine.close_lease(1)
     space.give_back(offset, length)
-    assert space.lease(64, 64)[0] > offset + length
+    assert space.available_bytes == available + length
+    assert space.collect_dead() == 1
+    assert space.available_bytes == available
+
+
+def test_what_is_left_of_any_segment_is_the_last_to_go(space: Space) -> None:
+    """However old, when nothing else is left; never what is kept for others."""
+    first = space.lease(30_000, 30_000)
+    space.lease(8192, 8192)
+    space.reserve = 3
+    until_no_space(lambda _: space.lease(65_536, 65_536))
+    space.give_back(*first)
+    assert space.available_bytes >= first[1]
+    with pytest.raises(NoSpaceError):
+        space.lease(8192, 8192, kept_bytes=first[1])
+    taken: list[int] = []
+    until_no_space(lambda _: taken.append(space.lease(8192, 8192)[1]))
+    assert sum(taken) >= first[1] - 8192
+    assert space.free_count == 3
 
 
 def test_header_is_durable_before_the_first_lease(space: Space, media: MemoryMedia) -> None:

@@ -416,7 +416,7 @@ def commit_periodically(bench: Bench) -> None:
     }
     bench.do(
         "periodic commit",
-        lambda: bench.store.files.commit_old_versions(older_than=1e18),
+        lambda: bench.store.commits.commit_old(older_than=1e18),
         late=True,
         steps=True,
     )

@@ -1,0 +1,74 @@
+"""Commits that nobody asked for: of what is open for long, when everything is synced, when room is
+needed.
+
+Never here: what a version is (``versions``), closing and fsync (``files``).
+
+Invariants
+- An overwrite that would be atomic is staged aside, never published before its writer says so;
+  everything else is published as it is, a new file marked incomplete.
+- A version with a failed range waits: its close must still tell the error.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cxlfs.errors import CxlfsError
+from cxlfs.format import layout
+from cxlfs.store.versions import Version
+
+if TYPE_CHECKING:
+    from cxlfs.store.namespace import Inode
+    from cxlfs.store.versions import Versions
+
+
+class Commits:
+    """One for each volume."""
+
+    def __init__(self, versions: Versions) -> None:
+        self.versions = versions
+
+    def commit_old(self, *, older_than: float) -> bool:
+        """Of what has been open for long; True when there was something to do."""
+        due = [
+            inode
+            for inode in self.versions.open_versions.values()
+            if isinstance(inode.version, Version) and inode.version.began_monotonic <= older_than
+        ]
+        for inode in due:
+            self.commit(inode)
+        return bool(due)
+
+    def commit_all(self) -> bool:
+        """Of everything that is open now; True when there was something to do. One that fails does
+        not keep the others back, its error is raised in the end.
+        """
+        first: CxlfsError | None = None
+        worked = False
+        for inode in list(self.versions.open_versions.values()):
+            try:
+                worked |= self.commit(inode)
+            except CxlfsError as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return worked
+
+    def commit(self, inode: Inode) -> bool:
+        """Of one inode; True when there was something to do."""
+        version = inode.version
+        if not isinstance(version, Version):
+            return False
+        version.began_monotonic = time.monotonic()
+        if inode.links == 0:
+            self.versions.open_versions.pop(inode.ino, None)
+            return False
+        if version.failed or not (inode.content.is_dirty or inode.uncommitted):
+            return False
+        if version.atomic and not inode.uncommitted:
+            self.versions.stage(inode)
+        else:
+            new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
+            self.versions.publish(inode, incomplete=new)
+        return True

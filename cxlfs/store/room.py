@@ -1,0 +1,70 @@
+"""Making room for what would fail without: in the order of what it costs everybody else.
+
+Never here: moving data (``cleaner``), saying how much room there is (``space``, ``report``).
+
+Invariants
+- Nothing that was committed is given up, and nothing that nobody asked to publish is published but
+  as the periodic commit would do it.
+- Every step that says that it helped has made room, or has made something movable or dead: trying
+  again ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from cxlfs.errors import CxlfsError
+
+if TYPE_CHECKING:
+    from cxlfs.store.commits import Commits
+    from cxlfs.store.versions import Versions
+    from cxlfs.store.volume import Volume
+
+log = logging.getLogger(__name__)
+
+
+class Room:
+    """What can be had without moving data; one for each volume."""
+
+    def __init__(self, volume: Volume, versions: Versions, commits: Commits) -> None:
+        self.volume = volume
+        self.versions = versions
+        self.commits = commits
+
+    def make(self, needed_bytes: int) -> bool:
+        """Make room for file data, or (0) for metadata; False: nothing of this kind can be had.
+
+        Raises NoSpaceError, MediaError, ReadOnlyError.
+        """
+        before = self._measure(needed_bytes)
+        self.versions.leases.close_all()
+        self.free_dead()
+        if self._measure(needed_bytes) > before:
+            return True
+        if self._commit_open():
+            self.free_dead()
+            if self._measure(needed_bytes) > before:
+                return True
+        if self.versions.drop_oldest_aside():
+            self.free_dead()
+            return True
+        return False
+
+    def free_dead(self) -> None:
+        if self.volume.space.collect_dead():
+            self.volume.rollover()
+
+    def _measure(self, needed_bytes: int) -> int:
+        space = self.volume.space
+        return space.available_bytes if needed_bytes else space.free_count
+
+    def _commit_open(self) -> bool:
+        """What is not published cannot be moved, and what it has replaced is not dead yet."""
+        try:
+            return self.commits.commit_all()
+        except CxlfsError as error:
+            if self.volume.read_only:
+                raise
+            log.info("what is open is not all committed to make room: %s", error.message)
+            return False

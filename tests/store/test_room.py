@@ -1,0 +1,243 @@
+"""Room that exists can be written: nothing idle, unpublished or left over keeps it, and statfs says
+what a writer gets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from cxlfs.errors import MediaError, NoSpaceError
+from cxlfs.media import Granularity
+from cxlfs.store import Store
+from cxlfs.store.versions import Version
+from tests.support.shop import Shop, close, create, open_for_overwrite, until_no_space
+from tests.support.stores import read_file, write_file
+
+MIB = 1 << 20
+STORE_BYTES = 128 * MIB
+PIECE = 64 << 10
+
+
+@pytest.fixture
+def big(shop: Shop, granularity: Granularity) -> Store:
+    """A store with the geometry that users get: segments of 2 MiB."""
+    return shop.new_ordinary(STORE_BYTES, granularity)
+
+
+def piece_of(number: int, length: int = PIECE) -> bytes:
+    return number.to_bytes(8, "little") * (length // 8)
+
+
+def write_until_full(store: Store, name: bytes, length: int = MIB) -> int:
+    """Bytes that a new file takes, which is closed then, without what failed."""
+    ino, handle = create(store, name)
+    size = length * until_no_space(lambda n: store.write(handle, length * n, piece_of(n, length)))
+    for smaller in (PIECE, 4096):
+        size += smaller * until_no_space(
+            lambda n: store.write(handle, size + smaller * n, piece_of(n, smaller))  # noqa: B023
+        )
+    store.set_attributes(ino, size=size, handle=handle)
+    close(store, handle)
+    return size
+
+
+# --- overwriting in place ---------------------------------------------------------------------
+
+
+def test_overwriting_in_place_needs_no_fsync(shop: Shop, big: Store, rng: random.Random) -> None:
+    """Five times the size of the store, in a file of a quarter of it."""
+    size = STORE_BYTES // 4
+    ino, handle = create(big, b"f")
+    content = [0] * (size // PIECE)
+    for number in range(len(content)):
+        big.write(handle, number * PIECE, piece_of(0))
+    big.flush(handle, writer_killed=False)
+    for number in range(1, 5 * STORE_BYTES // PIECE):
+        index = rng.randrange(len(content))
+        big.write(handle, index * PIECE, piece_of(number))
+        content[index] = number
+    assert big.statistics().no_space_errors == 0
+    close(big, handle)
+    store = shop.reopen(big)
+    assert read_file(store, ino) == b"".join(map(piece_of, content))
+
+
+def test_an_atomic_overwrite_is_staged_not_published(shop: Shop, big: Store) -> None:
+    """Making room while it is written leaves the old content what it is until the close."""
+    old = piece_of(7, 4 * MIB)
+    ino = write_file(big, 1, b"f", old)
+    handle = open_for_overwrite(big, b"f", piece_of(8, 4 * MIB))
+    _, other = create(big, b"other")
+    for number in range(3 * STORE_BYTES // MIB):
+        big.write(other, number % 32 * MIB, piece_of(number, MIB))
+    close(big, other)
+    assert big.statistics().no_space_errors == 0
+    store = shop.reopen(big)
+    del handle
+    assert read_file(store, ino) == old
+
+
+def test_what_is_written_again_after_a_refusal_is_whole(shop: Shop, big: Store) -> None:
+    """A writer that empties its own file after "no space" gets the room at once."""
+    ino, handle = create(big, b"f")
+    with pytest.raises(NoSpaceError):
+        big.write(handle, 0, bytes(big.media.size_bytes))
+    for _ in range(3):
+        big.set_attributes(ino, size=0, handle=handle)
+        big.write(handle, 0, piece_of(5, STORE_BYTES // 2))
+    close(big, handle)
+    store = shop.reopen(big)
+    assert read_file(store, ino) == piece_of(5, STORE_BYTES // 2)
+    assert store.get_xattr(ino, b"user.cxlfs.state") == b"complete"
+
+
+# --- leases -----------------------------------------------------------------------------------
+
+
+def test_an_unlinked_open_file_gives_its_lease_back(shop: Shop, big: Store) -> None:
+    shop.directory_times = False
+    _, handle = create(big, b"f", piece_of(1))
+    big.unlink(1, b"f")
+    big.release(handle)
+    assert not big.versions.leases.count
+
+
+def test_interleaved_writers_take_little_more_than_their_data(big: Store) -> None:
+    segment = big.superblock.segment_size_bytes
+    free = big.volume.space.free_count
+    count, size = 16, 2 * MIB
+    handles = [create(big, b"f%d" % number)[1] for number in range(count)]
+    for start in range(0, size, PIECE):
+        for number, handle in enumerate(handles):
+            big.write(handle, start, piece_of(number))
+            big.files.lease_ahead(big.files.get(handle).inode.ino)
+    for handle in handles:
+        close(big, handle)
+    assert (free - big.volume.space.free_count) * segment <= 1.5 * count * size
+    promised = big.statfs().available_bytes
+    written = write_until_full(big, b"filler")
+    assert 0.95 * promised <= written <= promised
+
+
+@pytest.mark.parametrize("verb", ["write", "ahead", "clean"])
+def test_a_failed_fence_under_a_lease_stops_writing(
+    shop: Shop, store: Store, rng: random.Random, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """The header of a new segment is fenced before its use: nothing is sure after that failed."""
+    shop.damaged = True
+    ino, handle = create(store, b"f")
+    for number in range(20):
+        write_file(store, 1, b"f%d" % number, rng.randbytes(9000))
+    for number in range(0, 20, 2):
+        store.unlink(1, b"f%d" % number)
+    inode = store.namespace.get(ino)
+    assert isinstance(inode.version, Version)
+
+    def ask() -> None:
+        if verb == "write":
+            store.write(handle, 0, bytes(MIB))
+        elif verb == "clean":
+            store.cleaner._clean_round(0.9)
+        else:
+            assert isinstance(inode.version, Version)
+            store.versions.leases.give_spare(inode, inode.version)
+            store.write(handle, inode.content.size, bytes(8192))
+
+    def ask_until(done: Callable[[], bool]) -> None:
+        while not done():
+            ask()
+
+    def fail() -> None:
+        raise MediaError("planted", offset=0, length=1)
+
+    monkeypatch.setattr(store.media, "fence", fail)
+    with pytest.raises(MediaError, match="planted"):
+        ask_until(lambda: store.read_only)
+    assert store.read_only_reason is not None
+    assert "planted" in store.read_only_reason
+
+
+# --- statfs -----------------------------------------------------------------------------------
+
+
+def nothing(_store: Store, _rng: random.Random) -> None:
+    """A store as it was made."""
+
+
+def deleted_here_and_there(store: Store, rng: random.Random) -> None:
+    """Files of all sizes, of which every second is gone."""
+    for number in range(120):
+        write_file(store, 1, b"f%d" % number, bytes([number]) * rng.randrange(1, MIB))
+    for number in range(0, 120, 2):
+        store.unlink(1, b"f%d" % number)
+
+
+def small_files(store: Store, rng: random.Random) -> None:
+    """Of which each takes the rest of a block along."""
+    for number in range(2000):
+        write_file(store, 1, b"f%d" % number, bytes([number & 255]) * rng.randrange(1, 4096))
+
+
+def shared_ranges(store: Store, _rng: random.Random) -> None:
+    """Copies that take no room."""
+    _, source = create(store, b"source", piece_of(3, 8 * MIB))
+    for number in range(6):
+        _, target = create(store, b"f%d" % number)
+        store.copy_range(source, number * MIB, target, 0, 2 * MIB)
+        close(store, target)
+    close(store, source)
+
+
+def overwritten_by_killed_writers(store: Store, _rng: random.Random) -> None:
+    """What they left is kept aside, and given up when room is needed."""
+    for number in range(4):
+        write_file(store, 1, b"f%d" % number, piece_of(1, 4 * MIB))
+        close(store, open_for_overwrite(store, b"f%d" % number, piece_of(2, 4 * MIB)), killed=True)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        nothing,
+        deleted_here_and_there,
+        small_files,
+        shared_ranges,
+        overwritten_by_killed_writers,
+    ],
+)
+@pytest.mark.parametrize("piece", [MIB, PIECE, 4096])
+def test_statfs_tells_what_can_be_written(
+    shop: Shop,
+    rng: random.Random,
+    before: Callable[[Store, random.Random], None],
+    piece: int,
+) -> None:
+    store = shop.new_ordinary(STORE_BYTES)
+    before(store, rng)
+    promised = store.statfs().available_bytes
+    written = write_until_full(store, b"filler", piece)
+    assert 0.95 * promised <= written <= promised
+    assert store.statfs().available_bytes <= 0.05 * promised
+    for handle in list(store.files._handles):
+        close(store, handle)
+
+
+def test_statfs_stays_true_while_many_write(big: Store) -> None:
+    """Files beside each other, in turns, until nothing is left."""
+    promised = big.statfs().available_bytes
+    handles = [create(big, b"f%d" % number)[1] for number in range(24)]
+    sizes = [0] * len(handles)
+
+    def step(number: int) -> None:
+        index = number % len(handles)
+        big.write(handles[index], sizes[index], piece_of(number))
+        sizes[index] += PIECE
+
+    until_no_space(step)
+    assert 0.95 * promised <= sum(sizes) <= promised
+    for handle, size in zip(handles, sizes, strict=True):
+        big.set_attributes(big.files.get(handle).inode.ino, size=size, handle=handle)
+        close(big, handle)
