@@ -58,13 +58,11 @@ XATTR_NAME_BYTES_MAX: Final = 255
 XATTR_VALUE_BYTES_MAX: Final = 65536
 XATTRS_BYTES_MAX: Final = 65536
 """Of one inode, names and values together: what listxattr can return at most."""
-XATTR_LIST_BYTES_MAX: Final = 65536
-"""All names of a file, each with a zero byte: what listxattr(2) can return (XATTR_LIST_MAX)."""
+XATTR_LIST_BYTES_MAX: Final = 65536  # each name with a zero byte: what listxattr(2) returns
 LINK_COUNT_MAX: Final = 65000
 FILE_SIZE_MAX: Final = 1 << 56
-TIME_NS_MIN: Final = -(1 << 63)
-TIME_NS_MAX: Final = (1 << 63) - 1
-"""Times of files: 1677-09-21 to 2262-04-11."""
+TIME_NS_MIN: Final = -(1 << 63)  # 1677-09-21
+TIME_NS_MAX: Final = (1 << 63) - 1  # 2262-04-11
 LABEL_BYTES: Final = 64
 
 # --- superblock -----------------------------------------------------------------------------
