@@ -1,0 +1,109 @@
+"""Every way of installing the package makes an extension that works: a wheel, an editable one, and
+one of the source distribution, elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import ROOT, files
+
+LACKING = [
+    name for name in ("build", "cffi", "setuptools") if importlib.util.find_spec(name) is None
+]
+needs_tools = pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}")
+GENERATED = "_native_ffi.c"
+"""Of every build, and in no distribution."""
+
+
+def checkout(folder: Path) -> Path:
+    """A copy of what git keeps, or would: whatever was built here stays here."""
+    for path in files():
+        if path.relative_to(ROOT).parts[0] not in ("tests", "docs"):
+            copy = folder / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    return folder
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    """What it prints; warnings of tools that are not ours are no matter here."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_"))}
+    environment |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def environment_beside_ours(folder: Path) -> Path:
+    """The Python of a new environment that sees what is installed in ours, but for cxlfs itself."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    site = Path(
+        run(python, "-c", "import sysconfig as s; print(s.get_path('purelib'))", cwd=folder).strip()
+    )
+    ours = Path(sysconfig.get_path("purelib"))
+    for path in ours.iterdir():
+        if not path.name.startswith(("cxlfs", "__editable__")):
+            (site / path.name).symlink_to(path)
+    return python
+
+
+def assert_works(python: Path, elsewhere: Path) -> None:
+    """Not from the directory of the checkout: what was installed is what is imported."""
+    code = "import cxlfs.native as n; print(n.crc32c(b'123456789'), n.__file__)"
+    number, place = run(python, "-c", code, cwd=elsewhere).split()
+    assert int(number) == 0xE3069283
+    assert not Path(place).is_relative_to(ROOT)
+    command = python.with_name("cxlfs")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
+    assert run(command, "--version", cwd=elsewhere).startswith(version)
+
+
+@needs_tools
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # the extension is compiled three times
+def test_every_way_of_installing_works(tmp_path: Path) -> None:
+    """``python -m build`` with its wheel and its sdist installed elsewhere, ``pip install .`` and
+    ``pip install -e .``.
+    """
+    source = checkout(tmp_path / "source")
+    compiler = tmp_path / "compiler"  # what it makes does the same, and is made sooner
+    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CC", "gcc")} "$@" -O0\n')
+    compiler.chmod(0o755)
+    flags = {"CC": str(compiler)}
+    python = sys.executable
+    run(python, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", cwd=source, **flags)
+    (sdist,) = (tmp_path / "dist").glob("*.tar.gz")
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert "-abi3-" in wheel.name
+    with tarfile.open(sdist) as archive:
+        inside = {"/".join(name.split("/")[1:]) for name in archive.getnames()}
+    assert {"csrc/build_backend.py", "csrc/cxlfs.h", "csrc/README.md", "pyproject.toml"} <= inside
+    with zipfile.ZipFile(wheel) as package:
+        inside |= set(package.namelist())
+    assert not [name for name in inside if name.endswith((GENERATED, ".o"))]
+    ways = {
+        "wheel": [str(wheel)],
+        "sdist": ["--no-build-isolation", str(sdist)],
+        "checkout": ["--no-build-isolation", str(source)],
+        "editable": ["--no-build-isolation", "--editable", str(source)],
+    }
+    for name, arguments in ways.items():
+        beside = environment_beside_ours(tmp_path / name)
+        run(beside, "-m", "pip", "install", "--no-deps", *arguments, cwd=tmp_path, **flags)
+        assert_works(beside, tmp_path)
