@@ -18,7 +18,7 @@ import subprocess
 
 from cxlfs.control import mountinfo
 from cxlfs.daemon import linux
-from cxlfs.daemon.options import MountConfig, checks_permissions, fuse_options
+from cxlfs.daemon.options import MountConfig, checks_permissions, helper_options
 from cxlfs.daemon.preflight import CONTAINER_STEP, FUSE_DEVICE
 from cxlfs.errors import FuseUnavailableError, MountError
 
@@ -83,10 +83,10 @@ def _attach_with_helper(config: MountConfig) -> int:
             "mounting as an ordinary user needs fusermount3, which is not installed"
         )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    options = ",".join(sorted(fuse_options(config, is_root=False)))
+    command = [helper, "-o", helper_options(config), "--", config.mountpoint]
     with ours:
         with theirs:
-            done = _run_helper([helper, "-o", options, "--", config.mountpoint], theirs)
+            done = _run_helper(command, theirs)
         descriptor = _received(ours)
     if done.returncode == 0 and descriptor is not None:
         return descriptor

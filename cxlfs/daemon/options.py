@@ -198,8 +198,20 @@ def checks_permissions(config: MountConfig, *, is_root: bool) -> bool:
 
 def fuse_options(config: MountConfig, *, is_root: bool) -> set[str]:
     """The options for libfuse, escaped as its parser and an ASCII argument list want them."""
+    return _options(config, _escape(config.source), is_root=is_root)
+
+
+def helper_options(config: MountConfig) -> str:
+    """The argument of fusermount3's -o, for an ordinary user. It reads no digits: whatever follows
+    a backslash stands for itself (libfuse, util/fusermount.c).
+    """
+    source = config.source.replace("\\", "\\\\").replace(",", "\\,")
+    return ",".join(sorted(_options(config, source, is_root=False)))
+
+
+def _options(config: MountConfig, escaped_source: str, *, is_root: bool) -> set[str]:
     options = {
-        f"fsname={_escape(config.source)}",
+        f"fsname={escaped_source}",
         "subtype=cxlfs",
         "ro" if config.read_only else "rw",
     }

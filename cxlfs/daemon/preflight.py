@@ -60,6 +60,11 @@ def check_fuse(device: Path = FUSE_DEVICE) -> None:
             f"{helper} is not set-user-ID root, so it cannot mount for an ordinary user",
             next_step=f"as root: chmod u+s {helper}; or mount as root",
         )
+    if not os.access(device, os.R_OK | os.W_OK, effective_ids=True):  # the helper opens it as us
+        raise FuseUnavailableError(
+            f"this user may not open {device}",
+            next_step=f"as root: chmod 666 {device} (what udev does by default); or mount as root",
+        )
 
 
 def _check_device_opens(device: Path) -> None:

@@ -17,7 +17,13 @@ from cxlfs.format.superblock import choose
 from cxlfs.media import open_media
 from cxlfs.units import MIB
 from tests.support.cli import PROGRAM, Run, assert_two_lines, run_program
-from tests.support.mount import Workplace, wait_until, why_not_mountable, workplace
+from tests.support.mount import (
+    Workplace,
+    require_allow_other,
+    wait_until,
+    why_not_mountable,
+    workplace,
+)
 
 pytestmark = pytest.mark.mounted
 
@@ -85,6 +91,7 @@ def test_read_only(run: Run, place: Workplace) -> None:
 
 
 def test_options_reach_the_mount(run: Run, place: Workplace) -> None:
+    require_allow_other()
     arguments = ["--allow-other", "-o", "nosuid,noatime", "-o", "commit=2"]
     assert run("mount", place.source, place.mountpoint, *arguments).code == 0
     mount = mountinfo.find_mount(str(place.mountpoint))

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs.daemon.options import MountConfig, checks_permissions, fuse_options, make_config
+from cxlfs.daemon.options import (
+    MountConfig,
+    checks_permissions,
+    fuse_options,
+    helper_options,
+    make_config,
+)
 from cxlfs.errors import UsageError
 
 
@@ -91,6 +97,16 @@ def test_options_for_the_kernel() -> None:
     assert "fsname=/a\\054b\\134c\\040d\\012\\303\\274" in as_root
     assert "subtype=cxlfs" in as_root
     assert not {"dev", "suid"} & fuse_options(config, is_root=False)
+
+
+def test_options_for_fusermount3() -> None:
+    """It takes what follows a backslash as it is: digits would stay digits."""
+    config = make_config("/a,b\\c d\nü", "/m", options=["ro,dev,noexec"])
+    given = helper_options(config)
+    assert "fsname=/a\\,b\\\\c d\nü," in given
+    others = given.replace("\\,", "").split(",")
+    assert {"subtype=cxlfs", "ro", "noexec", "default_permissions"} <= set(others)
+    assert "dev" not in others
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.support.mount import (
     Workplace,
     assert_store_clean,
     kill,
+    require_allow_other,
     tell,
     wait_for_exit,
     wait_for_line,
@@ -54,6 +55,8 @@ def test_the_mount_table_names_source_and_type(place: Workplace) -> None:
 def test_permissions_are_checked_unless_only_root_may_enter(
     unmounted: Workplace, options: str, transport: str
 ) -> None:
+    if options == "allow_other":
+        require_allow_other()
     unmounted.mount(*options.split(), f"transport={transport}")
     mount = mountinfo.find_mount(str(unmounted.mountpoint))
     assert mount is not None

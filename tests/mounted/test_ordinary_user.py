@@ -138,6 +138,23 @@ def test_a_user_mounts_uses_and_unmounts(place: Workplace) -> None:
     assert_store_clean(place.source)
 
 
+def test_odd_names_of_the_source(place: Workplace) -> None:
+    """They reach the mount table through fusermount3 as they are."""
+    odd = place.root / "a, b\\c 'ä' %41"
+    place.source.rename(odd)
+    place.source = odd
+    out = run_as_user(
+        place,
+        """
+        from cxlfs.control.mountinfo import find_mount
+        mount()
+        print(ascii(find_mount(mnt).source))
+        unmount(mnt)
+        """,
+    )
+    assert out == f"{str(odd)!a}\n"
+
+
 def test_permissions_are_checked(place: Workplace) -> None:
     """The store was made by root: its root directory is not the user's."""
     out = run_as_user(

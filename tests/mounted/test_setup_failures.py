@@ -146,6 +146,31 @@ def test_fusermount3_without_its_privilege(tmp_path: Path, monkeypatch: pytest.M
     assert "chmod u+s" in caught.value.next_step
 
 
+def test_a_fuse_device_that_is_roots_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before the helper tries, and where tests ask whether they can mount."""
+    helper = tmp_path / "fusermount3"
+    helper.touch()
+    helper.chmod(0o4755)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked = []
+
+    real = os.access
+
+    def access(path: str | Path, mode: int, **details: bool) -> bool:
+        if path == Path("/dev/null"):
+            asked.append((mode, details))
+            return False
+        return real(path, mode, **details)
+
+    preflight.check_fuse(Path("/dev/null"))
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(FuseUnavailableError, match="may not open /dev/null") as caught:
+        preflight.check_fuse(Path("/dev/null"))
+    assert asked == [(os.R_OK | os.W_OK, {"effective_ids": True})]
+    assert "chmod 666 /dev/null" in caught.value.next_step
+
+
 @pytest.mark.parametrize(
     ("content", "allowed"),
     [("", False), ("#user_allow_other\n", False), ("mount_max = 5\n user_allow_other \n", True)],

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from cxlfs.control import discovery, mountinfo
 from cxlfs.control.client import find_daemons
 from cxlfs.daemon import preflight
@@ -44,6 +46,14 @@ def why_not_mountable() -> str | None:
     if os.geteuid() == 0 and not _capabilities() & _CAP_SYS_ADMIN:
         return "root without CAP_SYS_ADMIN"
     return None
+
+
+def require_allow_other() -> None:
+    """Skip the test where this user may not let others in."""
+    try:
+        preflight.check_allow_other(make_config("/source", "/mountpoint", allow_other=True))
+    except CxlfsError as error:
+        pytest.skip(error.message)
 
 
 def _capabilities() -> int:
