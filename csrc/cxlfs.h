@@ -89,7 +89,9 @@ int cxl_media_record_view(cxl_media *media, const void **log, uint64_t *length);
 /* Tests only: make the n-th (from 1) call of a kind fail from now on once; n = 0 switches it off.
  * cxl_fault_count tells how many calls of the kind there were since the switch was set. */
 enum { CXL_FAULT_ALLOCATE = 0, CXL_FAULT_WRITE_BACK = 1, CXL_FAULT_COPY = 2, CXL_FAULT_MSYNC = 3, CXL_FAULT_MAP = 4,
-       CXL_FAULT_FENCE = 5, CXL_FAULT_SPLICE = 6, CXL_FAULT_KINDS = 7 };
+       CXL_FAULT_FENCE = 5, CXL_FAULT_SPLICE = 6,
+       CXL_FAULT_DECAY = 7,    /* media bytes change right behind the n-th pass that sums them */
+       CXL_FAULT_KINDS = 8 };
 int cxl_fault_set(uint32_t kind, uint64_t nth);
 uint64_t cxl_fault_count(uint32_t kind);
 
@@ -130,12 +132,30 @@ typedef struct {
     uint32_t actual;
 } cxl_fault;
 
+/* Bytes of an extent that maps refer to: all that overlap are one. */
 typedef struct {
     uint64_t extent_id;
     uint64_t extent_offset;
     uint64_t length;
-    uint64_t owner;          /* of the map that holds the reference */
-} cxl_segment_ref;
+    uint64_t owner;          /* one of the owners, */
+    uint64_t file_offset;    /* and the first place where it has them */
+    uint64_t first_owner;    /* all of them: owner_count from there in the array that comes along */
+    uint64_t owner_count;
+    uint64_t span;           /* the one that it lies in */
+} cxl_live_range;
+
+typedef struct {
+    uint64_t source_id;
+    uint64_t source_offset;
+    uint64_t length;
+    uint64_t target_id;
+    uint64_t target_offset;
+} cxl_move;
+
+typedef struct {
+    uint64_t media_offset;
+    uint64_t length;
+} cxl_span;
 
 typedef struct {
     uint64_t extents;        /* extents known */
@@ -146,6 +166,8 @@ typedef struct {
     uint64_t bytes_written;  /* file bytes accepted since the engine began */
     uint64_t bytes_read;     /* file bytes delivered */
     uint64_t checksum_errors;
+    uint64_t chunks_verified;
+    uint64_t refs_visited;   /* by cxl_engine_live_ranges and cxl_maps_move */
 } cxl_engine_stats;
 
 /* Segment i covers media [first + i*segment_size, first + (i+1)*segment_size). chunk: a power of two. */
@@ -166,9 +188,17 @@ int64_t cxl_engine_dead_segments(cxl_engine *engine, uint64_t *indexes, uint64_t
  * lease holds. A read or a delta in flight may hold more: a segment is free when cxl_engine_dead_segments says so. */
 int cxl_engine_usage(cxl_engine *engine, cxl_map *const *without, uint64_t without_count, uint64_t *used,
                      uint64_t segment_count);
-/* Every reference into segment i, by extent and offset, those of one owner to the same bytes united; -EBUSY
- * when it must not be moved (a lease or unpublished bytes in it). *out is malloc'ed: cxl_free. */
-int cxl_engine_segment_refs(cxl_engine *engine, uint64_t segment, cxl_segment_ref **out, uint64_t *count);
+/* What maps refer to inside the spans (by media offset, apart, none beyond a segment), cut at their borders, by
+ * (owner, file_offset): what owner has of it in the order of its file. Of several owners of a range the one
+ * preferred is named, else the lowest. busy[i] is set, and nothing listed, where span i must not be moved (a
+ * lease in its segment, unpublished bytes). *ranges and *owners are malloc'ed: cxl_free. */
+int cxl_engine_live_ranges(cxl_engine *engine, const cxl_span *spans, uint64_t span_count, uint64_t preferred,
+                           uint8_t *busy, cxl_live_range **ranges, uint64_t *count, uint64_t **owners,
+                           uint64_t *owner_count);
+/* The same for the parts of the media that [offset, +length) of a map refers to, its owner preferred; *busy: some of
+ * it must not be moved, and is not listed. */
+int cxl_map_live_ranges(cxl_map *map, uint64_t offset, uint64_t length, uint8_t *busy, cxl_live_range **ranges,
+                        uint64_t *count, uint64_t **owners, uint64_t *owner_count);
 /* Drop every extent that nothing but its definition holds (after replay). */
 void cxl_engine_drop_unreferenced(cxl_engine *engine);
 void cxl_free(void *pointer);
@@ -217,9 +247,11 @@ int cxl_engine_replay(cxl_engine *engine, const cxl_extent_info *infos, uint64_t
                       uint64_t length, uint64_t *definitions_done, uint64_t *changes_done);
 /* References that overlap [offset, offset+length), clipped to it, holes left out. *out: cxl_free. */
 int cxl_map_export(cxl_map *map, uint64_t offset, uint64_t length, cxl_ref **out, uint64_t *count);
-/* Re-aim references into [extent_offset, +length) of old_id at new_id, new_offset. Keeps dirty marks. */
-int cxl_map_move(cxl_map *map, uint64_t old_id, uint64_t extent_offset, uint64_t length, uint64_t new_id,
-                 uint64_t new_offset);
+/* Re-aim what each of the maps refers to in the sources of moves at their targets: one pass for each map,
+ * however many the moves are. They are sorted by source, apart. Keeps dirty marks. -EINVAL with *bad: a move out
+ * of order, or to where nothing is; -ENOMEM: each map is as before or done, and calling again does the rest. */
+int cxl_maps_move(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, const cxl_move *moves,
+                  uint64_t move_count, uint64_t *bad);
 
 /* Many maps at once (image load): maps[i] takes refs [first[i], first[i+1]), owner owners[i], sizes[i]. */
 int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owners, const uint64_t *sizes,
@@ -279,11 +311,12 @@ int cxl_delta_apply(cxl_delta *delta, cxl_map *map, cxl_map *target);
 /* The record was not written: the dirty marks come back (map may be NULL when it is gone). Frees the delta. */
 void cxl_delta_cancel(cxl_delta *delta, cxl_map *map);
 
-/* Cleaner: verify [source_offset, +length) of an extent and append it to an open one (a lease without a map),
- * whose last length bytes it is then (padding may go before it). Durable when it returns (LINE, BYTE).
- * The new extent becomes published with cxl_engine_publish. Returns 0, -EAGAIN without room, -EIO with *fault. */
-int cxl_engine_copy_extent(cxl_engine *engine, uint64_t source_id, uint64_t source_offset, uint64_t length,
-                           uint64_t target_id, cxl_fault *fault);
+/* Append ranges to an open extent (a lease without a map), one behind the other, each verified in the pass that
+ * copies it: only extent, offset and length of each are looked at. Stops where the room ends, maybe inside a range.
+ * Returns how many moves[] say what went where; durable then (LINE, BYTE). The extent becomes published with
+ * cxl_engine_publish. -EIO with *bad and *fault, -ENOENT, -EINVAL (no such range), -EBUSY: nothing was appended. */
+int64_t cxl_engine_copy_ranges(cxl_engine *engine, const cxl_live_range *ranges, uint64_t count, uint64_t target_id,
+                               cxl_move *moves, uint64_t *bad, cxl_fault *fault);
 /* The definition of one extent as it is now (crcs: cxl_free). */
 int cxl_engine_describe(cxl_engine *engine, uint64_t id, cxl_extent_info *info, uint32_t **crcs);
 int cxl_engine_publish(cxl_engine *engine, uint64_t id);

@@ -3,7 +3,7 @@
  * Never: decides where a lease lies or when one is needed.
  *
  * Invariants
- * - An extent is open exactly while it has a lease, and only one map, or one cxl_engine_copy_extent
+ * - An extent is open exactly while it has a lease, and only one map, or one cxl_engine_copy_ranges
  *   at a time, appends to it.
  */
 #include <errno.h>
@@ -124,6 +124,8 @@ void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out)
     out->bytes_written = atomic_load(&engine->bytes_written);
     out->bytes_read = atomic_load(&engine->bytes_read);
     out->checksum_errors = atomic_load(&engine->checksum_errors);
+    out->chunks_verified = atomic_load(&engine->chunks_verified);
+    out->refs_visited = atomic_load(&engine->refs_visited);
 }
 
 /* ------------------------------------------------------------------------------------- leases */
@@ -198,8 +200,7 @@ int cxl_map_wants_lease(cxl_map *map)
     return wants;
 }
 
-/* An open extent without a map, for the caller alone until unused() (0), or why not. */
-static int use_open(cxl_engine *engine, uint64_t id, extent **out)
+int extent_use_open(cxl_engine *engine, uint64_t id, extent **out)
 {
     int result = 0;
     pthread_mutex_lock(&engine->lock);
@@ -215,7 +216,7 @@ static int use_open(cxl_engine *engine, uint64_t id, extent **out)
     return result;
 }
 
-static void unused(cxl_engine *engine, extent *x)
+void extent_unused(cxl_engine *engine, extent *x)
 {
     pthread_mutex_lock(&engine->lock);
     x->busy = false;
@@ -227,77 +228,17 @@ int cxl_engine_close_lease(cxl_engine *engine, uint64_t id, uint64_t *media_offs
 {
     extent *x;
     *media_offset = *length = 0;
-    int result = use_open(engine, id, &x);
+    int result = extent_use_open(engine, id, &x);
     if (result != 0)
         return result;
     extent_hold(x);
     extent_close(engine, x, media_offset, length);
-    unused(engine, x);
+    extent_unused(engine, x);
     extent_drop(engine, x);
     return 0;
 }
 
 /* ----------------------------------------------------------------------------- single extents */
-
-/* Check and copy through memory, so that what was checked is what is copied. */
-static int copy_checked(cxl_engine *engine, extent *source, uint64_t offset, uint64_t length,
-                        extent *target, append_state *state, cxl_fault *fault)
-{
-    int result = 0;
-    uint8_t *buffer = cxl_allocate(engine->chunk);
-    if (buffer == NULL)
-        return -ENOMEM;
-    while (length > 0 && result == 0) {
-        uint64_t piece = smaller(length, engine->chunk - (offset & (engine->chunk - 1)));
-        extent_range range = {
-            .extent = source, .extent_offset = offset, .length = piece,
-            .reference_start = offset, .reference_end = offset + piece,
-        };
-        result = extent_read(engine, &range, buffer, true, fault);
-        if (result == 0)
-            result = append_bytes(engine, target, state, buffer, piece, fault);
-        offset += piece;
-        length -= piece;
-    }
-    free(buffer);
-    return result;
-}
-
-int cxl_engine_copy_extent(cxl_engine *engine, uint64_t source_id, uint64_t source_offset,
-                           uint64_t length, uint64_t target_id, cxl_fault *fault)
-{
-    extent *target;
-    append_state state;
-    memset(fault, 0, sizeof(*fault));
-    extent *source = extent_take(engine, source_id);
-    if (source == NULL)
-        return -ENOENT;
-    uint64_t known = extent_snapshot(engine, source, 0, 0, NULL);
-    int result = -EINVAL;
-    if (source_id == target_id || source_offset > known || length > known - source_offset)
-        goto out_source;
-    result = use_open(engine, target_id, &target);
-    if (result != 0)
-        goto out_source;
-    uint64_t padding = append_padding(engine, target);
-    if (length > append_room(engine, target))
-        result = -EAGAIN;
-    if (result == 0)
-        result = append_begin(engine, target, padding, &state, fault);
-    if (result == 0)
-        result = copy_checked(engine, source, source_offset, length, target, &state, fault);
-    if (result == 0) {
-        int fenced = append_fence(engine);
-        fault->error = fenced;
-        result = fenced == -EREMOTEIO ? -EIO : fenced;
-    }
-    if (result == 0)
-        append_commit(engine, target, &state);
-    unused(engine, target);
-out_source:
-    extent_drop(engine, source);
-    return result;
-}
 
 int cxl_engine_describe(cxl_engine *engine, uint64_t id, cxl_extent_info *info, uint32_t **crcs)
 {

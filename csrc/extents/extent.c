@@ -101,7 +101,7 @@ extent *extent_find_locked(cxl_engine *engine, uint64_t id)
 
 static segment_state *segment_of(cxl_engine *engine, const extent *x)
 {
-    return &engine->segments[(x->media_offset - engine->first) / engine->segment_size];
+    return &engine->segments[x->segment];
 }
 
 extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
@@ -113,6 +113,7 @@ extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_off
     memset(x, 0, sizeof(*x));
     x->id = id;
     x->media_offset = media_offset;
+    x->segment = (uint32_t)((media_offset - engine->first) / engine->segment_size);
     if (extent_grow_crcs(engine, x, chunks) != 0) {
         engine_release(engine, x, sizeof(*x));
         return NULL;
@@ -268,6 +269,14 @@ static void shrink_crcs(cxl_engine *engine, extent *x)
     x->crc_capacity = (uint32_t)chunks;
     pthread_mutex_unlock(stripe_of(engine, x));
     engine_release(engine, old, old_capacity * sizeof(*old));
+}
+
+uint64_t extent_published(cxl_engine *engine, extent *x)
+{
+    pthread_mutex_lock(stripe_of(engine, x));
+    uint64_t published = x->published;
+    pthread_mutex_unlock(stripe_of(engine, x));
+    return published;
 }
 
 void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail)

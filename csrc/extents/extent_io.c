@@ -6,6 +6,8 @@
  * - What was appended counts from append_commit on; before it, or without it, nobody can see it and
  *   the next append writes over it.
  * - A checksum and the length it belongs to are read and changed together, under a stripe.
+ * - A verified byte that is delivered was loaded once, for its checksum and for its target: a bit that
+ *   flips behind that is not delivered, and gets no new checksum where the byte goes on to.
  */
 #include <errno.h>
 #include <string.h>
@@ -121,12 +123,17 @@ typedef struct {
     uint64_t index;
     uint64_t start;           /* extent offsets of all its bytes */
     uint64_t end;
-    uint64_t wanted_start;    /* and of those to deliver */
-    uint64_t wanted_end;
 } chunk_view;
 
-static int report(const extent_range *range, const chunk_view *chunk, int error,
-                  uint64_t media_offset, cxl_fault *fault)
+/* Bytes of one chunk to deliver: extent offsets, and where to. */
+typedef struct {
+    uint64_t start;
+    uint64_t end;
+    uint8_t *target;
+} chunk_part;
+
+static int fail_range(const extent_range *range, const chunk_view *chunk, int error,
+                      uint64_t media_offset, cxl_fault *fault)
 {
     uint64_t start = larger(chunk->start, range->reference_start);
     uint64_t end = smaller(chunk->end, range->reference_end);
@@ -142,33 +149,42 @@ static int report(const extent_range *range, const chunk_view *chunk, int error,
     return -EIO;
 }
 
-static int check_chunk(cxl_engine *engine, const extent_range *range, const chunk_view *chunk,
-                       uint32_t expected, uint8_t *target, cxl_fault *fault)
+/* Sum a chunk and deliver parts of it (sorted, apart) in one pass, each byte loaded once: what lies
+ * between the parts is summed where it lies, the parts where they arrive. */
+static int sum_chunk(cxl_engine *engine, const extent *x, const chunk_view *chunk, const chunk_part *parts,
+                     unsigned count, uint32_t *crc, uint64_t *at)
 {
-    uint64_t place = range->extent->media_offset + chunk->start;
-    uint64_t length = chunk->end - chunk->start;
-    bool whole = chunk->wanted_start == chunk->start && chunk->wanted_end == chunk->end;
-    uint32_t actual = chunk_seed(range->extent->id, chunk->index);
-    uint64_t at = place;
-    int result;
-    if (whole && target != NULL)
-        result = cxl_media_read_crc(engine->media, place, target, length, &actual, &at);
-    else
-        result = cxl_media_crc(engine->media, place, length, &actual, &at);
-    if (result == 0 && actual == expected) {
-        if (whole || target == NULL)
-            return 0;
-        place = range->extent->media_offset + chunk->wanted_start;
-        result = cxl_media_read(engine->media, place, target,
-                                chunk->wanted_end - chunk->wanted_start, &at);
-        return result == 0 ? 0 : report(range, chunk, result, at, fault);
+    uint64_t offset = chunk->start;
+    for (unsigned i = 0; i < count; i++) {
+        const chunk_part *part = &parts[i];
+        int result = cxl_media_crc(engine->media, x->media_offset + offset, part->start - offset, crc, at);
+        if (result == 0)
+            result = cxl_media_read_crc(engine->media, x->media_offset + part->start, part->target,
+                                        part->end - part->start, crc, at);
+        if (result != 0)
+            return result;
+        offset = part->end;
     }
-    if (whole && target != NULL)
-        memset(target, 0, length);   /* nothing that failed its check leaves this function */
+    return cxl_media_crc(engine->media, x->media_offset + offset, chunk->end - offset, crc, at);
+}
+
+/* Deliver parts of a chunk that has its checksum; range: whose fault it is when it has not. */
+static int deliver_chunk(cxl_engine *engine, const extent_range *range, const chunk_view *chunk,
+                         uint32_t expected, const chunk_part *parts, unsigned count, cxl_fault *fault)
+{
+    const extent *x = range->extent;
+    uint64_t at = x->media_offset + chunk->start;
+    uint32_t actual = chunk_seed(x->id, chunk->index);
+    atomic_fetch_add_explicit(&engine->chunks_verified, 1, memory_order_relaxed);
+    int result = sum_chunk(engine, x, chunk, parts, count, &actual, &at);
+    if (result == 0 && actual == expected)
+        return 0;
+    for (unsigned i = 0; i < count; i++)   /* nothing that failed its check leaves this function */
+        memset(parts[i].target, 0, parts[i].end - parts[i].start);
     if (result != 0)
-        return report(range, chunk, result, at, fault);
+        return fail_range(range, chunk, result, at, fault);
     atomic_fetch_add_explicit(&engine->checksum_errors, 1, memory_order_relaxed);
-    report(range, chunk, -EBADMSG, place, fault);
+    fail_range(range, chunk, -EBADMSG, x->media_offset + chunk->start, fault);
     if (fault != NULL) {
         fault->expected = expected;
         fault->actual = actual;
@@ -188,7 +204,7 @@ static int read_unverified(cxl_engine *engine, const extent_range *range, uint8_
         .index = index, .start = index << engine->chunk_shift,
         .end = (index + 1) << engine->chunk_shift,
     };
-    return report(range, &chunk, -EIO, at, fault);
+    return fail_range(range, &chunk, -EIO, at, fault);
 }
 
 const uint8_t *range_address(const cxl_engine *engine, const extent_range *range)
@@ -211,14 +227,77 @@ int extent_read(cxl_engine *engine, const extent_range *range, uint8_t *target, 
         for (uint64_t i = 0; i < count; i++, index++) {
             chunk_view chunk = {.index = index, .start = index << engine->chunk_shift};
             chunk.end = smaller(chunk.start + engine->chunk, length);
-            chunk.wanted_start = larger(chunk.start, range->extent_offset);
-            chunk.wanted_end = smaller(chunk.end, end);
-            int result = check_chunk(engine, range, &chunk, crcs[i], target, fault);
+            chunk_part part = {
+                larger(chunk.start, range->extent_offset), smaller(chunk.end, end), target,
+            };
+            int result = deliver_chunk(engine, range, &chunk, crcs[i], &part, target != NULL, fault);
             if (result != 0)
                 return result;
             if (target != NULL)
-                target += chunk.wanted_end - chunk.wanted_start;
+                target += part.end - part.start;
         }
     }
     return 0;
+}
+
+static uint64_t first_chunk(const cxl_engine *engine, const extent_range *range)
+{
+    return range->extent_offset >> engine->chunk_shift;
+}
+
+static bool in_one_chunk(const cxl_engine *engine, const extent_range *range)
+{
+    return (range->extent_offset + range->length - 1) >> engine->chunk_shift == first_chunk(engine, range);
+}
+
+/* Where a part goes among sorted ones, or false: it overlaps one of them. */
+static bool insert_part(chunk_part *parts, unsigned count, chunk_part fresh)
+{
+    unsigned at = count;
+    for (; at > 0 && parts[at - 1].start >= fresh.end; at--)
+        ;
+    if (at > 0 && parts[at - 1].end > fresh.start)
+        return false;
+    memmove(parts + at + 1, parts + at, (count - at) * sizeof(*parts));
+    parts[at] = fresh;
+    return true;
+}
+
+/* The first of the ranges, with those behind it that lie in the same chunk; done: which they are. */
+static int read_together(cxl_engine *engine, const extent_range *ranges, uint8_t *const *targets,
+                         unsigned count, bool *done, cxl_fault *fault)
+{
+    chunk_part parts[READ_BATCH];
+    uint32_t expected;
+    unsigned found = 0;
+    uint64_t index = first_chunk(engine, ranges);
+    for (unsigned i = 0; i < count; i++) {
+        const extent_range *range = &ranges[i];
+        chunk_part part = {range->extent_offset, range->extent_offset + range->length, targets[i]};
+        if (done[i] || range->extent != ranges->extent || first_chunk(engine, range) != index ||
+            !in_one_chunk(engine, range) || !insert_part(parts, found, part))
+            continue;
+        done[i] = true;
+        found++;
+    }
+    uint64_t length = extent_snapshot(engine, ranges->extent, index, 1, &expected);
+    chunk_view chunk = {.index = index, .start = index << engine->chunk_shift};
+    chunk.end = smaller(chunk.start + engine->chunk, length);
+    return deliver_chunk(engine, ranges, &chunk, expected, parts, found, fault);
+}
+
+int extent_read_each(cxl_engine *engine, const extent_range *ranges, uint8_t *const *targets,
+                     unsigned count, bool verify, cxl_fault *fault)
+{
+    bool done[READ_BATCH] = {false};
+    int result = 0;
+    for (unsigned i = 0; i < count && result == 0; i++) {
+        if (done[i])
+            continue;
+        if (verify && in_one_chunk(engine, &ranges[i]))
+            result = read_together(engine, ranges + i, targets + i, count - i, done + i, fault);
+        else
+            result = extent_read(engine, &ranges[i], targets[i], verify, fault);
+    }
+    return result;
 }

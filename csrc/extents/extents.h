@@ -51,13 +51,14 @@ struct extent {
     uint64_t length;          /* bytes defined; changed by the appender alone, under its stripe */
     uint64_t published;       /* bytes the journal knows; stripe */
     uint64_t capacity;        /* room while open; engine.lock, and the writer lock of its map */
+    uint32_t segment;         /* where it lies */
     _Atomic uint64_t holds;
     uint32_t *crcs;           /* of the chunks below length; stripe */
     uint32_t crc_capacity;
     uint32_t published_tail;  /* checksum of the last published chunk if it is partial; stripe */
     bool open;                /* has a lease; engine.lock */
     bool attached;            /* the lease belongs to a map; engine.lock */
-    bool busy;                /* cxl_engine_copy_extent appends just now; engine.lock */
+    bool busy;                /* cxl_engine_copy_ranges appends just now; engine.lock */
     bool kept;                /* its definition holds it; engine.lock */
 };
 
@@ -96,6 +97,8 @@ struct cxl_engine {
     _Atomic uint64_t bytes_written;
     _Atomic uint64_t bytes_read;
     _Atomic uint64_t checksum_errors;
+    _Atomic uint64_t chunks_verified;
+    _Atomic uint64_t refs_visited;
 };
 
 /* DRAM of the engine, counted; NULL when there is none. */
@@ -127,6 +130,10 @@ void extent_drop(cxl_engine *engine, extent *x);
 void extent_drop_locked(cxl_engine *engine, extent *x);
 /* The end of a lease, and of its hold; *media_offset, *length: room that was not used. */
 void extent_close(cxl_engine *engine, extent *x, uint64_t *media_offset, uint64_t *length);
+/* An open extent without a map, for the caller alone until extent_unused (0), or why not. */
+int extent_use_open(cxl_engine *engine, uint64_t id, extent **out);
+void extent_unused(cxl_engine *engine, extent *x);
+uint64_t extent_published(cxl_engine *engine, extent *x);
 void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail);
 
 static inline void extent_hold(extent *x)
@@ -174,9 +181,15 @@ typedef struct {
     uint64_t file_base;       /* file offset of extent offset 0, modulo 2^64 */
 } extent_range;
 
-/* Deliver a range to target, or only check it (target NULL): 0, or -EIO with *fault. */
+/* Deliver a range to target, or only check it (target NULL): 0, or -EIO with *fault. What is delivered
+ * is what was summed: each byte is loaded once. */
 int extent_read(cxl_engine *engine, const extent_range *range, uint8_t *target, bool verify,
                 cxl_fault *fault);
+enum { READ_BATCH = 64 };        /* ranges delivered at once */
+
+/* The same for up to READ_BATCH ranges in the order of their file: those that lie in one chunk are checked together. */
+int extent_read_each(cxl_engine *engine, const extent_range *ranges, uint8_t *const *targets,
+                     unsigned count, bool verify, cxl_fault *fault);
 /* Where it lies in the mapped media. */
 const uint8_t *range_address(const cxl_engine *engine, const extent_range *range);
 
@@ -294,8 +307,23 @@ static inline void map_use(cxl_map *map)
  * else 0, and no extent is held. Nothing is verified. */
 uint64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held);
 
-/* Cut, put references (extent NULL: a hole), set the size, all or nothing, without marks. */
+/* Put references (extent NULL: a hole), all or nothing, without marks. map.writer is held. */
+int map_put(cxl_map *map, const reference *refs, uint64_t count);
+/* Cut, put references, set the size, all or nothing, without marks. */
 int map_apply(cxl_map *map, uint64_t cut, const reference *refs, uint64_t count, uint64_t size);
+
+/* A growing list of equal items (report.c); count stays right when memory runs out. */
+typedef struct {
+    void *items;
+    uint64_t count;
+    uint64_t capacity;
+    size_t size;
+} growing_list;
+
+/* Where the next item goes, or NULL. */
+void *list_add(growing_list *to);
+/* What cxl_free takes, without the room that is left. */
+void *list_give(growing_list *from);
 
 static inline uint64_t reference_end(const reference *ref)
 {

@@ -221,7 +221,7 @@ int cxl_map_set_size(cxl_map *map, uint64_t size)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------- set and move */
+/* ---------------------------------------------------------------------------------------- set */
 
 static bool range_of_file(uint64_t offset, uint64_t length)
 {
@@ -298,7 +298,7 @@ static int put_references(cxl_map *map, const reference *refs, uint64_t count)
     return 0;
 }
 
-static int put_batch(cxl_map *map, const reference *refs, uint64_t count)
+int map_put(cxl_map *map, const reference *refs, uint64_t count)
 {
     pthread_rwlock_wrlock(&map->lock);
     int result = tree_reserve(map->engine, &map->content, count);
@@ -352,73 +352,9 @@ int cxl_map_set(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad
     if (result != 0)
         return result;
     pthread_mutex_lock(&map->writer);
-    result = put_batch(map, held.list, count);
+    result = map_put(map, held.list, count);
     pthread_mutex_unlock(&map->writer);
     drop_all(map->engine, &held);
-    return result;
-}
-
-/* The parts of references in [offset, +length) of an extent, re-aimed; without list: how many. */
-static uint64_t collect_moved(const tree *content, const extent *old, uint64_t offset,
-                              uint64_t length, extent *fresh, uint64_t fresh_offset,
-                              reference *list)
-{
-    uint64_t count = 0;
-    for (tree_position at = {0, 0}; tree_at(content, at) != NULL; at = tree_next(content, at)) {
-        const reference *ref = tree_at(content, at);
-        uint64_t start = larger(ref->extent_offset, offset);
-        uint64_t end = smaller(ref->extent_offset + ref->length, offset + length);
-        if (ref->extent != old || start >= end)
-            continue;
-        if (list != NULL) {
-            list[count] = (reference){
-                .file_offset = ref->file_offset + (start - ref->extent_offset),
-                .length = end - start,
-                .extent = fresh,
-                .extent_offset = fresh_offset + (start - offset),
-            };
-        }
-        count++;
-    }
-    return count;
-}
-
-static int move_locked(cxl_map *map, const extent *old, uint64_t offset, uint64_t length,
-                       extent *fresh, uint64_t fresh_offset)
-{
-    uint64_t count = collect_moved(&map->content, old, offset, length, fresh, fresh_offset, NULL);
-    if (count == 0)
-        return 0;
-    reference *list = cxl_allocate(count * sizeof(*list));
-    if (list == NULL)
-        return -ENOMEM;
-    collect_moved(&map->content, old, offset, length, fresh, fresh_offset, list);
-    int result = put_batch(map, list, count);
-    free(list);
-    return result;
-}
-
-int cxl_map_move(cxl_map *map, uint64_t old_id, uint64_t extent_offset, uint64_t length,
-                 uint64_t new_id, uint64_t new_offset)
-{
-    cxl_engine *engine = map->engine;
-    if (length > UINT64_MAX - extent_offset)
-        return -EINVAL;
-    extent *old = extent_take(engine, old_id);
-    if (old == NULL)
-        return 0;                /* nothing can refer to it */
-    extent *fresh = extent_take(engine, new_id);
-    int result = -EINVAL;
-    if (fresh != NULL) {
-        uint64_t known = extent_snapshot(engine, fresh, 0, 0, NULL);
-        if (new_offset <= known && length <= known - new_offset) {
-            pthread_mutex_lock(&map->writer);
-            result = move_locked(map, old, extent_offset, length, fresh, new_offset);
-            pthread_mutex_unlock(&map->writer);
-        }
-        extent_drop(engine, fresh);
-    }
-    extent_drop(engine, old);
     return result;
 }
 

@@ -13,8 +13,6 @@
 
 #include "extents/extents.h"
 
-enum { READ_BATCH = 16 };        /* references looked up at once, on the stack */
-
 /* ------------------------------------------------------------------------------------- lookup */
 
 static extent_range range_of(const reference *ref, uint64_t start, uint64_t end)
@@ -59,32 +57,37 @@ static unsigned look_up(cxl_map *map, uint64_t offset, uint64_t *end_wanted, ext
     return count;
 }
 
+/* Zeros between the ranges, up to covered; where each of them goes. */
+static void lay_out(const extent_range *ranges, unsigned count, uint64_t offset, uint64_t covered,
+                    uint8_t *target, uint8_t **targets)
+{
+    uint64_t position = offset;
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t start = range_start(&ranges[i]);
+        memset(target + (position - offset), 0, start - position);
+        targets[i] = target + (start - offset);
+        position = start + ranges[i].length;
+    }
+    memset(target + (position - offset), 0, covered - position);
+}
+
 /* Deliver [offset, +length), which lies below the size; holes are zeros. Bytes delivered: fewer when
  * the file was cut meanwhile, whose lost bytes never were zeros; or -errno. */
 static int64_t deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t length, bool verify,
-                   cxl_fault *fault)
+                       cxl_fault *fault)
 {
     extent_range ranges[READ_BATCH];
+    uint8_t *targets[READ_BATCH];
     uint64_t first = offset, end = offset + length, covered;
     int result = 0;
     while (offset < end && result == 0) {
         unsigned count = look_up(map, offset, &end, ranges, &covered);
-        for (unsigned i = 0; i < count; i++) {
-            uint64_t start = range_start(&ranges[i]);
-            if (result == 0) {
-                memset(target, 0, start - offset);
-                target += start - offset;
-                result = extent_read(map->engine, &ranges[i], target, verify, fault);
-                target += ranges[i].length;
-                offset = start + ranges[i].length;
-            }
+        lay_out(ranges, count, offset, covered, target, targets);
+        result = extent_read_each(map->engine, ranges, targets, count, verify, fault);
+        for (unsigned i = 0; i < count; i++)
             extent_drop(map->engine, ranges[i].extent);
-        }
-        if (result == 0) {
-            memset(target, 0, covered - offset);
-            target += covered - offset;
-            offset = covered;
-        }
+        target += covered - offset;
+        offset = covered;
     }
     return result != 0 ? result : (int64_t)(offset - first);
 }

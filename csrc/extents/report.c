@@ -13,15 +13,7 @@
 
 #include "extents/extents.h"
 
-/* A growing list of equal items; count stays right when memory runs out. */
-typedef struct {
-    void *items;
-    uint64_t count;
-    uint64_t capacity;
-    size_t size;
-} list;
-
-static void *list_add(list *to)
+void *list_add(growing_list *to)
 {
     if (to->count == to->capacity) {
         uint64_t capacity = larger(to->capacity * 2, 64);
@@ -34,8 +26,7 @@ static void *list_add(list *to)
     return (char *)to->items + to->count++ * to->size;
 }
 
-/* Never NULL for the caller who frees it, even when empty. */
-static void *list_give(list *from)
+void *list_give(growing_list *from)
 {
     void *smaller_one = realloc(from->items, larger(from->count, 1) * from->size);
     return smaller_one != NULL ? smaller_one : from->items;
@@ -54,7 +45,7 @@ static int compare_ranges(const void *a, const void *b)
     return (x->start > y->start) - (x->start < y->start);
 }
 
-static int collect_used(cxl_map *map, list *ranges)
+static int collect_used(cxl_map *map, growing_list *ranges)
 {
     int result = 0;
     pthread_rwlock_rdlock(&map->lock);
@@ -73,7 +64,7 @@ static int collect_used(cxl_map *map, list *ranges)
     return result;
 }
 
-static int collect_leases(cxl_engine *engine, list *ranges)
+static int collect_leases(cxl_engine *engine, growing_list *ranges)
 {
     int result = 0;
     pthread_mutex_lock(&engine->lock);
@@ -102,7 +93,7 @@ static void leave_out(cxl_map *const *maps, uint64_t count, bool on)
 int cxl_engine_usage(cxl_engine *engine, cxl_map *const *without, uint64_t without_count, uint64_t *used,
                      uint64_t segment_count)
 {
-    list ranges = {.size = sizeof(media_range)};
+    growing_list ranges = {.size = sizeof(media_range)};
     int result = 0;
     if (segment_count != engine->segment_count)
         return -EINVAL;
@@ -132,118 +123,6 @@ int cxl_engine_usage(cxl_engine *engine, cxl_map *const *without, uint64_t witho
     }
     free(ranges.items);
     return result;
-}
-
-/* ------------------------------------------------------------------------------- segment_refs */
-
-static int compare_shares(const void *a, const void *b)
-{
-    const cxl_segment_ref *x = a, *y = b;
-    if (x->extent_id != y->extent_id)
-        return x->extent_id > y->extent_id ? 1 : -1;
-    if (x->owner != y->owner)
-        return x->owner > y->owner ? 1 : -1;
-    return (x->extent_offset > y->extent_offset) - (x->extent_offset < y->extent_offset);
-}
-
-static int compare_places(const void *a, const void *b)
-{
-    const cxl_segment_ref *x = a, *y = b;
-    if (x->extent_id != y->extent_id)
-        return x->extent_id > y->extent_id ? 1 : -1;
-    if (x->extent_offset != y->extent_offset)
-        return x->extent_offset > y->extent_offset ? 1 : -1;
-    return (x->owner > y->owner) - (x->owner < y->owner);
-}
-
-/* References of one owner to the same bytes become one. */
-static void unite(list *refs)
-{
-    cxl_segment_ref *items = refs->items;
-    uint64_t kept = 0;
-    qsort(items, refs->count, sizeof(*items), compare_shares);
-    for (uint64_t i = 1; i < refs->count; i++) {
-        cxl_segment_ref *last = &items[kept];
-        uint64_t end = last->extent_offset + last->length;
-        if (items[i].extent_id == last->extent_id && items[i].owner == last->owner &&
-            items[i].extent_offset <= end)
-            last->length =
-                larger(end, items[i].extent_offset + items[i].length) - last->extent_offset;
-        else
-            items[++kept] = items[i];
-    }
-    refs->count = kept + 1;
-    qsort(items, refs->count, sizeof(*items), compare_places);
-}
-
-static uint64_t published_length(cxl_engine *engine, extent *x)
-{
-    pthread_mutex_lock(stripe_of(engine, x));
-    uint64_t published = x->published;
-    pthread_mutex_unlock(stripe_of(engine, x));
-    return published;
-}
-
-static int collect_segment(cxl_map *map, uint64_t start, uint64_t end, list *refs)
-{
-    int result = 0;
-    pthread_rwlock_rdlock(&map->lock);
-    const reference *ref;
-    for (tree_position at = {0, 0}; (ref = tree_at(&map->content, at)) != NULL && result == 0;
-         at = tree_next(&map->content, at)) {
-        extent *x = ref->extent;
-        if (x->media_offset < start || x->media_offset >= end)
-            continue;
-        cxl_segment_ref *found = list_add(refs);
-        if (found == NULL)
-            result = -ENOMEM;
-        else
-            *found = (cxl_segment_ref){x->id, ref->extent_offset, ref->length, map->owner};
-        if (result == 0 && ref->extent_offset + ref->length > published_length(map->engine, x))
-            result = -EBUSY;
-    }
-    pthread_rwlock_unlock(&map->lock);
-    return result;
-}
-
-static bool has_lease(cxl_engine *engine, uint64_t start, uint64_t end)
-{
-    bool found = false;
-    pthread_mutex_lock(&engine->lock);
-    for (uint64_t i = 0; i < engine->table_size && !found; i++) {
-        for (extent *x = engine->table[i]; x != NULL && !found; x = x->next)
-            found = x->open && x->media_offset >= start && x->media_offset < end;
-    }
-    pthread_mutex_unlock(&engine->lock);
-    return found;
-}
-
-int cxl_engine_segment_refs(cxl_engine *engine, uint64_t segment, cxl_segment_ref **out,
-                            uint64_t *count)
-{
-    list refs = {.size = sizeof(cxl_segment_ref)};
-    uint64_t start = engine->first + segment * engine->segment_size;
-    if (segment >= engine->segment_count)
-        return -EINVAL;
-    int result = has_lease(engine, start, start + engine->segment_size) ? -EBUSY : 0;
-    pthread_mutex_lock(&engine->maps);
-    for (cxl_map *map = engine->map_list; map != NULL && result == 0; map = map->next)
-        result = collect_segment(map, start, start + engine->segment_size, &refs);
-    pthread_mutex_unlock(&engine->maps);
-    if (result == 0 && refs.count > 1)
-        unite(&refs);
-    if (result == 0 && refs.items == NULL) {
-        refs.items = cxl_allocate(refs.size);
-        if (refs.items == NULL)
-            result = -ENOMEM;
-    }
-    if (result != 0) {
-        free(refs.items);
-        return result;
-    }
-    *count = refs.count;
-    *out = list_give(&refs);
-    return 0;
 }
 
 /* --------------------------------------------------------------------------- lists of extents */
@@ -361,7 +240,7 @@ static int export_extents(cxl_engine *engine, cxl_extent_info **infos, uint64_t 
     return result;
 }
 
-static int export_map(cxl_map *map, list *refs)
+static int export_map(cxl_map *map, growing_list *refs)
 {
     int result = 0;
     pthread_rwlock_rdlock(&map->lock);
@@ -371,7 +250,7 @@ static int export_map(cxl_map *map, list *refs)
         cxl_ref *item = list_add(refs);
         if (item == NULL)
             result = -ENOMEM;
-        else if (ref->extent_offset + ref->length > published_length(map->engine, ref->extent))
+        else if (ref->extent_offset + ref->length > extent_published(map->engine, ref->extent))
             result = -EINVAL;
         else
             *item = (cxl_ref){ref->file_offset, ref->length, ref->extent->id, ref->extent_offset};
@@ -385,7 +264,7 @@ int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count
                     cxl_extent_info **infos, uint64_t *info_count, uint32_t **crcs,
                     uint64_t *crc_count)
 {
-    list found = {.size = sizeof(cxl_ref)};
+    growing_list found = {.size = sizeof(cxl_ref)};
     found.items = cxl_allocate(found.size);
     found.capacity = 1;
     int result = found.items == NULL ? -ENOMEM : 0;

@@ -141,6 +141,15 @@ static int load(transfer *job, void (*body)(void *), uint64_t *fault_offset)
     return cxl_guarded(job->media->base, job->media->size, body, job, fault_offset);
 }
 
+/* For tests: what was just summed is not what lies there from now on. */
+static void decay(const transfer *job)
+{
+    if (job->media->read_only || !cxl_fault_hit(CXL_FAULT_DECAY))
+        return;
+    for (uint64_t i = 0; i < job->length; i++)
+        job->media->base[job->offset + i] ^= 1;
+}
+
 int cxl_media_read(cxl_media *media, uint64_t offset, void *target, uint64_t length, uint64_t *fault_offset)
 {
     transfer job = {.media = media, .offset = offset, .target = target, .length = length};
@@ -151,8 +160,10 @@ int cxl_media_crc(cxl_media *media, uint64_t offset, uint64_t length, uint32_t *
 {
     transfer job = {.media = media, .offset = offset, .length = length, .crc = *crc};
     int result = load(&job, crc_body, fault_offset);
-    if (result == 0)
+    if (result == 0) {
         *crc = job.crc;
+        decay(&job);
+    }
     return result;
 }
 
@@ -161,7 +172,9 @@ int cxl_media_read_crc(cxl_media *media, uint64_t offset, void *target, uint64_t
 {
     transfer job = {.media = media, .offset = offset, .target = target, .length = length, .crc = *crc};
     int result = load(&job, read_crc_body, fault_offset);
-    if (result == 0)
+    if (result == 0) {
         *crc = job.crc;
+        decay(&job);
+    }
     return result;
 }

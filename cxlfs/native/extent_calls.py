@@ -47,10 +47,33 @@ EXTENT_INFO_DTYPE = np.dtype(
 )
 """``cxl_extent_info``: an extent, and where its checksums stand in the array that comes along."""
 
-SEGMENT_REF_DTYPE = np.dtype(
-    [("extent_id", "u8"), ("extent_offset", "u8"), ("length", "u8"), ("owner", "u8")]
+LIVE_RANGE_DTYPE = np.dtype(
+    [
+        ("extent_id", "u8"),
+        ("extent_offset", "u8"),
+        ("length", "u8"),
+        ("owner", "u8"),
+        ("file_offset", "u8"),
+        ("first_owner", "u8"),
+        ("owner_count", "u8"),
+        ("span", "u8"),
+    ]
 )
-"""``cxl_segment_ref``: extent bytes that a map of ``owner`` refers to."""
+"""``cxl_live_range``: extent bytes that maps refer to, and where one of their owners has them."""
+
+MOVE_DTYPE = np.dtype(
+    [
+        ("source_id", "u8"),
+        ("source_offset", "u8"),
+        ("length", "u8"),
+        ("target_id", "u8"),
+        ("target_offset", "u8"),
+    ]
+)
+"""``cxl_move``: what was copied where."""
+
+SPAN_DTYPE = np.dtype([("media_offset", "u8"), ("length", "u8")])
+"""``cxl_span``: a part of the media."""
 
 CHANGE_DTYPE = np.dtype(
     [

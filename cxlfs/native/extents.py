@@ -23,8 +23,10 @@ from cxlfs.native.extent_calls import (
     CHANGE_DTYPE,
     CRC_DTYPE,
     EXTENT_INFO_DTYPE,
+    LIVE_RANGE_DTYPE,
+    MOVE_DTYPE,
     REF_DTYPE,
-    SEGMENT_REF_DTYPE,
+    SPAN_DTYPE,
     Rows,
     bad_input,
     copy_array,
@@ -39,13 +41,17 @@ from cxlfs.native.maps import Delta, FileMap
 __all__ = [
     "CHANGE_DTYPE",
     "EXTENT_INFO_DTYPE",
+    "LIVE_RANGE_DTYPE",
+    "MOVE_DTYPE",
     "REF_DTYPE",
-    "SEGMENT_REF_DTYPE",
+    "SPAN_DTYPE",
     "Delta",
     "Engine",
     "EngineStatistics",
     "FileMap",
+    "LiveRanges",
     "ReplayStop",
+    "Rows",
     "Verification",
 ]
 
@@ -65,6 +71,8 @@ class EngineStatistics(NamedTuple):
     bytes_written: int
     bytes_read: int
     checksum_errors: int
+    chunks_verified: int
+    refs_visited: int
 
 
 class Verification(NamedTuple):
@@ -73,6 +81,16 @@ class Verification(NamedTuple):
     faults: list[DataFault]
     fault_count: int
     bytes_checked: int
+
+
+class LiveRanges(NamedTuple):
+    """What is alive in some spans of the media: ``ranges`` (LIVE_RANGE_DTYPE) in the order of their
+    files, and ``owners``, which they point into. ``busy``: spans of which nothing must be moved.
+    """
+
+    ranges: Rows
+    owners: npt.NDArray[np.uint64]
+    busy: npt.NDArray[np.bool_]
 
 
 class ReplayStop(NamedTuple):
@@ -143,6 +161,8 @@ class Engine:
             out.bytes_written,
             out.bytes_read,
             out.checksum_errors,
+            out.chunks_verified,
+            out.refs_visited,
         )
 
     # --------------------------------------------------------------------------------- extents
@@ -236,15 +256,40 @@ class Engine:
             raise failure(code, f"close extent {extent_id}")
         return offset[0], length[0]
 
-    def copy_extent(self, source_id: int, offset: int, length: int, target_id: int) -> None:
-        """Verify a range of an extent and append it to an open one: its last ``length`` bytes then.
+    def copy_ranges(self, ranges: Rows, target_id: int) -> Rows:
+        """Verify ranges (LIVE_RANGE_DTYPE) of extents and append them to an open one, as far as it
+        has room: what went where (MOVE_DTYPE). LINE, BYTE: durable then.
 
-        Raises CorruptionError, MediaError (``fault``: extent offsets), OutOfMemoryError.
+        Raises CorruptionError, MediaError (``fault``: extent offsets), OutOfMemoryError: nothing
+        was appended.
         """
-        fault = ffi.new("cxl_fault *")
-        code = lib.cxl_engine_copy_extent(self.handle, source_id, offset, length, target_id, fault)
+        invariant(ranges.dtype == LIVE_RANGE_DTYPE, "ranges have the layout of C")
+        rows = ffi.from_buffer("cxl_live_range[]", np.ascontiguousarray(ranges))
+        moves = np.zeros(len(ranges), dtype=MOVE_DTYPE)
+        out = ffi.from_buffer("cxl_move[]", moves)
+        fault, bad = ffi.new("cxl_fault *"), ffi.new("uint64_t *")
+        count = lib.cxl_engine_copy_ranges(
+            self.handle, rows, len(ranges), target_id, out, bad, fault
+        )
+        if count < 0:
+            raise data_failure(count, "copied", fault)
+        return moves[:count]
+
+    def move(self, contents: Sequence[FileMap], moves: Rows) -> None:
+        """Re-aim what the contents refer to in the sources of ``moves`` (MOVE_DTYPE) at their
+        targets; each content is walked once. Marks stay.
+
+        Raises CorruptionError when a target does not exist or sources overlap; OutOfMemoryError:
+        calling again does the rest.
+        """
+        invariant(moves.dtype == MOVE_DTYPE, "moves have the layout of C")
+        order = np.lexsort((moves["source_offset"], moves["source_id"]))
+        rows = ffi.from_buffer("cxl_move[]", moves[order])
+        maps = ffi.new("cxl_map *[]", [content.handle for content in contents] or [ffi.NULL])
+        bad = scratch.bad
+        code = lib.cxl_maps_move(self.handle, maps, len(contents), rows, len(moves), bad)
         if code != 0:
-            raise data_failure(code, "copied", fault)
+            raise bad_input(code, "move to extent", int(moves["target_id"][order[bad[0]]]))
 
     def describe(self, extent_id: int) -> tuple[Rows, npt.NDArray[np.uint32]]:
         """Definition (one row) and all checksums of an extent as it is now."""
@@ -303,17 +348,46 @@ class Engine:
             raise failure(code, "count what is used")
         return used
 
-    def segment_refs(self, segment: int) -> Rows | None:
-        """Every reference into a segment (SEGMENT_REF_DTYPE, by extent and offset, for each owner
-        united); None while something in it is open or not published, and must not be moved.
+    def live_ranges(self, spans: Rows, *, preferred: int = 0) -> LiveRanges:
+        """What maps refer to inside spans (SPAN_DTYPE, sorted, apart, none beyond a segment), by
+        (owner, file_offset); of several owners of a range ``preferred`` is named if it is one.
         """
-        out, count = ffi.new("cxl_segment_ref **"), ffi.new("uint64_t *")
-        code = lib.cxl_engine_segment_refs(self.handle, segment, out, count)
-        if code == -errno.EBUSY:
-            return None
-        if code != 0:
-            raise failure(code, f"list references into segment {segment}")
-        return take_array(out[0], count[0], SEGMENT_REF_DTYPE)
+        invariant(spans.dtype == SPAN_DTYPE, "spans have the layout of C")
+        rows = ffi.from_buffer("cxl_span[]", np.ascontiguousarray(spans))
+        busy = np.zeros(len(spans), dtype=np.uint8)
+        out = ffi.new("cxl_live_range **"), ffi.new("uint64_t[2]"), ffi.new("uint64_t **")
+        ranges, counts, owners = out
+        code = lib.cxl_engine_live_ranges(
+            self.handle,
+            rows,
+            len(spans),
+            preferred,
+            ffi.from_buffer("uint8_t[]", busy),
+            ranges,
+            counts,
+            owners,
+            counts + 1,
+        )
+        return _live_ranges(code, out, busy)
+
+    def live_ranges_of(self, content: FileMap, offset: int, length: int) -> LiveRanges:
+        """The same for the parts of the media that a range of ``content`` refers to, its owner
+        preferred; ``busy`` has one element.
+        """
+        busy = np.zeros(1, dtype=np.uint8)
+        out = ffi.new("cxl_live_range **"), ffi.new("uint64_t[2]"), ffi.new("uint64_t **")
+        ranges, counts, owners = out
+        code = lib.cxl_map_live_ranges(
+            content.handle,
+            offset,
+            length,
+            ffi.from_buffer("uint8_t[]", busy),
+            ranges,
+            counts,
+            owners,
+            counts + 1,
+        )
+        return _live_ranges(code, out, busy)
 
     # -------------------------------------------------------------------------- maps in one go
 
@@ -375,3 +449,15 @@ class Engine:
             take_array(infos[0], numbers[1], EXTENT_INFO_DTYPE),
             take_array(crcs[0], numbers[2], CRC_DTYPE),
         )
+
+
+def _live_ranges(code: int, out: tuple[Any, Any, Any], busy: npt.NDArray[np.uint8]) -> LiveRanges:
+    """What C allocated, as arrays."""
+    if code != 0:
+        raise failure(code, "list what is alive")
+    ranges, counts, owners = out
+    return LiveRanges(
+        take_array(ranges[0], counts[0], LIVE_RANGE_DTYPE),
+        take_array(owners[0], counts[1], np.dtype("u8")),
+        busy.astype(np.bool_),
+    )

@@ -324,17 +324,6 @@ class FileMap:
         if size >> 63 or lib.cxl_map_set_size(self.handle, size) != 0:
             raise CorruptionError(f"no file has {size} bytes", structure="file size")
 
-    def move(
-        self, old_id: int, extent_offset: int, length: int, new_id: int, new_offset: int
-    ) -> None:
-        """Re-aim references into a range of an extent. Keeps marks.
-
-        Raises CorruptionError when the new range does not exist, OutOfMemoryError.
-        """
-        code = lib.cxl_map_move(self.handle, old_id, extent_offset, length, new_id, new_offset)
-        if code != 0:
-            raise bad_input(code, "move to extent", new_id)
-
     # ----------------------------------------------------------------------------------- deltas
 
     def take_delta(self) -> Delta:

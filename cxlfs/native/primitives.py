@@ -80,6 +80,7 @@ class FaultKind(enum.IntEnum):
     MAP = lib.CXL_FAULT_MAP
     FENCE = lib.CXL_FAULT_FENCE
     SPLICE = lib.CXL_FAULT_SPLICE
+    DECAY = lib.CXL_FAULT_DECAY
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,19 @@
-"""Getting space back: roll over for dead segments, give up versions kept aside, compact half-dead
-segments.
+"""Getting space back by compacting half-dead segments.
 
-Never here: deciding that a write fails (``files``), reading on behalf of users.
+Never here: what can be had without moving data (``room``), how data is moved (``mover``), deciding
+that a write fails (``files``).
 
 Invariants
-- Data is verified before it is moved: damage is never given a new, valid checksum.
-- The source is not touched: it becomes dead when the record of the move is durable, and is used
-  again only after a root that does not name it.
-- A move leaves every live, committed and aside content equal, byte for byte.
+- Work is done in short steps: a verb of ``mover``, or a rollover, and never more than one of them
+  before others may have their turn.
 - The cleaner takes at most one segment out of the reserve before a rollover gives some back.
+- A segment that is being written to, or that is damaged, is left as it is.
+
+Which segments are compacted, and when, follows Rosenblum and Ousterhout, "The Design and
+Implementation of a Log-Structured File System" (ACM TOCS 10(1), 1992), section 3: cost-benefit,
+with moved data kept apart from new data. Cleaning begins late, and takes fuller segments only as
+room gets scarcer: what is about to die is not moved. A rollover writes an image of all metadata, so
+it waits until the room is used up, and then gives back everything that was emptied meanwhile.
 """
 
 from __future__ import annotations
@@ -19,14 +24,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
-from cxlfs.format import layout
-from cxlfs.format.operations import MoveOperation, Operation
-from cxlfs.store.versions import extent_operations
+from cxlfs.native.extents import SPAN_DTYPE
+from cxlfs.store.mover import Mover
+from cxlfs.store.space import State
+from cxlfs.store.versions import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cxlfs.store.namespace import Inode
+    from cxlfs.native.extents import LiveRanges, Rows
     from cxlfs.store.room import Room
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
@@ -34,11 +38,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKGROUND_USED_MAX = 0.5
-"""In the background only segments that are at most half alive are worth moving."""
+"""While room is not scarce only segments that are at most half alive are worth moving."""
 FOREGROUND_USED_MAX = 0.97
 """A write that would fail is worth almost any move; above this it gives back next to nothing."""
-_MOVE_BYTES = layout.OP_MOVE_DTYPE.itemsize + layout.OPERATION_DTYPE.itemsize + 8
-_RECORD_REST_BYTES = 8192
+_LOW = 4
+"""Less than this part of the segments can be had: the cleaner begins."""
+_SCARCE = 16
+"""Less than this part: it takes fuller and fuller segments, at none the fullest."""
+_VICTIMS_MAX = 8
+"""Compacted together: their data is sorted by file, over so many segments."""
+_DYING = 0.5
+"""A segment with more than this part of its data about to be replaced is left alone."""
 
 
 class Cleaner:
@@ -48,20 +58,27 @@ class Cleaner:
         self.volume = volume
         self.versions = versions
         self.room = room
+        self.mover = Mover(volume, versions)
         self.unmovable: set[int] = set()
         self._running = False
+        self._victims: dict[int, int] = {}
+        """Segments that are being emptied, each with the age of its data: another one's data may be
+        there at the next step.
+        """
+        self._emptied = False
+        """Something was, since the last rollover."""
 
     # --- verbs ------------------------------------------------------------------------------
 
     def reclaim(self, needed_bytes: int) -> bool:
-        """Make room in the foreground, for file data or (0) for metadata; False when nothing more
-        can be had.
+        """One step towards more room, for file data or (0) for metadata, which would fail without;
+        False when no more can be had.
         """
         if self._running or self.volume.read_only:
             return False
         self._running = True
         try:
-            return self.room.make(needed_bytes) or self._clean_round(FOREGROUND_USED_MAX)
+            return self._reclaim(needed_bytes)
         except NoSpaceError:
             return False
         finally:
@@ -69,174 +86,206 @@ class Cleaner:
 
     def step(self) -> bool:
         """One short piece of background work; True when there is more."""
-        space = self.volume.space
-        low = max(space.reserve + 1, len(space.states) // 4)
-        if self._running or self.volume.read_only or space.free_count >= low:
+        if self._running or self.volume.read_only:
             return False
-        if space.collect_dead() * 4 >= low:
-            self.room.free_dead()
-            return True
         self._running = True
         try:
-            return self._clean_round(BACKGROUND_USED_MAX)
+            return self._step()
         except NoSpaceError:
             return False
         finally:
             self._running = False
 
-    # --- choosing ---------------------------------------------------------------------------
+    def _reclaim(self, needed_bytes: int) -> bool:
+        """A rollover for what was emptied waits until it gives back more than it takes."""
+        dead = self.volume.space.collect_dead()
+        goes_on = self._victims or 0 < dead < self._image_segments()
+        if goes_on and self.compact(FOREGROUND_USED_MAX):
+            return True
+        return self.room.make(needed_bytes) or self.compact(FOREGROUND_USED_MAX)
 
-    def _clean_round(self, used_max: float) -> bool:
-        """Compact segments until the cleaner's own is full, then roll over; False: none left."""
-        payload = self.volume.superblock.segment_payload_bytes
-        moved_bytes = 0
-        cleaned = 0
-        for index, used in self._victims(used_max):
-            if cleaned and moved_bytes + used > payload:
-                break
-            if self.volume.space.free_count < self.volume.refresh_reserve() and cleaned:
-                break
-            log.debug("compacting segment %d: %d bytes are alive", index, used)
-            is_empty = self._clean(index)
-            log.debug("segment %d is %s", index, "empty" if is_empty else "left as it is")
-            if is_empty:
-                moved_bytes += used
-                cleaned += 1
-                self.volume.counters.cleaned_segments += 1
-        if cleaned:
-            self.room.free_dead()
-        return cleaned > 0
-
-    def _victims(self, used_max: float) -> list[tuple[int, int]]:
-        """Segments to compact, emptiest first, with the bytes alive in each."""
-        usage = self.volume.engine.usage()
-        limit = used_max * self.volume.superblock.segment_payload_bytes
+    def _step(self) -> bool:
         space = self.volume.space
-        found = [
-            (index, int(usage[index]))
-            for index in space.data_segments()
-            if usage[index] <= limit and index not in self.unmovable and not space.is_open(index)
-        ]
-        return sorted(found, key=lambda item: item[1])
-
-    # --- moving -----------------------------------------------------------------------------
-
-    def _clean(self, index: int) -> bool:
-        """Move everything alive out of a segment; False when it must stay."""
-        refs = self.volume.engine.segment_refs(index)
-        if refs is None:
+        reserve = self.volume.refresh_reserve()
+        low = max(reserve + 1, len(space.states) // _LOW)
+        if space.free_count >= low:
             return False
+        dead = space.collect_dead()
+        spare = space.free_count - reserve
+        if dead and spare <= dead // _LOW:
+            return self._free_dead()
+        scarce = len(space.states) / _SCARCE
+        ease = min(1.0, max(0.0, (spare + dead) / scarce))
+        used_max = ease * BACKGROUND_USED_MAX + (1 - ease) * FOREGROUND_USED_MAX
+        if spare > 0 and spare + dead < low and self.compact(used_max, background=True):
+            return True
+        if dead * _LOW >= low or (dead and self._emptied):
+            return self._free_dead()
+        return False
+
+    def _free_dead(self) -> bool:
+        """Roll over for what is dead; True when that made room."""
+        free_before = self.volume.space.free_count
+        self._emptied = False
+        self.room.free_dead()
+        return self.volume.space.free_count > free_before
+
+    def _image_segments(self) -> int:
+        return max(1, len(self.volume.current.image_segments))
+
+    def _may_move(self) -> bool:
+        """The cleaner has room, or may take it from the reserve."""
+        space = self.volume.space
+        return space.cleaner_room_bytes > 0 or space.free_count >= self.volume.refresh_reserve()
+
+    # --- compacting -------------------------------------------------------------------------
+
+    def compact(self, used_max: float, *, background: bool = False) -> bool:
+        """One step: move some of what is alive out of segments that are at most so much alive.
+        False when there are none, or no room for it. Raises NoSpaceError, MediaError.
+        """
+        left_alone: set[int] = set()
+        while self._may_move():
+            victims = self._still_victims() or self._choose(used_max, left_alone)
+            if not victims:
+                return False
+            found = self.volume.engine.live_ranges(self._spans(victims))
+            stay = found.busy
+            if background:
+                stay = stay | self._dying(found, len(victims))
+            if stay.any():
+                self._leave([victims[i] for i in np.flatnonzero(stay)], left_alone)
+            elif not len(found.ranges):
+                self._end_victims()
+            elif self._move(found, left_alone):
+                return True
+        return False
+
+    def _still_victims(self) -> list[int]:
+        """Those of the last step that are neither dead nor in use again; by place."""
+        space = self.volume.space
+        self._victims = {
+            index: born
+            for index, born in self._victims.items()
+            if space.states[index] is State.DATA and space.born[index] == born
+        }
+        return list(self._victims)
+
+    def _move(self, found: LiveRanges, left_alone: set[int]) -> bool:
+        """One step of the victims; False when something turned out damaged."""
+        chosen = self.mover.choose(found.ranges)
+        born = max(self._victims.values())
+
+        def lease(needed_bytes: int) -> tuple[int, int]:
+            return self.volume.space.cleaner_lease(needed_bytes, born=born)
+
         try:
-            for batch in self._batches(_ranges(refs)):
-                self._move(batch)
+            self.mover.move(chosen, found.owners, lease)
         except (CorruptionError, MediaError) as error:
             self.volume.watch(error)
             if self.volume.read_only:
                 raise
-            self.unmovable.add(index)
-            place = error.media_offset if isinstance(error, CorruptionError) else error.offset
-            message = f"segment {index} is not compacted: {error.message}"
-            self.volume.event("damage", message, media_offset=place)
+            self._leave_damaged(error, left_alone)
             return False
+        if len(chosen) == len(found.ranges):
+            found = self.volume.engine.live_ranges(self._spans(list(self._victims)))
+            if not len(found.ranges):
+                self._end_victims()
         return True
 
-    def _batches(self, ranges: list[_Range]) -> Iterator[list[_Range]]:
-        """Runs of ranges whose moves fit one record."""
-        limit = self.volume.record_bytes_max - min(
-            _RECORD_REST_BYTES, self.volume.record_bytes_max // 2
-        )
-        batch: list[_Range] = []
-        size = 0
-        for item in ranges:
-            item_bytes = _MOVE_BYTES + 8 * len(item.owners)
-            if batch and size + item_bytes > limit:
-                yield batch
-                batch, size = [], 0
-            batch.append(item)
-            size += item_bytes
-        if batch:
-            yield batch
+    def _end_victims(self) -> None:
+        """Nothing in them is referred to any more."""
+        for index in self._victims:
+            log.debug("segment %d is empty", index)
+        self.volume.counters.cleaned_segments += len(self._victims)
+        self._victims = {}
+        self._emptied = True
 
-    def _move(self, ranges: list[_Range]) -> None:
-        """Copy the ranges into new extents, commit, re-aim every reference."""
-        pending = list(ranges)
-        while pending:
-            total = sum(item.length for item in pending)
-            offset, capacity = self.volume.space.cleaner_lease(total)
-            target_id = self.volume.allocate_extent_id()
-            engine = self.volume.engine
-            engine.lease(target_id, offset, capacity)
-            moves: list[tuple[_Range, int]] = []
-            position = 0
-            try:
-                while pending and position < capacity:
-                    item = pending[0]
-                    length = min(item.length, capacity - position)
-                    engine.copy_extent(item.extent_id, item.start, length, target_id)
-                    moves.append((item.head(length), position))
-                    position += length
-                    pending[:1] = [] if length == item.length else [item.tail(length)]
-                self._commit_moves(moves, target_id)
-            finally:
-                unused_offset, unused = engine.close_lease(target_id)
-                self.volume.space.give_back(unused_offset, unused)
+    def _leave(self, segments: list[int], left_alone: set[int]) -> None:
+        for index in segments:
+            log.debug("segment %d is left as it is", index)
+            self._victims.pop(index, None)
+        left_alone.update(segments)
 
-    def _commit_moves(self, moves: list[tuple[_Range, int]], target_id: int) -> None:
-        volume = self.volume
-        info, crcs = volume.engine.describe(target_id)
-        ops: list[Operation] = list(extent_operations(info, crcs))
-        for item, position in moves:
-            inos = tuple(ino for ino in item.owners if _is_known(volume.namespace.inodes[ino]))
-            ops.append(
-                MoveOperation(item.extent_id, item.start, item.length, target_id, position, inos)
-            )
-        self.versions.fence_data()
-        volume.commit(ops)
-        volume.engine.publish(target_id)
-        for item, position in moves:
-            for ino in item.owners:
-                self._re_aim(volume.namespace.inodes[ino], item, target_id, position)
-            volume.counters.moved_bytes += item.length
-
-    def _re_aim(self, inode: Inode, item: _Range, target_id: int, position: int) -> None:
-        for content in (inode.live, inode.committed, inode.aside):
-            if content is not None:
-                content.move(item.extent_id, item.start, item.length, target_id, position)
-
-
-class _Range:
-    """Bytes [start, start + length) of an extent that some inodes reference."""
-
-    __slots__ = ("extent_id", "length", "owners", "start")
-
-    def __init__(self, extent_id: int, start: int, length: int, owners: tuple[int, ...]) -> None:
-        self.extent_id = extent_id
-        self.start = start
-        self.length = length
-        self.owners = owners
-
-    def head(self, length: int) -> _Range:
-        return _Range(self.extent_id, self.start, length, self.owners)
-
-    def tail(self, length: int) -> _Range:
-        return _Range(self.extent_id, self.start + length, self.length - length, self.owners)
-
-
-def _is_known(inode: Inode) -> bool:
-    """The journal knows the inode; an uncommitted one may share what others have committed."""
-    return inode.links > 0 and not inode.uncommitted
-
-
-def _ranges(refs: np.ndarray[tuple[int], np.dtype[np.void]]) -> list[_Range]:
-    """References as ranges that do not overlap: shared bytes are moved once."""
-    order = np.lexsort((refs["extent_offset"], refs["extent_id"]))
-    result: list[_Range] = []
-    for extent_id, start, length, owner in refs[order].tolist():
-        last = result[-1] if result else None
-        if last is not None and last.extent_id == extent_id and start < last.start + last.length:
-            end = max(last.start + last.length, start + length)
-            owners = last.owners if owner in last.owners else (*last.owners, owner)
-            result[-1] = _Range(extent_id, last.start, end - last.start, owners)
+    def _leave_damaged(self, error: CorruptionError | MediaError, left_alone: set[int]) -> None:
+        """A victim with damage stays where it is. Where moved data cannot be put nothing is put."""
+        place = error.media_offset if isinstance(error, CorruptionError) else error.offset
+        block = self.volume.superblock
+        index = (int(place or 0) - block.first_segment_offset) // block.segment_size_bytes
+        if index in self._victims:
+            self.unmovable.add(index)
+            self._leave([index], left_alone)
+            message = f"segment {index} is not compacted: {error.message}"
         else:
-            result.append(_Range(extent_id, start, length, (owner,)))
-    return result
+            self.volume.space.close_cleaner_head()
+            self._leave(list(self._victims), left_alone)
+            message = f"segment {index} does not take what is moved: {error.message}"
+        self.volume.event("damage", message, media_offset=place)
+
+    # --- choosing ---------------------------------------------------------------------------
+
+    def _spans(self, segments: list[int]) -> Rows:
+        block = self.volume.superblock
+        spans = np.zeros(len(segments), dtype=SPAN_DTYPE)
+        spans["media_offset"] = [block.segment_offset(index) for index in segments]
+        spans["length"] = block.segment_size_bytes
+        return spans
+
+    def _choose(self, used_max: float, left_alone: set[int]) -> list[int]:
+        """New victims, as many as there is room for what is alive in them; by place."""
+        space = self.volume.space
+        payload = self.volume.superblock.segment_payload_bytes
+        room = (space.free_count - self.volume.refresh_reserve() + 1) * payload
+        room += space.cleaner_room_bytes
+        victims: dict[int, int] = {}
+        for index, used in self.candidates(used_max):
+            if index in left_alone:
+                continue
+            if victims and (used > room or len(victims) == _VICTIMS_MAX):
+                break
+            log.debug("compacting segment %d: %d bytes are alive", index, used)
+            victims[index] = space.born[index]
+            space.close_segment(index)
+            room -= used
+        self._victims = dict(sorted(victims.items()))
+        return list(self._victims)
+
+    def candidates(self, used_max: float) -> list[tuple[int, int]]:
+        """Segments that are at most so much alive, with the bytes alive in each: those first where
+        room gained, times the age of what stays alive, is most for the data to read and write.
+        """
+        usage = self.volume.engine.usage()
+        space = self.volume.space
+        payload = self.volume.superblock.segment_payload_bytes
+        found = []
+        for index, state in enumerate(space.states):
+            used = int(usage[index])
+            if (
+                state is not State.DATA
+                or not 0 < used <= used_max * payload
+                or index in self.unmovable
+                or space.is_open(index)
+            ):
+                continue
+            part = used / payload
+            age = space.next_epoch - space.born[index]
+            found.append(((1 - part) * age / (1 + part), index, used))
+        return [(index, used) for _, index, used in sorted(found, key=lambda item: -item[0])]
+
+    def _dying(self, found: LiveRanges, victims: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Of which victims most is the committed content of files that are being overwritten."""
+        replaced = [
+            inode.ino
+            for inode in self.versions.open_versions.values()
+            if isinstance(inode.version, Version)
+            and inode.version.atomic
+            and inode.committed is not None
+        ]
+        if not replaced:
+            return np.zeros(victims, dtype=np.bool_)
+        ranges = found.ranges
+        alone = ranges["owner_count"] == 1
+        dying = alone & np.isin(ranges["owner"], np.array(replaced, dtype=np.uint64))
+        alive = np.bincount(ranges["span"].astype(np.int64), ranges["length"], victims)
+        soon = np.bincount(ranges["span"][dying].astype(np.int64), ranges["length"][dying], victims)
+        return np.asarray(soon > _DYING * alive)

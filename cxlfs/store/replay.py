@@ -22,15 +22,18 @@ import numpy as np
 
 from cxlfs.errors import CorruptionError, InvalidArgumentError, NamespaceError
 from cxlfs.format import layout, operation_columns, operations
+from cxlfs.native.extents import MOVE_DTYPE
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind, Inode, Namespace
 
 if TYPE_CHECKING:
     from cxlfs.format.journal_reader import RecordBatch
     from cxlfs.format.operation_columns import OperationColumns
-    from cxlfs.native.extents import Engine
+    from cxlfs.native.extents import Engine, Rows
 
 _TYPE_BITS = 0o170000
+_BESIDE_MOVES = frozenset({layout.OP_MOVE, layout.OP_INODE})
+"""Operations that change no content: moves of several records go together over them."""
 _RUN_MIN = 64
 """Operations that are worth more than being applied one by one."""
 
@@ -108,6 +111,10 @@ class Replayer:
         self._definitions = 0  # how many definitions of the batch come before that
         self._attributes: dict[int, int] = {}  # inode number: its last row of this batch
         self._commits: dict[int, int] = {}  # inode number: last record of this batch to publish it
+        self._moves: list[operations.MoveOperation] = []  # put down for _follow_moves, which
+        self._moves_definitions = 0  # behind so many definitions,
+        self._moves_record = 0  # the last of them in this record, and
+        self._move_targets: set[int] = set()  # where they go
         self._dropped: list[FileMap] = []  # of inodes that are gone; changes to them may be waiting
         self._apply: dict[type, Callable[..., None]] = {
             operations.LinkOperation: self._link,
@@ -156,17 +163,20 @@ class Replayer:
             for first, end in _plain_runs(found):
                 self._in_order(found, done, first)
                 self._reap()
+                self._follow_moves()
                 if not self._together(found, first, end):
                     self._in_order(found, first, end)
                 done = end
             self._in_order(found, done, len(found.kinds))
             self._reap()
+            self._follow_moves()
         except (NamespaceError, CorruptionError) as error:
             raise _contradiction(batch, self._record, error) from error
 
     def _reap(self) -> None:
         """At the end of a record: what has lost its last name is gone."""
         if self.namespace.orphan_count():
+            self._follow_moves()
             self.namespace.reap()
 
     def _in_order(self, found: OperationColumns, first: int, end: int) -> None:
@@ -176,6 +186,8 @@ class Replayer:
             if record != self._record:
                 self._reap()
                 self._record = record
+            if self._moves and kind not in _BESIDE_MOVES:
+                self._follow_moves()
             if kind == layout.OP_INODE:
                 self._inode(int(found.inos[index]), int(found.modes[index]), index)
             elif kind == layout.OP_CONTENT:
@@ -294,15 +306,48 @@ class Replayer:
             inode.aside = None
 
     def _move(self, op: operations.MoveOperation) -> None:
-        """References move as they are now: all that was to come before must have."""
-        self._changes.flush(self._definitions)
+        """Put down until something else happens to contents, or to what was moved."""
+        if op.source_id in self._move_targets:
+            self._follow_moves()
         for ino in op.inos:
+            self._file(ino)
+        self._move_targets.add(op.target_id)
+        self._moves.append(op)
+        self._moves_definitions = self._definitions
+        self._moves_record = self._record
+
+    def _follow_moves(self) -> None:
+        """References move as they are now: all that was to come before must have."""
+        if not self._moves:
+            return
+        moves, self._moves = self._moves, []
+        self._move_targets.clear()
+        record, self._record = self._record, self._moves_record  # at fault if something is
+        self._changes.flush(self._moves_definitions)
+        rows = np.array([op[:5] for op in moves], dtype=np.uint64)
+        table = np.zeros(len(moves), dtype=MOVE_DTYPE)
+        for column, name in enumerate(MOVE_DTYPE.names or ()):
+            table[name] = rows[:, column]
+        of_inode: dict[int, list[int]] = {}
+        for index, op in enumerate(moves):
+            for ino in op.inos:
+                of_inode.setdefault(ino, []).append(index)
+        for ino, indexes in of_inode.items():
             inode = self._file(ino)
-            for content in (inode.live, inode.aside):
-                if content is not None:
-                    content.move(
-                        op.source_id, op.source_offset, op.length, op.target_id, op.target_offset
-                    )
+            contents = [c for c in (inode.live, inode.aside) if c is not None]
+            self._re_aim(contents, table[indexes])
+        self._record = record
+
+    def _re_aim(self, contents: list[FileMap], moves: Rows) -> None:
+        """Moves whose sources overlap take effect one after the other."""
+        order = np.lexsort((moves["source_offset"], moves["source_id"]))
+        ends = moves["source_offset"][order] + moves["length"][order]
+        same = moves["source_id"][order][1:] == moves["source_id"][order][:-1]
+        if (same & (moves["source_offset"][order][1:] < ends[:-1])).any():
+            for row in range(len(moves)):
+                self.engine.move(contents, moves[row : row + 1])
+        else:
+            self.engine.move(contents, moves)
 
     def _file(self, ino: int) -> Inode:
         inode = self.namespace.get(ino)

@@ -92,6 +92,9 @@ class Space:
         self.nonce = nonce
         self.states = [State.FREE] * superblock.segment_count
         self.reserve = 0
+        self.born = [0] * superblock.segment_count
+        """The epoch of the youngest data in each data segment: moved data keeps its age. 0: it lay
+        there before the store was opened."""
         self._free = list(range(superblock.segment_count))
         """A heap: the lowest free segment is taken first, so that a store which is overwritten
         again and again stays on pages that are mapped already (a first touch costs 1 to 2 µs for
@@ -118,6 +121,10 @@ class Space:
         self._free = [i for i, s in enumerate(self.states) if s is State.FREE]
         self._data = {i for i, s in enumerate(self.states) if s is State.DATA}
         self._dead = {i for i, s in enumerate(self.states) if s is State.DEAD}
+
+    def close_segment(self, index: int) -> None:
+        """No more data goes into what is left of it."""
+        self._remnants.drop(index)
 
     # --- counting ---------------------------------------------------------------------------
 
@@ -190,6 +197,7 @@ class Space:
         with self.writing():
             segments.store(self.media, self.superblock, header)
             self.media.fence()
+        self.born[index] = 0 if privileged else header.epoch
         start = self.superblock.segment_offset(index)
         return _Head(
             index, start + layout.SEGMENT_HEADER_BYTES, start + self.superblock.segment_size_bytes
@@ -260,18 +268,27 @@ class Space:
     def _noted(self, taken: tuple[int, int]) -> tuple[int, int]:
         """A segment in which room was handed out is not empty any more, whatever was said."""
         index = self._remnants.segment_of(taken[0])
+        self.born[index] = self.next_epoch
         for head in (self._head, self._cleaner_head):
             if head is not None and head.index == index:
                 head.empty = False
         return taken
 
-    def cleaner_lease(self, needed_bytes: int) -> tuple[int, int]:
-        """The same for moved data, which may use the reserve."""
+    @property
+    def cleaner_room_bytes(self) -> int:
+        """What a lease of the cleaner gets without another segment."""
+        head = self._cleaner_head
+        room = 0 if head is None else head.end - head.position
+        return room if room >= self._align else 0
+
+    def cleaner_lease(self, needed_bytes: int, *, born: int) -> tuple[int, int]:
+        """The same for moved data, which may use the reserve and is as old as ``born``."""
         head = self._cleaner_head
         if head is None or head.end - head.position < self._align:
             self._close_head(head)
             self._cleaner_head = None
             self._cleaner_head = head = self._open_head(privileged=True)
+        self.born[head.index] = max(self.born[head.index], born)
         return self._cut(head, needed_bytes)
 
     @property

@@ -13,9 +13,11 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from cxlfs.errors import DataFault, MediaError
 from cxlfs.native import crc32c
-from cxlfs.native.extents import FileMap, Verification
+from cxlfs.native.extents import SPAN_DTYPE, FileMap, Verification
 from cxlfs.store import Store
 from cxlfs.store.namespace import Inode
 from cxlfs.verify.context import Amount, Context, Steps
@@ -100,10 +102,12 @@ class _Users:
 
     def _owners(self, segment: int) -> list[Inode]:
         inodes = self._store.namespace.inodes
-        refs = self._store.volume.engine.segment_refs(segment)
-        if refs is None:  # something is being written there
+        block = self._store.superblock
+        span = np.array([(block.segment_offset(segment), block.segment_size_bytes)], SPAN_DTYPE)
+        alive = self._store.volume.engine.live_ranges(span)
+        if alive.busy[0]:  # something is being written there
             return [inode for inode in inodes.values() if inode.live is not None]
-        found = {int(owner) for owner in refs["owner"]}
+        found = set(alive.owners.tolist())
         return [inodes[ino] for ino in sorted(found) if ino in inodes]
 
     def of(self, extent_id: int, start: int, end: int) -> tuple[Use, ...]:

@@ -12,7 +12,16 @@ from cxlfs.errors import CorruptionError, DataFault, MediaError
 from cxlfs.native import Granularity, MappedRegion
 from cxlfs.native.extents import FileMap
 from tests.native.test_extent_writes import refs_of
-from tests.support.extents import FIRST, HEADER_BYTES, SEGMENT_BYTES, Room, pattern, room, seeds
+from tests.support.extents import (
+    FIRST,
+    HEADER_BYTES,
+    SEGMENT_BYTES,
+    Room,
+    copy_extent,
+    pattern,
+    room,
+    seeds,
+)
 
 START = FIRST + HEADER_BYTES
 CHUNK = 4096
@@ -143,11 +152,11 @@ def test_a_copy_of_damaged_data_fails_and_changes_nothing(place: Room) -> None:
     target = place.open_extent(100_000)
     place.flip(START + 3 * CHUNK + 9, 3)
     with pytest.raises(CorruptionError) as caught:
-        place.engine.copy_extent(1, 100, 5 * CHUNK - 100, target)
+        copy_extent(place.engine, 1, 100, 5 * CHUNK - 100, target)
     assert caught.value.fault is not None
     assert (caught.value.fault.extent_id, caught.value.fault.chunk) == (1, 3)
     assert place.engine.list()["length"].tolist() == [5 * CHUNK, 0]
-    place.engine.copy_extent(1, 100, 3 * CHUNK - 100, target)
+    copy_extent(place.engine, 1, 100, 3 * CHUNK - 100, target)
     assert place.engine.list()["length"].tolist() == [5 * CHUNK, 3 * CHUNK - 100]
 
 
@@ -206,7 +215,7 @@ def test_media_that_cannot_be_read_is_an_error_of_the_range(
     assert content.size == 160_000
     target = place.open_extent(4096)
     with pytest.raises(MediaError):
-        place.engine.copy_extent(1, 100_000, 10, target)
+        copy_extent(place.engine, 1, 100_000, 10, target)
     found = place.engine.verify(1)
     assert found is not None
     assert [f.chunk for f in found.faults] == [1, 2]

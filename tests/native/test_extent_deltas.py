@@ -12,7 +12,18 @@ from cxlfs.errors import CorruptionError, InvariantError, MediaError
 from cxlfs.native import FaultKind, Granularity, set_fault
 from cxlfs.native.extents import Engine, FileMap
 from tests.native.test_extent_writes import EventKind, events_of, refs_of
-from tests.support.extents import FIRST, HEADER_BYTES, Room, nothing_held, pattern, room, seeds
+from tests.support.extents import (
+    FIRST,
+    HEADER_BYTES,
+    Room,
+    alive,
+    copy_extent,
+    nothing_held,
+    pattern,
+    re_aim,
+    room,
+    seeds,
+)
 
 START = FIRST + HEADER_BYTES
 
@@ -362,21 +373,21 @@ def test_moved_ranges_read_the_same_and_free_their_segment(place: Room) -> None:
     data = pattern(150_000, 1)
     content, committed = place.new_map(capacity=200_000), place.new_map()
     content.write(0, data)
-    assert place.engine.segment_refs(0) is None
+    assert alive(place.engine, 0).busy.tolist() == [True]
     publish(content, committed)
-    assert place.engine.segment_refs(0) is None
+    assert alive(place.engine, 0).busy.tolist() == [True]
     content.close_lease()
     content.punch(70_000, 1000)
-    rows = place.engine.segment_refs(0)
-    assert rows is not None
-    assert rows.tolist() == [(1, 0, 150_000, 1)]
+    found = alive(place.engine, 0)
+    assert found.ranges.tolist() == [(1, 0, 150_000, 1, 0, 0, 1, 0)]
+    assert (found.owners.tolist(), found.busy.tolist()) == ([1], [False])
     place.segment = -1
     target = place.open_extent(200_000)
-    place.engine.copy_extent(1, 0, 100_000, target)
-    place.engine.copy_extent(1, 100_000, 50_000, target)
+    copy_extent(place.engine, 1, 0, 100_000, target)
+    copy_extent(place.engine, 1, 100_000, 50_000, target)
     place.engine.publish(target)
     for part in (content, committed):
-        part.move(1, 0, 150_000, target, 0)
+        re_aim(part, (1, 0, 150_000, target, 0))
     place.engine.close_lease(target)
     assert place.engine.dead_segments() == [0]
     assert committed.read(0, 1 << 20) == data
@@ -391,7 +402,6 @@ def test_a_copy_without_room_or_source_changes_nothing(place: Room) -> None:
     content.write(0, pattern(10_000, 1))
     target = place.open_extent(4096)
     for source, offset, length, goal in (
-        (1, 0, 4097, target),
         (1, 9000, 1001, target),
         (1, 1 << 63, 1 << 63, target),
         (77, 0, 1, target),
@@ -400,9 +410,11 @@ def test_a_copy_without_room_or_source_changes_nothing(place: Room) -> None:
         (target, 0, 0, 1),
     ):
         with pytest.raises(InvariantError):
-            place.engine.copy_extent(source, offset, length, goal)
+            copy_extent(place.engine, source, offset, length, goal)
     assert place.engine.list()["length"].tolist() == [10_000, 0]
-    assert place.engine.close_lease(target)[1] == 4096
+    assert copy_extent(place.engine, 1, 0, 4097, target) == 4096
+    assert copy_extent(place.engine, 1, 0, 1, target) == 0
+    assert place.engine.close_lease(target)[1] == 0
     assert place.engine.statistics().extents == 1
 
 
@@ -410,9 +422,9 @@ def test_a_copy_behind_published_bytes_begins_on_a_line(place: Room) -> None:
     content = place.new_map(capacity=20_000)
     content.write(0, pattern(10_000, 1))
     target = place.open_extent(4096)
-    place.engine.copy_extent(1, 0, 10, target)
+    copy_extent(place.engine, 1, 0, 10, target)
     place.engine.publish(target)
-    place.engine.copy_extent(1, 10, 10, target)
+    copy_extent(place.engine, 1, 10, 10, target)
     infos, _ = place.engine.describe(target)
     assert infos["length"].tolist() == [74]
     place_of = int(infos["media_offset"][0])
@@ -426,7 +438,7 @@ def test_a_copy_is_fenced_where_a_write_is(granularity: Granularity) -> None:
         content.write(0, pattern(100_000, 1))
         target = place.open_extent(100_000)
         place.region.record(on=True)
-        place.engine.copy_extent(1, 50, 70_000, target)
+        copy_extent(place.engine, 1, 50, 70_000, target)
         kinds = [event[0] for event in events_of(place)]
         fences = 0 if granularity is Granularity.PAGE else 1
         assert kinds.count(EventKind.FENCE) == fences

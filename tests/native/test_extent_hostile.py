@@ -27,6 +27,7 @@ from tests.support.extents import (
     SEGMENT_BYTES,
     Room,
     nothing_held,
+    re_aim,
     room,
     seeds,
 )
@@ -212,10 +213,10 @@ def test_moves_to_where_nothing_is(place: Room, new_id: int, new_offset: int) ->
     content = place.new_map()
     content.set(refs_from([(0, 1000, 7, 0)]))
     with pytest.raises(CorruptionError):
-        content.move(7, 0, 50 if new_id == 8 else 10, new_id, new_offset)
+        re_aim(content, (7, 0, 50 if new_id == 8 else 10, new_id, new_offset))
     with pytest.raises(CorruptionError):
-        content.move(7, MOST, 2, 9, 0)
-    content.move(99, 0, 10, new_id, new_offset)
+        re_aim(content, (7, MOST, 2, 9, 0))
+    re_aim(content, (99, 0, 10, new_id, new_offset))
     assert refs_of(content) == [(0, 1000, 7, 0)]
 
 

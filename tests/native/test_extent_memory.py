@@ -13,7 +13,18 @@ from cxlfs.errors import OutOfMemoryError
 from cxlfs.native import FaultKind, fault_count, set_fault
 from cxlfs.native.extents import EXTENT_INFO_DTYPE, REF_DTYPE, Delta, Engine, FileMap
 from tests.native.test_extent_writes import refs_of
-from tests.support.extents import FIRST, HEADER_BYTES, Room, nothing_held, pattern, room, seeds
+from tests.support.extents import (
+    FIRST,
+    HEADER_BYTES,
+    Room,
+    alive,
+    copy_extent,
+    nothing_held,
+    pattern,
+    re_aim,
+    room,
+    seeds,
+)
 
 START = FIRST + HEADER_BYTES
 
@@ -105,9 +116,9 @@ def _set_few(scene: Scene) -> None:
 
 def _move(scene: Scene) -> None:
     _, length, source, offset = scene.moved
-    scene.engine.copy_extent(source, offset, length, scene.target)
+    copy_extent(scene.engine, source, offset, length, scene.target)
     end = int(scene.engine.describe(scene.target)[0]["length"][0])
-    scene.live.move(source, offset, length, scene.target, end - length)
+    re_aim(scene.live, (source, offset, length, scene.target, end - length))
 
 
 def _share(scene: Scene) -> None:
@@ -137,7 +148,7 @@ CALLS: dict[str, Callable[[Scene], object]] = {
     "define": _define,
     "import": _import,
     "move": _move,
-    "segment_refs": lambda s: s.engine.segment_refs(0),
+    "live ranges": lambda s: alive(s.engine, 0, 1),
     "usage": lambda s: s.engine.usage(),
     "list": lambda s: s.engine.list(),
     "export": lambda s: s.live.export(0, 1 << 30),

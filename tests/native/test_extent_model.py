@@ -12,7 +12,17 @@ from cxlfs.errors import BeyondDataError, InvalidArgumentError
 from cxlfs.native import Granularity
 from cxlfs.native.extents import Delta, Engine, FileMap
 from tests.native.extent_model import ModelExtent, ModelMap, Ref
-from tests.support.extents import FIRST, HEADER_BYTES, Room, nothing_held, room, seeds
+from tests.support.extents import (
+    FIRST,
+    HEADER_BYTES,
+    Room,
+    alive,
+    copy_extent,
+    nothing_held,
+    re_aim,
+    room,
+    seeds,
+)
 
 LIMIT = 1 << 15
 SEGMENT = 1 << 16
@@ -278,7 +288,7 @@ class Machine:
         skip = self.rng.randrange(length)
         offset, length = offset + skip, self.rng.randint(1, length - skip)
         target = self.open_extent(length + self.rng.choice([0, 64, 300]))
-        self.engine.copy_extent(source, offset, length, target)
+        copy_extent(self.engine, source, offset, length, target)
         info, crcs = self.engine.describe(target)
         assert info["length"][0] == length
         self.replay.define_one(target, int(info["media_offset"][0]), length, 0, crcs.tobytes())
@@ -288,7 +298,7 @@ class Machine:
         extent.length = extent.published = length
         for other in self.files:
             for content in (other.live, other.committed, other.replayed):
-                content.move(source, offset, length, target, 0)
+                re_aim(content, (source, offset, length, target, 0))
             for model in (other.model, other.committed_model):
                 model.move(source, offset, length, target, 0)
         self.engine.close_lease(target)
@@ -404,18 +414,28 @@ class Machine:
         for owner, (_, length, extent_id, offset) in refs:
             busy = busy or offset + length > inside[extent_id].published
             shares[extent_id, owner].update(range(offset, offset + length))
-        found = self.engine.segment_refs(segment)
-        assert (found is None) == busy
-        if found is None:
-            return
-        rows = [row for row in found.tolist() if row[3]]
-        assert [r[:2] + r[3:] for r in rows] == sorted(r[:2] + r[3:] for r in rows)
+        found = alive(self.engine, segment)
+        assert found.busy.tolist() == [busy]
+        rows = found.ranges.tolist()
+        assert [(r[3], r[4]) for r in rows] == sorted((r[3], r[4]) for r in rows)
         united: dict[tuple[int, int], set[int]] = collections.defaultdict(set)
-        for extent_id, offset, length, owner in rows:
-            before = united[extent_id, owner]
-            assert not before & set(range(offset - 1, offset + length + 1))
-            before.update(range(offset, offset + length))
-        assert united == shares
+        for extent_id, offset, length, owner, file_offset, first, count, _ in rows:
+            owners = found.owners[first : first + count].tolist()
+            assert owner == min(owners)
+            assert file_offset == min(
+                start
+                for who, (start, size, extent, at) in refs
+                if who == owner
+                and extent == extent_id
+                and at < offset + length
+                and offset < at + size
+            )
+            for who in owners:
+                united[extent_id, who].update(range(offset, offset + length))
+        assert {key: bytes_ - united.pop(key) for key, bytes_ in shares.items() if not busy} == {
+            key: set() for key in shares if not busy
+        }
+        assert not united
 
 
 STEPS = {

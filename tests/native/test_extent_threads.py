@@ -11,7 +11,7 @@ import pytest
 
 from cxlfs.native import Granularity
 from cxlfs.native.extents import FileMap
-from tests.support.extents import Room, nothing_held, room, seeds
+from tests.support.extents import Room, alive, copy_extent, nothing_held, re_aim, room, seeds
 
 PERIOD = 251
 GROWN = 600_000
@@ -132,7 +132,7 @@ def ask(place: Locked, crowd: Crowd) -> None:
             found = engine.verify(extent_id)
             assert found is None or found.fault_count == 0
         assert int(engine.usage().max()) <= place.segment_bytes
-        engine.segment_refs(random.Random(1).randrange(place.segments))
+        alive(engine, random.Random(1).randrange(place.segments))
         engine.statistics()
         engine.export_maps([])
 
@@ -228,11 +228,11 @@ def test_readers_keep_what_they_read(seed: int) -> None:
                     target = place.open_extent(160_000)
                 rows = content.export(0, len(data))
                 for _, length, source, offset in rows.tolist():
-                    place.engine.copy_extent(source, offset, length, target)
+                    copy_extent(place.engine, source, offset, length, target)
                 place.engine.publish(target)
                 position = 0
                 for _, length, source, offset in rows.tolist():
-                    content.move(source, offset, length, target, position)
+                    re_aim(content, (source, offset, length, target, position))
                     position += length
                 place.engine.close_lease(target)
             crowd.done.set()

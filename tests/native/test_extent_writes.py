@@ -12,7 +12,14 @@ from cxlfs._native import ffi
 
 from cxlfs.errors import CorruptionError, FileTooLargeError, InvariantError, MediaError
 from cxlfs.native import EventKind, FaultKind, Granularity, crc32c, set_fault
-from cxlfs.native.extents import EXTENT_INFO_DTYPE, REF_DTYPE, SEGMENT_REF_DTYPE, FileMap
+from cxlfs.native.extents import (
+    EXTENT_INFO_DTYPE,
+    LIVE_RANGE_DTYPE,
+    MOVE_DTYPE,
+    REF_DTYPE,
+    SPAN_DTYPE,
+    FileMap,
+)
 from tests.support.extents import CHUNK_BYTES, FIRST, HEADER_BYTES, Room, pattern, room, seeds
 
 Event = tuple[EventKind, int, int]
@@ -47,7 +54,9 @@ def events_of(place: Room) -> list[Event]:
     [
         (REF_DTYPE, "cxl_ref"),
         (EXTENT_INFO_DTYPE, "cxl_extent_info"),
-        (SEGMENT_REF_DTYPE, "cxl_segment_ref"),
+        (LIVE_RANGE_DTYPE, "cxl_live_range"),
+        (MOVE_DTYPE, "cxl_move"),
+        (SPAN_DTYPE, "cxl_span"),
     ],
 )
 def test_arrays_have_the_layout_of_c(dtype: np.dtype[np.void], name: str) -> None:

@@ -74,40 +74,38 @@ static void check_stopped(file *f)
     CHECK(!cxl_map_is_dirty(f->live), "a stopped file was written to");
 }
 
+static int list_alive(uint64_t segment, cxl_live_range **ranges, uint64_t *count)
+{
+    cxl_span span = {FIRST + segment * SEGMENT_BYTES, SEGMENT_BYTES};
+    uint64_t *owners, owner_count;
+    uint8_t busy;
+    int result = cxl_engine_live_ranges(engine, &span, 1, 0, &busy, ranges, count, &owners, &owner_count);
+    if (result == 0)
+        cxl_free(owners);
+    return result;
+}
+
 /* As the cleaner does: everything in a segment that nobody writes to moves elsewhere. */
 static void move_segment(uint64_t segment)
 {
-    cxl_segment_ref *refs;
-    uint64_t count, place, length, position = 0;
+    cxl_live_range *ranges;
+    uint64_t count, place, length, bad;
     cxl_fault fault;
-    int result = cxl_engine_segment_refs(engine, segment, &refs, &count);
-    CHECK(result == 0 || result == -EBUSY, "references of a segment: %d", result);
-    if (result != 0 || count == 0) {
-        if (result == 0)
-            cxl_free(refs);
-        return;
-    }
+    cxl_move move;
+    CHECK(list_alive(segment, &ranges, &count) == 0, "what is alive in a segment");
     uint64_t target = open_extent();
     for (uint64_t i = 0; i < count; i++) {
-        result = cxl_engine_copy_extent(engine, refs[i].extent_id, refs[i].extent_offset, refs[i].length, target,
-                                        &fault);
-        if (result == -EAGAIN || result == -ENOENT)
-            continue;                 /* shared bytes are copied for each owner: room may run out */
-        CHECK(result == 0, "copy of %lu bytes: %d", (unsigned long)refs[i].length, result);
+        int64_t result = cxl_engine_copy_ranges(engine, &ranges[i], 1, target, &move, &bad, &fault);
+        if (result == 0 || result == -ENOENT)
+            continue;                 /* it is gone meanwhile, or the room is */
+        CHECK(result == 1, "copy of %lu bytes: %ld", (unsigned long)ranges[i].length, (long)result);
         CHECK(cxl_engine_publish(engine, target) == 0, "the copy cannot be published");
-        cxl_extent_info info;
-        uint32_t *crcs;
-        CHECK(cxl_engine_describe(engine, target, &info, &crcs) == 0, "the copy cannot be described");
-        cxl_free(crcs);
-        position = info.length - refs[i].length;
         for (int f = 0; f < FILES; f++) {
             cxl_map *maps[] = {files[f].live, files[f].committed};
-            for (int m = 0; m < 2; m++)
-                CHECK(cxl_map_move(maps[m], refs[i].extent_id, refs[i].extent_offset, refs[i].length, target,
-                                   position) == 0, "references cannot be moved");
+            CHECK(cxl_maps_move(engine, maps, 2, &move, 1, &bad) == 0, "references cannot be moved");
         }
     }
-    cxl_free(refs);
+    cxl_free(ranges);
     CHECK(cxl_engine_close_lease(engine, target, &place, &length) == 0, "the copy cannot be closed");
 }
 
@@ -167,7 +165,7 @@ void ask_everything(uint64_t *rng, cxl_transport *transport)
     uint64_t count, bytes, faults;
     cxl_engine_stats stats;
     cxl_transport_stats transport_stats;
-    cxl_segment_ref *refs;
+    cxl_live_range *ranges;
     cxl_extent_info *infos;
     cxl_fault fault;
     cxl_engine_statistics(engine, &stats);
@@ -181,6 +179,6 @@ void ask_everything(uint64_t *rng, cxl_transport *transport)
               (unsigned long)faults);
     }
     cxl_free(infos);
-    if (cxl_engine_segment_refs(engine, random_below(rng, SEGMENTS), &refs, &count) == 0)
-        cxl_free(refs);
+    if (list_alive(random_below(rng, SEGMENTS), &ranges, &count) == 0)
+        cxl_free(ranges);
 }

@@ -27,7 +27,7 @@ from cxlfs.media import Granularity, SimulatedMedia
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
 from tests.support.model import ModelFile, ModelHandle, truncate, write
-from tests.support.stores import format_small, read_file, reopen
+from tests.support.stores import clean_round, format_small, read_file, reopen
 
 LONG = os.environ.get("CXLFS_PROPERTY") == "long"
 pytestmark = [pytest.mark.timeout(0)] if LONG else []
@@ -252,7 +252,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def clean(self) -> None:
         try:
-            self.store.cleaner._clean_round(0.97)
+            clean_round(self.store, 0.97)
         except NoSpaceError:
             return
 

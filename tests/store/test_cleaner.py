@@ -9,9 +9,10 @@ import pytest
 
 from cxlfs.errors import CorruptionError
 from cxlfs.media import Granularity
-from cxlfs.store import Store
+from cxlfs.native.extents import Engine, FileMap
+from cxlfs.store import Store, mover
 from tests.support.shop import Shop, close, create, open_for_overwrite
-from tests.support.stores import picture, read_file, write_file
+from tests.support.stores import clean_round, picture, read_file, write_file
 
 
 def fragment(store: Store, rng: random.Random, *, files: int = 100) -> dict[bytes, bytes]:
@@ -31,7 +32,7 @@ def clean_everything(store: Store) -> int:
     """Until nothing is left to compact; how many segments were."""
     before = store.volume.counters.cleaned_segments
     for _ in range(100):
-        if not store.cleaner._clean_round(0.9):
+        if not clean_round(store, 0.9):
             break
     return store.volume.counters.cleaned_segments - before
 
@@ -52,8 +53,8 @@ def test_content_stays(shop: Shop, store: Store, rng: random.Random, clean: bool
 def test_crash_after_each_round(shop: Shop, store: Store, rng: random.Random) -> None:
     fragment(store, rng, files=60)
     before = picture(store)
-    for _ in range(8):
-        assert store.cleaner._clean_round(0.9)
+    for _ in range(4):
+        assert clean_round(store, 0.9)
         store = shop.reopen(store)
         assert picture(store) == before
 
@@ -159,3 +160,136 @@ def test_damage_is_not_moved(shop: Shop, store: Store, rng: random.Random) -> No
     for other, data in contents.items():
         if other != name:
             assert read_file(store, store.lookup(1, other).ino) == data
+
+
+# --- short steps, and references that follow them ---------------------------------------------
+
+
+def scatter(store: Store, name: bytes, rng: random.Random, *, blocks: int) -> bytes:
+    """A file whose blocks were overwritten one by one, in random order: each lies by itself."""
+    data = bytearray(rng.randbytes(blocks * 4096))
+    write_file(store, 1, name, bytes(data))
+    handle = store.open_file(store.lookup(1, name).ino, os.O_RDWR)
+    for block in rng.sample(range(blocks), blocks):
+        data[block * 4096 : (block + 1) * 4096] = piece = rng.randbytes(4096)
+        store.write(handle, block * 4096, piece)
+    close(store, handle)
+    return bytes(data)
+
+
+def test_a_step_is_short_and_follows_at_once(
+    shop: Shop, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many references a file has: one record and one walk over them for each step."""
+    store = shop.new_ordinary(64 << 20)
+    data = scatter(store, b"big", rng, blocks=3000)
+    write_file(store, 1, b"other", rng.randbytes(3 << 20))
+    calls: list[int] = []
+    move = Engine.move
+    monkeypatch.setattr(Engine, "move", lambda *args: (calls.append(len(args[2])), move(*args))[1])
+    counters, engine = store.volume.counters, store.volume.engine
+    steps = 0
+    while True:
+        before, walked = (counters.moved_bytes, counters.commits), engine.statistics()
+        calls.clear()
+        if not store.cleaner.compact(1.0) or steps > 50:
+            break
+        steps += 1
+        after = engine.statistics()
+        assert 0 < counters.moved_bytes - before[0] <= mover.MOVE_BYTES_MAX
+        assert counters.commits - before[1] == 1
+        assert len(calls) == 1
+        assert calls[0] <= mover.MOVE_RANGES_MAX
+        assert after.refs_visited - walked.refs_visited <= 4 * walked.refs
+    assert 3 < steps <= 50
+    assert read_file(store, store.lookup(1, b"big").ino) == data
+
+
+Place = tuple[int, int, int, int]
+
+
+def references(store: Store) -> dict[int, tuple[list[Place], list[Place]]]:
+    """Where the committed content of each file lies, and what is kept aside."""
+
+    def places(content: FileMap | None) -> list[Place]:
+        return [] if content is None else content.export(0, content.size).tolist()
+
+    return {
+        inode.ino: (places(inode.committed or inode.live), places(inode.aside))
+        for inode in store.namespace.inodes.values()
+        if inode.live is not None
+    }
+
+
+def move_all_kinds(store: Store, rng: random.Random) -> None:
+    """Contents that are committed, live and kept aside, some of them shared; all is moved."""
+    fragment(store, rng, files=30)
+    scatter(store, b"scattered", rng, blocks=12)
+    write_file(store, 1, b"a", rng.randbytes(20_000))
+    close(store, open_for_overwrite(store, b"a", rng.randbytes(18_000)), killed=True)
+    source = store.open_file(store.lookup(1, b"a").ino, os.O_RDONLY)
+    _, copy = create(store, b"copy")
+    store.copy_range(source, 500, copy, 100, 9000)
+    close(store, copy)
+    store.release(source)
+    overwritten = open_for_overwrite(store, b"scattered", rng.randbytes(9000))
+    store.commits.commit_old(older_than=1e18)
+    handle = store.open_file(store.lookup(1, b"a").ino, os.O_RDWR)
+    store.write(handle, 5000, rng.randbytes(3000))
+    write_file(store, 1, b"last", rng.randbytes(100_000))
+    store.volume.rollover()
+    counters = store.volume.counters
+    rollovers, moved = counters.rollovers, counters.moved_bytes
+    while counters.moved_bytes - moved < 800_000 and store.cleaner.compact(1.0):
+        pass
+    assert counters.moved_bytes - moved > 300_000
+    assert counters.rollovers == rollovers
+    del overwritten
+
+
+def test_the_journal_refers_to_what_the_running_store_does(
+    shop: Shop, store: Store, rng: random.Random
+) -> None:
+    """Or the set before would refer to space that is used again."""
+    move_all_kinds(store, rng)
+    expected = references(store)
+    assert references(shop.reopen(store)) == expected
+
+
+def test_moves_of_several_records_are_followed_together(
+    shop: Shop, store: Store, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One walk over each content, however many records moved parts of it."""
+    fragment(store, rng, files=10)
+    scatter(store, b"scattered", rng, blocks=200)
+    store.volume.rollover()
+    commits, rollovers = store.volume.counters.commits, store.volume.counters.rollovers
+    for _ in range(6):
+        assert store.cleaner.compact(1.0)
+    assert store.volume.counters.commits - commits == 6
+    assert store.volume.counters.rollovers == rollovers
+    expected = references(store)
+    walked: list[FileMap] = []
+    move = Engine.move
+    monkeypatch.setattr(Engine, "move", lambda *args: (walked.extend(args[1]), move(*args))[1])
+    reopened = shop.reopen(store)
+    assert references(reopened) == expected
+    assert 0 < len(walked) == len(set(map(id, walked)))
+
+
+@pytest.mark.parametrize("missed", ["aside", "committed", "live"])
+def test_a_content_that_does_not_follow_is_noticed(
+    shop: Shop, rng: random.Random, monkeypatch: pytest.MonkeyPatch, missed: str
+) -> None:
+    """Planted: a batch of moves leaves out one of an inode's contents."""
+    store = shop.new(granularity=Granularity.LINE)
+    contents = mover._contents
+    monkeypatch.setattr(
+        mover,
+        "_contents",
+        lambda inode: [c for c in contents(inode) if c is not getattr(inode, missed)],
+    )
+    move_all_kinds(store, rng)
+    expected = references(store)
+    monkeypatch.undo()
+    assert references(shop.reopen(store)) != expected

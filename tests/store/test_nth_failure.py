@@ -17,10 +17,20 @@ from cxlfs.native import FaultKind, fault_count, set_fault
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
 from tests.support.shop import open_for_overwrite
-from tests.support.stores import Entry, format_small, new_store, picture, read_file, write_file
+from tests.support.stores import (
+    Entry,
+    clean_round,
+    format_small,
+    new_store,
+    picture,
+    read_file,
+    write_file,
+)
 
-STORE_KINDS = [kind for kind in FaultKind if kind not in (FaultKind.MAP, FaultKind.SPLICE)]
-"""What an open store calls: the others belong to opening a source and to answering a request."""
+OTHER_KINDS = (FaultKind.MAP, FaultKind.SPLICE, FaultKind.DECAY)
+STORE_KINDS = [kind for kind in FaultKind if kind not in OTHER_KINDS]
+"""What an open store calls: the others belong to opening a source and to answering a request, or
+damage what lies there."""
 FAILURES = (OutOfMemoryError, MediaError, ReadOnlyError)
 RUNS_MAX = 300
 
@@ -81,7 +91,7 @@ def work(store: Store) -> list[str]:
     attempt(failures, lambda: store.rename(1, b"cut", 1, b"renamed"))
     attempt(failures, lambda: store.make_directory(1, b"d", 0o755, 0, 0))
     attempt(failures, lambda: store.unlink(1, b"junk"))
-    attempt(failures, lambda: store.cleaner._clean_round(0.97))
+    attempt(failures, lambda: clean_round(store, 0.97))
     attempt(failures, store.volume.rollover)
     return failures
 

@@ -15,7 +15,14 @@ from cxlfs.media import Granularity, Media, MemoryMedia
 from cxlfs.native import FaultKind, set_fault
 from cxlfs.store import Store, StoreOptions
 from tests.support.shop import Shop, close, create, open_for_overwrite
-from tests.support.stores import format_small, make_media, picture, read_file, write_file
+from tests.support.stores import (
+    clean_round,
+    format_small,
+    make_media,
+    picture,
+    read_file,
+    write_file,
+)
 
 
 def populate(store: Store, rng: random.Random) -> None:
@@ -313,7 +320,7 @@ def test_failed_fence_of_the_cleaner_stops_writing(shop: Shop, nth: int) -> None
     set_fault(FaultKind.FENCE, nth)
     try:
         with contextlib.suppress(MediaError):
-            store.cleaner._clean_round(0.97)
+            clean_round(store, 0.97)
     finally:
         set_fault(FaultKind.FENCE, 0)
     assert store.read_only

@@ -21,7 +21,7 @@ from cxlfs.media import Granularity
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
 from tests.support.shop import Shop, close, create, open_for_overwrite, until_no_space
-from tests.support.stores import CHUNK_BYTES, read_file, write_file
+from tests.support.stores import CHUNK_BYTES, clean_round, read_file, write_file
 
 
 def data_of(size: int, seed: int = 1) -> bytes:
@@ -314,7 +314,7 @@ def test_ranges_and_ends_of_a_copy(store: Store, rng: random.Random) -> None:
         if step % 5 == 0:
             store.fsync(handles[rng.randrange(2)])
         if step % 50 == 0:
-            store.cleaner._clean_round(0.97)
+            clean_round(store, 0.97)
         for handle, content in zip(handles, contents, strict=True):
             assert bytes(store.read(handle, 0, 1 << 20)) == content
     for handle in handles:
@@ -368,8 +368,8 @@ def test_the_cleaner_moves_what_is_shared(
         else:
             kept[source] = data
     before = store.volume.counters.moved_bytes
-    for index, _ in store.cleaner._victims(0.99):
-        store.cleaner._clean(index)  # without a rollover: the journal says what was moved
+    while store.cleaner.compact(0.99):
+        pass  # without a rollover: the journal says what was moved
     moved = store.volume.counters.moved_bytes - before
     assert moved > 0
     assert {ino: read_file(store, ino) for ino in kept} == kept

@@ -14,7 +14,7 @@ from cxlfs.media import Granularity
 from cxlfs.store import Store
 from cxlfs.store.versions import Version
 from tests.support.shop import Shop, close, create, open_for_overwrite, until_no_space
-from tests.support.stores import read_file, write_file
+from tests.support.stores import clean_round, read_file, write_file
 
 MIB = 1 << 20
 STORE_BYTES = 128 * MIB
@@ -140,7 +140,7 @@ def test_a_failed_fence_under_a_lease_stops_writing(
         if verb == "write":
             store.write(handle, 0, bytes(MIB))
         elif verb == "clean":
-            store.cleaner._clean_round(0.9)
+            clean_round(store, 0.9)
         else:
             assert isinstance(inode.version, Version)
             store.versions.leases.give_spare(inode, inode.version)

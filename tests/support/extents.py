@@ -9,7 +9,14 @@ from contextlib import contextmanager
 import numpy as np
 
 from cxlfs.native import Granularity, MappedRegion
-from cxlfs.native.extents import Engine, FileMap
+from cxlfs.native.extents import (
+    LIVE_RANGE_DTYPE,
+    MOVE_DTYPE,
+    SPAN_DTYPE,
+    Engine,
+    FileMap,
+    LiveRanges,
+)
 
 FIRST = 8192
 """Where segment 0 begins."""
@@ -93,6 +100,26 @@ class Room:
         """Change one bit of the media."""
         byte = self.region.read(media_offset, 1)[0] ^ (1 << bit)
         self.region.store(media_offset, bytes([byte]))
+
+
+def copy_extent(engine: Engine, source: int, offset: int, length: int, target: int) -> int:
+    """Append a range of one extent to another: bytes copied."""
+    ranges = np.zeros(1, dtype=LIVE_RANGE_DTYPE)
+    ranges["extent_id"], ranges["extent_offset"], ranges["length"] = source, offset, length
+    return int(engine.copy_ranges(ranges, target)["length"].sum())
+
+
+def re_aim(content: FileMap, *moves: tuple[int, int, int, int, int]) -> None:
+    """Moves (source, its offset, length, target, its offset) of one content."""
+    content.engine.move([content], np.array(list(moves), dtype=MOVE_DTYPE))
+
+
+def alive(engine: Engine, *segments: int, preferred: int = 0) -> LiveRanges:
+    """What is alive in whole segments."""
+    spans = np.zeros(len(segments), dtype=SPAN_DTYPE)
+    spans["media_offset"] = engine.first + np.array(segments, dtype=np.int64) * engine.segment_size
+    spans["length"] = engine.segment_size
+    return engine.live_ranges(spans, preferred=preferred)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from cxlfs.format.operations import (
     UnlinkOperation,
 )
 from cxlfs.media import SimulatedMedia
-from cxlfs.store import cleaner, files, versions, volume
+from cxlfs.store import files, mover, replay, versions, volume
 from cxlfs.store.space import Space, State
 from tests.support.mutants import Patch, during, mutant, nothing
 
@@ -208,7 +208,48 @@ def moved_data_looked_for_elsewhere(patch: Patch) -> None:
         right = MoveOperation(*fields)
         return right._replace(target_offset=max(0, right.target_offset - LINE_BYTES))
 
-    patch.setattr(cleaner, "MoveOperation", move)
+    patch.setattr(mover, "MoveOperation", move)
+
+
+@mutant("one/LINE/cleaning_many", 11)
+def moves_exchange_their_targets(patch: Patch) -> None:
+    """A record of several moves aims two ranges of one length at each other's copies."""
+    original = mover.Mover._commit
+
+    def commit(self: mover.Mover, moves: Any, *args: Any) -> None:
+        swapped = moves.copy()
+        for row in range(len(moves) - 1):
+            if moves["length"][row] == moves["length"][row + 1]:
+                targets = moves["target_offset"][row : row + 2][::-1]
+                swapped["target_offset"][row : row + 2] = targets
+                break
+        original(self, swapped, *args)
+
+    patch.setattr(mover.Mover, "_commit", commit)
+
+
+@mutant("one/LINE/cleaning_many", 11, 14)
+def moved_reference_lost(patch: Patch) -> None:
+    """Replay follows the moves of a record in the order of files, but for the last one, whose
+    range it makes a hole.
+    """
+    original = replay.Replayer._re_aim
+
+    def re_aim(self: replay.Replayer, contents: Any, moves: Any) -> None:
+        original(self, contents, moves)
+        content, last = contents[0], moves[-1]
+        rows = content.export(0, content.size)
+        lost = rows[rows["extent_id"] == last["target_id"]][-1:].copy()
+        lost["extent_id"] = 0
+        content.set(lost)
+
+    patch.setattr(replay.Replayer, "_re_aim", re_aim)
+
+
+@mutant("one/PAGE/clean", 8, 16)
+def moved_data_not_fenced_on_pages(patch: Patch) -> None:
+    """On page media the record of a move may be durable before the data that it moved."""
+    during(patch, mover.Mover, "_commit", (versions.Versions, "fence_data", nothing))
 
 
 # --- mkfs -----------------------------------------------------------------------------------

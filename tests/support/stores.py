@@ -80,6 +80,16 @@ def read_file(store: Store, ino: int) -> bytes:
         store.release(handle)
 
 
+def clean_round(store: Store, used_max: float) -> bool:
+    """Compact a few segments, then roll over; False when there are none."""
+    cleaner, counters = store.cleaner, store.volume.counters
+    before = counters.cleaned_segments
+    while counters.cleaned_segments == before and cleaner.compact(used_max):
+        pass
+    cleaner._free_dead()
+    return counters.cleaned_segments > before
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     kind: FileKind

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from cxlfs.store.space import State
 from tests.support.crash.bench import Bench
+from tests.support.stores import clean_round
 
 Operation = Callable[[Bench], None]
 TRUNCATE = os.O_RDWR | os.O_TRUNC
@@ -404,7 +405,7 @@ def rollover(bench: Bench) -> None:
 
 
 def clean(bench: Bench) -> None:
-    bench.do("clean", lambda: bench.store.cleaner._clean_round(0.97), late=True)
+    bench.do("clean", lambda: clean_round(bench.store, 0.97), late=True)
 
 
 def commit_periodically(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cxlfs.store.space import State
 from tests.support.crash import operations
 from tests.support.crash.bench import Bench
-from tests.support.stores import write_file
+from tests.support.stores import clean_round, write_file
 
 Workload = Callable[[Bench], None]
 SCATTERED = 460
@@ -107,7 +107,7 @@ def cleaning_many(bench: Bench) -> None:
     store.fsync_directory(1)
     bench.tape.start()
     before = store.volume.counters.cleaned_segments
-    bench.do("clean", lambda: store.cleaner._clean_round(0.9), late=True)
+    bench.do("clean", lambda: clean_round(store, 0.9), late=True)
     assert store.volume.counters.cleaned_segments > before
 
 
@@ -118,7 +118,7 @@ def cleaning_under_open_files(bench: Bench) -> None:
     operations.commit_periodically(bench)
     bench.store.fsync_directory(1)
     bench.tape.start()
-    bench.do("clean", lambda: bench.store.cleaner._clean_round(1.0), late=True)
+    bench.do("clean", lambda: clean_round(bench.store, 1.0), late=True)
     operations.go_on(bench)
     operations.go_on(bench)
 

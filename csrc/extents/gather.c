@@ -1,0 +1,424 @@
+/* gather.c - what is alive in parts of the media, in the order of the files it belongs to, and its copy
+ * into a new extent: what a cleaner needs before moves.c.
+ *
+ * Never: decides what is worth moving; changes a map or a source.
+ *
+ * Invariants
+ * - Bytes that several references share are one range, with every owner of any of them.
+ * - What is copied is what was verified: each byte of a source is loaded once for both.
+ * - A copy counts as a whole or not at all.
+ *
+ * Cost of cxl_engine_live_ranges: one look at each reference there is, and sorting those it finds.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "extents/extents.h"
+
+/* One reference of one owner, cut to its span. */
+typedef struct {
+    uint64_t extent_id;
+    uint64_t start;           /* extent offsets */
+    uint64_t end;
+    uint64_t owner;
+    uint64_t file_offset;
+    uint64_t span;
+} share;
+
+typedef struct {
+    cxl_engine *engine;
+    const cxl_span *spans;
+    uint64_t count;
+    uint8_t *busy;
+    uint8_t *segments;        /* 1 where spans lie */
+    growing_list shares;
+} gathering_state;
+
+/* ------------------------------------------------------------------------------------ spans */
+
+/* Spans are sorted, apart, and each lies in one segment: marks which. */
+static int mark_segments(gathering_state *state)
+{
+    uint64_t end = 0, segment;
+    state->segments = cxl_allocate_zeroed(state->engine->segment_count + 1, 1);
+    if (state->segments == NULL)
+        return -ENOMEM;
+    for (uint64_t i = 0; i < state->count; i++) {
+        const cxl_span *span = &state->spans[i];
+        if (span->media_offset < end || !extent_place(state->engine, span->media_offset, span->length, &segment))
+            return -EINVAL;
+        end = span->media_offset + span->length;
+        state->segments[segment] = 1;
+    }
+    return 0;
+}
+
+/* The first span that ends behind a place of the media. */
+static uint64_t span_at(const gathering_state *state, uint64_t media_offset)
+{
+    uint64_t first = 0, end = state->count;
+    while (first < end) {
+        uint64_t middle = first + (end - first) / 2;
+        if (state->spans[middle].media_offset + state->spans[middle].length > media_offset)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    return first;
+}
+
+/* Spans in whose segment an extent is open: it may grow, and has no final checksum. */
+static void mark_leases(gathering_state *state)
+{
+    cxl_engine *engine = state->engine;
+    uint8_t *segments = state->segments;
+    pthread_mutex_lock(&engine->lock);
+    for (uint64_t i = 0; i < engine->table_size; i++) {
+        for (const extent *x = engine->table[i]; x != NULL; x = x->next) {
+            if (x->open && segments[x->segment] != 0)
+                segments[x->segment] = 2;
+        }
+    }
+    pthread_mutex_unlock(&engine->lock);
+    for (uint64_t i = 0; i < state->count; i++) {
+        uint64_t segment = (state->spans[i].media_offset - engine->first) / engine->segment_size;
+        state->busy[i] = segments[segment] == 2;
+    }
+}
+
+static int add_shares(gathering_state *state, const cxl_map *map, const reference *ref)
+{
+    const extent *x = ref->extent;
+    uint64_t begin = x->media_offset + ref->extent_offset, end = begin + ref->length;
+    for (uint64_t i = span_at(state, begin); i < state->count && state->spans[i].media_offset < end; i++) {
+        const cxl_span *span = &state->spans[i];
+        uint64_t from = larger(begin, span->media_offset);
+        uint64_t to = smaller(end, span->media_offset + span->length);
+        if (state->busy[i])
+            continue;
+        if (to - x->media_offset > extent_published(state->engine, ref->extent)) {
+            state->busy[i] = 1;
+            continue;
+        }
+        share *fresh = list_add(&state->shares);
+        if (fresh == NULL)
+            return -ENOMEM;
+        *fresh = (share){
+            .extent_id = x->id, .start = from - x->media_offset, .end = to - x->media_offset,
+            .owner = map->owner, .file_offset = ref->file_offset + (from - begin), .span = i,
+        };
+    }
+    return 0;
+}
+
+static int collect_map(gathering_state *state, cxl_map *map)
+{
+    int result = 0;
+    pthread_rwlock_rdlock(&map->lock);
+    const tree *content = &map->content;
+    for (uint32_t i = 0; i < content->leaf_count && result == 0; i++) {
+        const leaf *in = content->leaves[i];
+        for (uint32_t slot = 0; slot < in->count && result == 0; slot++) {
+            if (state->segments[in->refs[slot].extent->segment] == 1)
+                result = add_shares(state, map, &in->refs[slot]);
+        }
+    }
+    atomic_fetch_add_explicit(&state->engine->refs_visited, content->refs, memory_order_relaxed);
+    pthread_rwlock_unlock(&map->lock);
+    return result;
+}
+
+static int collect(gathering_state *state)
+{
+    cxl_engine *engine = state->engine;
+    int result = mark_segments(state);
+    if (result != 0)
+        return result;
+    mark_leases(state);
+    pthread_mutex_lock(&engine->maps);
+    for (cxl_map *map = engine->map_list; map != NULL && result == 0; map = map->next)
+        result = collect_map(state, map);
+    pthread_mutex_unlock(&engine->maps);
+    share *shares = state->shares.items;
+    uint64_t kept = 0;
+    for (uint64_t i = 0; i < state->shares.count; i++) {
+        if (!state->busy[shares[i].span])   /* it may have turned out behind a few of its shares */
+            shares[kept++] = shares[i];
+    }
+    state->shares.count = kept;
+    return result;
+}
+
+/* ------------------------------------------------------------------------------------ ranges */
+
+static int compare_places(const void *a, const void *b)
+{
+    const share *x = a, *y = b;
+    if (x->extent_id != y->extent_id)
+        return x->extent_id > y->extent_id ? 1 : -1;
+    if (x->start != y->start)
+        return x->start > y->start ? 1 : -1;
+    if (x->owner != y->owner)
+        return x->owner > y->owner ? 1 : -1;
+    return (x->file_offset > y->file_offset) - (x->file_offset < y->file_offset);
+}
+
+static int compare_files(const void *a, const void *b)
+{
+    const cxl_live_range *x = a, *y = b;
+    if (x->owner != y->owner)
+        return x->owner > y->owner ? 1 : -1;
+    if (x->file_offset != y->file_offset)
+        return x->file_offset > y->file_offset ? 1 : -1;
+    if (x->extent_id != y->extent_id)
+        return x->extent_id > y->extent_id ? 1 : -1;
+    return (x->extent_offset > y->extent_offset) - (x->extent_offset < y->extent_offset);
+}
+
+/* One more owner of the last range, unless it is one. */
+static int add_owner(growing_list *owners, cxl_live_range *range, uint64_t owner)
+{
+    const uint64_t *known = (const uint64_t *)owners->items + range->first_owner;
+    for (uint64_t i = 0; i < range->owner_count; i++) {
+        if (known[i] == owner)
+            return 0;
+    }
+    uint64_t *place = list_add(owners);
+    if (place == NULL)
+        return -ENOMEM;
+    *place = owner;
+    range->owner_count++;
+    return 0;
+}
+
+/* Whether this owner's view decides where the range goes. */
+static bool goes_before(const share *item, const cxl_live_range *range, uint64_t preferred)
+{
+    if (item->owner == range->owner)
+        return item->file_offset < range->file_offset;
+    if ((item->owner == preferred) != (range->owner == preferred))
+        return item->owner == preferred;
+    return item->owner < range->owner;
+}
+
+/* Sorted shares that overlap become one range. */
+static int unite(const gathering_state *state, uint64_t preferred, growing_list *ranges, growing_list *owners)
+{
+    const share *shares = state->shares.items;
+    cxl_live_range *last = NULL;
+    int result = 0;
+    for (uint64_t i = 0; i < state->shares.count && result == 0; i++) {
+        const share *item = &shares[i];
+        if (last == NULL || last->extent_id != item->extent_id ||
+            last->extent_offset + last->length <= item->start) {
+            last = list_add(ranges);
+            if (last == NULL)
+                return -ENOMEM;
+            *last = (cxl_live_range){
+                .extent_id = item->extent_id, .extent_offset = item->start,
+                .length = item->end - item->start, .owner = item->owner,
+                .file_offset = item->file_offset, .first_owner = owners->count, .span = item->span,
+            };
+        }
+        last->length = larger(last->extent_offset + last->length, item->end) - last->extent_offset;
+        if (goes_before(item, last, preferred)) {
+            last->owner = item->owner;
+            last->file_offset = item->file_offset;
+        }
+        result = add_owner(owners, last, item->owner);
+    }
+    return result;
+}
+
+/* An allocation to give away, even for an empty list. */
+static int give(growing_list *from, void **out)
+{
+    if (from->items == NULL && (from->items = cxl_allocate(from->size)) == NULL)
+        return -ENOMEM;
+    *out = list_give(from);
+    return 0;
+}
+
+int cxl_engine_live_ranges(cxl_engine *engine, const cxl_span *spans, uint64_t span_count, uint64_t preferred,
+                           uint8_t *busy, cxl_live_range **ranges, uint64_t *count, uint64_t **owners,
+                           uint64_t *owner_count)
+{
+    gathering_state state = {
+        .engine = engine, .spans = spans, .count = span_count, .busy = busy,
+        .shares = {.size = sizeof(share)},
+    };
+    growing_list found = {.size = sizeof(cxl_live_range)}, all = {.size = sizeof(uint64_t)};
+    int result = collect(&state);
+    if (result == 0 && state.shares.count != 0) {
+        qsort(state.shares.items, state.shares.count, sizeof(share), compare_places);
+        result = unite(&state, preferred, &found, &all);
+        if (result == 0)
+            qsort(found.items, found.count, sizeof(cxl_live_range), compare_files);
+    }
+    *count = found.count;
+    *owner_count = all.count;
+    if (result == 0)
+        result = give(&found, (void **)ranges);
+    if (result == 0) {
+        result = give(&all, (void **)owners);
+        found.items = result == 0 ? NULL : *ranges;
+    }
+    if (result != 0) {
+        free(found.items);
+        free(all.items);
+    }
+    free(state.segments);
+    free(state.shares.items);
+    return result;
+}
+
+static int compare_spans(const void *a, const void *b)
+{
+    const cxl_span *x = a, *y = b;
+    return (x->media_offset > y->media_offset) - (x->media_offset < y->media_offset);
+}
+
+/* Where references of a range of a map lie: one span for each. */
+static int collect_spans(cxl_map *map, uint64_t offset, uint64_t end, growing_list *spans)
+{
+    int result = 0;
+    const reference *ref;
+    pthread_rwlock_rdlock(&map->lock);
+    const tree *content = &map->content;
+    for (tree_position at = tree_find(content, offset);
+         (ref = tree_at(content, at)) != NULL && ref->file_offset < end && result == 0;
+         at = tree_next(content, at)) {
+        uint64_t from = larger(ref->file_offset, offset), to = smaller(reference_end(ref), end);
+        uint64_t start = ref->extent->media_offset + ref->extent_offset + (from - ref->file_offset);
+        cxl_span *span = list_add(spans);
+        if (span == NULL)
+            result = -ENOMEM;
+        else
+            *span = (cxl_span){start, to - from};
+    }
+    pthread_rwlock_unlock(&map->lock);
+    return result;
+}
+
+/* Spans that overlap (bytes that the map has twice) become one. */
+static void unite_spans(growing_list *spans)
+{
+    cxl_span *items = spans->items;
+    uint64_t kept = 0;
+    if (spans->count == 0)
+        return;
+    qsort(items, spans->count, sizeof(*items), compare_spans);
+    for (uint64_t i = 1; i < spans->count; i++) {
+        uint64_t end = items[kept].media_offset + items[kept].length;
+        if (items[i].media_offset < end)
+            items[kept].length = larger(end, items[i].media_offset + items[i].length) - items[kept].media_offset;
+        else
+            items[++kept] = items[i];
+    }
+    spans->count = kept + 1;
+}
+
+int cxl_map_live_ranges(cxl_map *map, uint64_t offset, uint64_t length, uint8_t *busy, cxl_live_range **ranges,
+                        uint64_t *count, uint64_t **owners, uint64_t *owner_count)
+{
+    growing_list spans = {.size = sizeof(cxl_span)};
+    uint64_t end = length > UINT64_MAX - offset ? UINT64_MAX : offset + length;
+    uint8_t *each = NULL;
+    int result = collect_spans(map, offset, end, &spans);
+    if (result == 0) {
+        unite_spans(&spans);
+        each = cxl_allocate_zeroed(spans.count + 1, 1);
+        result = each == NULL ? -ENOMEM
+                              : cxl_engine_live_ranges(map->engine, spans.items, spans.count, map->owner, each,
+                                                       ranges, count, owners, owner_count);
+    }
+    *busy = result == 0 && memchr(each, 1, spans.count) != NULL;
+    free(each);
+    free(spans.items);
+    return result;
+}
+
+/* -------------------------------------------------------------------------------------- copy */
+
+/* Through memory: what was summed is what is copied. A piece lies in one chunk of the source. */
+static int copy_range(cxl_engine *engine, extent *source, uint64_t offset, uint64_t length,
+                      extent *target, append_state *state, uint8_t *buffer, cxl_fault *fault)
+{
+    int result = 0;
+    while (length > 0 && result == 0) {
+        uint64_t piece = smaller(length, engine->chunk - (offset & (engine->chunk - 1)));
+        extent_range range = {
+            .extent = source, .extent_offset = offset, .length = piece,
+            .reference_start = offset, .reference_end = offset + piece,
+        };
+        result = extent_read(engine, &range, buffer, true, fault);
+        if (result == 0)
+            result = append_bytes(engine, target, state, buffer, piece, fault);
+        offset += piece;
+        length -= piece;
+    }
+    return result;
+}
+
+/* As much of a range as the target has room for; *move: what went where. */
+static int append_range(cxl_engine *engine, const cxl_live_range *range, extent *target,
+                        append_state *state, uint8_t *buffer, cxl_move *move, cxl_fault *fault)
+{
+    extent *source = extent_take(engine, range->extent_id);
+    if (source == NULL)
+        return -ENOENT;
+    uint64_t known = extent_snapshot(engine, source, 0, 0, NULL);
+    int result = -EINVAL;
+    if (source != target && range->extent_offset <= known && range->length <= known - range->extent_offset) {
+        *move = (cxl_move){
+            .source_id = range->extent_id, .source_offset = range->extent_offset,
+            .length = smaller(range->length, target->capacity - state->offset),
+            .target_id = target->id, .target_offset = state->offset,
+        };
+        result = copy_range(engine, source, range->extent_offset, move->length, target, state, buffer, fault);
+    }
+    extent_drop(engine, source);
+    return result;
+}
+
+static int64_t append_ranges(cxl_engine *engine, const cxl_live_range *ranges, uint64_t count,
+                             extent *target, uint8_t *buffer, cxl_move *moves, cxl_fault *fault,
+                             uint64_t *bad)
+{
+    append_state state;
+    uint64_t done = 0;
+    int result = append_begin(engine, target, append_padding(engine, target), &state, fault);
+    while (result == 0 && done < count && state.offset < target->capacity) {
+        *bad = done;
+        result = append_range(engine, &ranges[done], target, &state, buffer, &moves[done], fault);
+        done++;
+    }
+    if (result == 0) {
+        result = append_fence(engine);
+        fault->error = result;
+        result = result == -EREMOTEIO ? -EIO : result;
+    }
+    if (result != 0)
+        return result;
+    append_commit(engine, target, &state);
+    return (int64_t)done;
+}
+
+int64_t cxl_engine_copy_ranges(cxl_engine *engine, const cxl_live_range *ranges, uint64_t count, uint64_t target_id,
+                               cxl_move *moves, uint64_t *bad, cxl_fault *fault)
+{
+    extent *target;
+    *bad = 0;
+    memset(fault, 0, sizeof(*fault));
+    int64_t result = extent_use_open(engine, target_id, &target);
+    if (result != 0)
+        return result;
+    uint8_t *buffer = cxl_allocate(engine->chunk);
+    result = -ENOMEM;
+    if (buffer != NULL)
+        result = append_ranges(engine, ranges, count, target, buffer, moves, fault, bad);
+    free(buffer);
+    extent_unused(engine, target);
+    return result;
+}

@@ -1,0 +1,221 @@
+/* moves.c - what was copied elsewhere is looked for there: references are re-aimed, many at once.
+ *
+ * Never: touches media bytes, marks a map as changed (its bytes are what they were).
+ *
+ * Invariants
+ * - A map is walked once for all moves, and each is re-aimed as a whole or not at all.
+ * - A reference that a move covers in part is divided; two that continue each other become one.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "extents/extents.h"
+
+/* Moves of one source: [first, end) of the list. */
+typedef struct {
+    extent *source;
+    uint64_t first;
+    uint64_t end;
+} source_moves;
+
+typedef struct {
+    const cxl_move *moves;
+    extent **targets;         /* of each move, held */
+    uint64_t count;
+    source_moves *slots;      /* hashed by the address of the source, held; NULL: empty */
+    uint64_t slot_count;      /* a power of two, at least twice the sources */
+} move_table;
+
+static uint64_t slot_of(const move_table *table, const extent *source)
+{
+    uint64_t hash = (uint64_t)(uintptr_t)source * UINT64_C(0x9e3779b97f4a7c15);
+    return (hash >> 32) & (table->slot_count - 1);
+}
+
+static source_moves *find_source(const move_table *table, const extent *source)
+{
+    uint64_t slot = slot_of(table, source);
+    while (table->slots[slot].source != NULL && table->slots[slot].source != source)
+        slot = (slot + 1) & (table->slot_count - 1);
+    return &table->slots[slot];
+}
+
+static void table_drop(cxl_engine *engine, move_table *table)
+{
+    for (uint64_t i = 0; i < table->slot_count; i++) {
+        if (table->slots[i].source != NULL)
+            extent_drop(engine, table->slots[i].source);
+    }
+    for (uint64_t i = 0; i < table->count; i++) {
+        if (table->targets[i] != NULL)
+            extent_drop(engine, table->targets[i]);
+    }
+    free(table->slots);
+    free(table->targets);
+}
+
+/* Sorted by source, apart, no sum that wraps. */
+static bool moves_fit(const cxl_move *moves, uint64_t count, uint64_t *bad)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        const cxl_move *move = &moves[i], *before = &moves[i == 0 ? 0 : i - 1];
+        *bad = i;
+        if (move->length > UINT64_MAX - move->source_offset)
+            return false;
+        if (i != 0 && (move->source_id < before->source_id ||
+                       (move->source_id == before->source_id &&
+                        move->source_offset < before->source_offset + before->length)))
+            return false;
+    }
+    return true;
+}
+
+/* The target of a move, held; NULL: it does not exist, or not so far. */
+static extent *take_target(cxl_engine *engine, const cxl_move *move)
+{
+    extent *x = extent_take(engine, move->target_id);
+    if (x == NULL)
+        return NULL;
+    uint64_t known = extent_snapshot(engine, x, 0, 0, NULL);
+    if (move->target_offset <= known && move->length <= known - move->target_offset)
+        return x;
+    extent_drop(engine, x);
+    return NULL;
+}
+
+/* The targets of moves [table->count, end), which have one source, and that source, held. Nothing can
+ * refer to one that does not exist: its moves are left out. */
+static int add_source(cxl_engine *engine, move_table *table, uint64_t end, uint64_t *bad)
+{
+    uint64_t first = table->count;
+    extent *source = extent_take(engine, table->moves[first].source_id);
+    if (source != NULL)
+        *find_source(table, source) = (source_moves){source, first, end};
+    for (; table->count < end; table->count++) {
+        *bad = table->count;
+        extent *target = source == NULL ? NULL : take_target(engine, &table->moves[*bad]);
+        if (source != NULL && target == NULL)
+            return -EINVAL;
+        table->targets[*bad] = target;
+    }
+    return 0;
+}
+
+static int table_fill(cxl_engine *engine, move_table *table, uint64_t count, uint64_t *bad)
+{
+    const cxl_move *moves = table->moves;
+    int result = 0;
+    while (table->count < count && result == 0) {
+        uint64_t end = table->count + 1;
+        while (end < count && moves[end].source_id == moves[table->count].source_id)
+            end++;
+        result = add_source(engine, table, end, bad);
+    }
+    return result;
+}
+
+static int table_make(cxl_engine *engine, move_table *table, const cxl_move *moves, uint64_t count,
+                      uint64_t *bad)
+{
+    *table = (move_table){.moves = moves, .slot_count = 16};
+    while (table->slot_count < 2 * count)
+        table->slot_count *= 2;
+    table->slots = cxl_allocate_zeroed(table->slot_count, sizeof(*table->slots));
+    table->targets = cxl_allocate(count * sizeof(*table->targets));
+    int result = -ENOMEM;
+    if (table->slots == NULL)
+        table->slot_count = 0;
+    else if (table->targets != NULL)
+        result = table_fill(engine, table, count, bad);
+    if (result != 0)
+        table_drop(engine, table);
+    return result;
+}
+
+/* ----------------------------------------------------------------------------------- one map */
+
+/* One more re-aimed piece; one that continues the last one makes that longer. */
+static int add_piece(growing_list *pieces, reference fresh)
+{
+    if (pieces->count != 0) {
+        reference *last = (reference *)pieces->items + pieces->count - 1;
+        if (reference_end(last) == fresh.file_offset && last->extent == fresh.extent &&
+            last->extent_offset + last->length == fresh.extent_offset) {
+            last->length += fresh.length;
+            return 0;
+        }
+    }
+    reference *place = list_add(pieces);
+    if (place == NULL)
+        return -ENOMEM;
+    *place = fresh;
+    return 0;
+}
+
+/* The parts of a reference that moves cover, as they will be. */
+static int re_aim(const move_table *table, const source_moves *of, const reference *ref, growing_list *pieces)
+{
+    uint64_t first = of->first, end = of->end, ref_end = ref->extent_offset + ref->length;
+    int result = 0;
+    while (first < end) {        /* the first move that ends behind the beginning of the reference */
+        uint64_t middle = first + (end - first) / 2;
+        if (table->moves[middle].source_offset + table->moves[middle].length > ref->extent_offset)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    for (; first < of->end && table->moves[first].source_offset < ref_end && result == 0; first++) {
+        const cxl_move *move = &table->moves[first];
+        uint64_t from = larger(ref->extent_offset, move->source_offset);
+        uint64_t to = smaller(ref_end, move->source_offset + move->length);
+        if (from < to)
+            result = add_piece(pieces, (reference){
+                .file_offset = ref->file_offset + (from - ref->extent_offset),
+                .length = to - from,
+                .extent = table->targets[first],
+                .extent_offset = move->target_offset + (from - move->source_offset),
+            });
+    }
+    return result;
+}
+
+static int move_map(cxl_map *map, const move_table *table)
+{
+    growing_list pieces = {.size = sizeof(reference)};
+    int result = 0;
+    pthread_mutex_lock(&map->writer);
+    const tree *content = &map->content;
+    for (uint32_t i = 0; i < content->leaf_count && result == 0; i++) {
+        const leaf *in = content->leaves[i];
+        for (uint32_t slot = 0; slot < in->count && result == 0; slot++) {
+            const source_moves *of = find_source(table, in->refs[slot].extent);
+            if (of->source != NULL)
+                result = re_aim(table, of, &in->refs[slot], &pieces);
+        }
+    }
+    atomic_fetch_add_explicit(&map->engine->refs_visited, content->refs, memory_order_relaxed);
+    if (result == 0 && pieces.count != 0)
+        result = map_put(map, pieces.items, pieces.count);
+    pthread_mutex_unlock(&map->writer);
+    free(pieces.items);
+    return result;
+}
+
+int cxl_maps_move(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, const cxl_move *moves,
+                  uint64_t move_count, uint64_t *bad)
+{
+    move_table table;
+    *bad = 0;
+    if (move_count == 0)
+        return 0;
+    if (!moves_fit(moves, move_count, bad))
+        return -EINVAL;
+    int result = table_make(engine, &table, moves, move_count, bad);
+    if (result != 0)
+        return result;
+    for (uint64_t i = 0; i < map_count && result == 0; i++)
+        result = move_map(maps[i], &table);
+    table_drop(engine, &table);
+    return result;
+}
