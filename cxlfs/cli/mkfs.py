@@ -36,6 +36,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import superblock
 from cxlfs.media import Media, open_media, signatures
+from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.media.signatures import Found
 from cxlfs.store import Store, StoreOptions
 from cxlfs.units import MIB, format_size, parse_size
@@ -77,6 +78,8 @@ class Made(Report):
     granularity: str
     write_back: str
     persistence_domain: str | None
+    volatile: bool
+    """A file in memory (tmpfs): gone with the power."""
     created_file: bool
     overwrote: tuple[str, ...]
     """What was there before, by name; only with --force."""
@@ -91,6 +94,8 @@ class Made(Report):
             ("usable", format_size(self.usable_bytes)),
             ("media", describe_media(self.media, self.granularity, self.write_back)),
         ]
+        if self.volatile:
+            rows.append(("caution", style.warning(VOLATILE_TEXT)))
         if self.overwrote:
             rows.append(("overwrote", ", ".join(self.overwrote)))
         yield from columns(rows)
@@ -250,6 +255,7 @@ def _describe(
             granularity=media.granularity.name.lower(),
             write_back=media.write_back_name,
             persistence_domain=media.persistence_domain,
+            volatile=media.volatile,
             created_file=created_file,
             overwrote=overwrote,
         )

@@ -17,7 +17,8 @@ from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options, wants_d
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.target import OPEN_EXIT_CODES, naming_the_mount
-from cxlfs.control.client import control_request, find_and_connect
+from cxlfs.control import mountinfo
+from cxlfs.control.client import control_request, find_and_connect, is_served
 from cxlfs.daemon.mount import MountConfig, make_config, mount_background, mount_foreground
 from cxlfs.errors import CxlfsError, FuseUnavailableError
 
@@ -61,9 +62,17 @@ class Mounted(Report):
     log_path: bytes | None
     state: str | None
     recovered_records: int | None
+    already_mounted: bool
+    """It was mounted there before; nothing was changed."""
+    weakened: tuple[str, ...]
+    """What this mount does not promise, or its source cannot."""
 
     def lines(self, style: Style, /) -> Iterator[str]:
         how = " read-only" if self.read_only else ""
+        if self.already_mounted:
+            verb = style.good("already mounted")
+            yield f"{verb}: {quote(self.source)} on {quote(self.mountpoint)}{how}"
+            return
         yield f"{style.good('mounted')} {quote(self.source)} on {quote(self.mountpoint)}{how}"
         if self.recovered_records:
             yield f"recovered {self.recovered_records} journal records after an unclean end"
@@ -120,16 +129,40 @@ def command(
     if foreground:
         mount_foreground(config)
         return
-    with naming_the_mount(config.source):
-        mount_background(config)
-    mounted = describe(config)
+    mounted = _already_mounted(config)
+    if mounted is None:
+        with naming_the_mount(config.source):
+            mount_background(config)
+        mounted = describe(config)
     output.report(mounted)
+    for text in mounted.weakened:
+        output.warning(text)
     if mounted.state not in ("ONLINE", None) and not config.read_only:
         output.warning(f"the store is {mounted.state}; see: cxlfs status {config.mountpoint}")
 
 
+def _already_mounted(config: MountConfig) -> Mounted | None:
+    """What serves this source on this mount point already, as it was asked for now; else None."""
+    mount = mountinfo.find_mount(config.mountpoint)
+    if mount is None or mount.file_system_type != mountinfo.FILE_SYSTEM_TYPE:
+        return None
+    if ("ro" in mount.options) != config.read_only or not _is_same(mount.source, config.source):
+        return None
+    if not is_served(config.mountpoint):
+        return None
+    return dataclasses.replace(describe(config), already_mounted=True)
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return one == other or os.path.samefile(one, other)  # noqa: PTH121
+    except OSError:
+        return False
+
+
 def describe(config: MountConfig) -> Mounted:
     """What came up. A daemon that cannot be asked is no failure: the mount answers."""
+    weakened: tuple[str, ...] = ()
     pid: int | None = None
     log_path: bytes | None = None
     state: str | None = None
@@ -144,6 +177,8 @@ def describe(config: MountConfig) -> Mounted:
             recovery = message.get("recovery")
             if isinstance(recovery, dict) and not recovery.get("clean", True):
                 records = int(recovery.get("records", 0))
+            found = message.get("weakened")
+            weakened = tuple(str(text) for text in found) if isinstance(found, list) else ()
     return Mounted(
         source=os.fsencode(config.source),
         mountpoint=os.fsencode(config.mountpoint),
@@ -152,4 +187,6 @@ def describe(config: MountConfig) -> Mounted:
         log_path=log_path,
         state=state,
         recovered_records=records,
+        already_mounted=False,
+        weakened=weakened,
     )

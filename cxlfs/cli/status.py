@@ -16,10 +16,32 @@ from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, columns, quote, time_or_none
 from cxlfs.cli.source import media_of
+from cxlfs.cli.status_parts import (
+    Activity,
+    Contents,
+    Errors,
+    Getter,
+    Journal,
+    LastVerify,
+    Media,
+    Options,
+    Recovery,
+    RefusedWrites,
+    Space,
+    Transport,
+    last_verify_from,
+    media_from,
+    options_from,
+    recovery_from,
+    refused_writes_from,
+    space_from,
+    transport_from,
+)
 from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
 from cxlfs.control.client import control_request
 from cxlfs.control.discovery import Registration
 from cxlfs.errors import CxlfsError
+from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.store import Store, StoreOptions
 from cxlfs.units import format_duration, format_size
 from cxlfs.verify import inspect
@@ -44,99 +66,6 @@ Examples:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Media:
-    """What the store lies on."""
-
-    kind: str
-    size_bytes: int
-    granularity: str
-    write_back: str
-    persistence_domain: str | None
-    alignment_bytes: int
-    dirty_shutdowns: int | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Transport:
-    """Who serves a mount's file data, and how many requests that took so far."""
-
-    kind: str
-    threads: int
-    direct_mapping: bool
-    reads: int
-    writes: int
-    calls: int
-    forwarded: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Space:
-    """Bytes; ``free_bytes`` counts what deleting and compacting have made available."""
-
-    size_bytes: int
-    used_bytes: int
-    free_bytes: int
-    reserved_bytes: int
-    incomplete_bytes: int
-    segment_size_bytes: int
-    segments: int
-    segments_free: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Journal:
-    """The open journal segment, and the last commit."""
-
-    used_bytes: int
-    size_bytes: int
-    last_commit: int
-    last_commit_time: str | None
-    generation: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Contents:
-    files: int
-    directories: int
-    open_files: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Errors:
-    """Since the store was opened."""
-
-    checksum: int
-    media: int
-    no_space: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Activity:
-    """Since the store was opened."""
-
-    bytes_written: int
-    bytes_read: int
-    commits: int
-    reverts: int
-    rollovers: int
-    cleaned_segments: int
-    moved_bytes: int
-    memory_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recovery:
-    """What opening the store found."""
-
-    clean: bool
-    records: int
-    seconds: float
-    mirror_used: int
-    dirty_shutdown: bool
-    problems: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Status(Report):
     """Everything that ``cxlfs status`` shows."""
 
@@ -154,21 +83,29 @@ class Status(Report):
     action: str | None
     read_only: bool
     media: Media
+    options: Options | None
+    weakened: tuple[str, ...]
+    """What this mount does not promise, or its source cannot."""
     transport: Transport | None
     space: Space
     journal: Journal
     contents: Contents
     errors: Errors
+    damaged_files: int
+    damaged_paths: tuple[str, ...]
+    last_verify: LastVerify | None
+    refused_writes: RefusedWrites | None
     activity: Activity
     recovery: Recovery
 
     @classmethod
     def from_message(cls, item: Mapping[str, object], daemon: Registration | None) -> Self:
         """From what ``inspect.status`` gives, here or through the control socket."""
-        get = _Getter(item)
+        get = Getter(item)
         media = get.part("media")
         source = media.text("path") if daemon is None else daemon.source
         state, status, action = _judge(get, source, daemon)
+        options = None if daemon is None else options_from(get.part("options"))
         return cls(
             source=os.fsencode(source),
             mountpoint=None if daemon is None else os.fsencode(daemon.mountpoint),
@@ -181,9 +118,11 @@ class Status(Report):
             status=status,
             action=action,
             read_only=get.truth("read_only"),
-            media=_media(media),
-            transport=None if daemon is None else _transport(get.part("transport")),
-            space=_space(get),
+            media=media_from(media),
+            options=options,
+            weakened=get.texts("weakened") if daemon is not None else _of_source(media),
+            transport=None if daemon is None else transport_from(get.part("transport")),
+            space=space_from(get),
             journal=Journal(
                 used_bytes=get.number("journal_used_bytes"),
                 size_bytes=get.number("journal_size_bytes"),
@@ -199,10 +138,14 @@ class Status(Report):
                 get.number("media_errors"),
                 get.number("no_space_errors"),
             ),
+            damaged_files=get.number("damaged_files"),
+            damaged_paths=get.texts("damaged_paths"),
+            last_verify=last_verify_from(get.part("last_verify")),
+            refused_writes=refused_writes_from(get.part("refused_writes")),
             activity=Activity(
                 **{field.name: get.number(field.name) for field in dataclasses.fields(Activity)}
             ),
-            recovery=_recovery(get.part("recovery")),
+            recovery=recovery_from(get.part("recovery")),
         )
 
     def lines(self, style: Style, /) -> Iterator[str]:
@@ -217,6 +160,7 @@ class Status(Report):
         rows.append(("source", quote(self.source)))
         if self.mountpoint is not None:
             rows.append(("mount", f"{quote(self.mountpoint)}, process {self.pid}"))
+        rows += [("caution", style.warning(text)) for text in self.weakened]
         rows += [
             ("media", _media_text(self.media)),
             *([("transport", _transport_text(self.transport))] if self.transport else []),
@@ -225,53 +169,21 @@ class Status(Report):
             ("contents", _contents_text(self.contents, self.space)),
             ("recovery", _recovery_text(self.recovery)),
             ("errors", _errors_text(self.errors)),
+            ("verified", _verified_text(self.last_verify)),
         ]
         yield from columns(rows)
 
 
-class _Getter:
-    """Typed access to a message from a daemon; what is missing or of another type is empty."""
-
-    def __init__(self, item: Mapping[str, object]) -> None:
-        self._item = item
-
-    def number(self, name: str) -> int:
-        return self.number_or_none(name) or 0
-
-    def number_or_none(self, name: str) -> int | None:
-        value = self._item.get(name)
-        return value if isinstance(value, int) else None
-
-    def real(self, name: str) -> float:
-        value = self._item.get(name)
-        return float(value) if isinstance(value, int | float) else 0.0
-
-    def text(self, name: str) -> str:
-        return self.text_or_none(name) or ""
-
-    def text_or_none(self, name: str) -> str | None:
-        value = self._item.get(name)
-        return value if isinstance(value, str) else None
-
-    def truth(self, name: str) -> bool:
-        return bool(self._item.get(name))
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        value = self._item.get(name)
-        return tuple(str(text) for text in value) if isinstance(value, list | tuple) else ()
-
-    def part(self, name: str) -> _Getter:
-        value = self._item.get(name)
-        return _Getter(value if isinstance(value, Mapping) else {})
-
-
 def _judge(
-    get: _Getter, source: str, daemon: Registration | None
+    get: Getter, source: str, daemon: Registration | None
 ) -> tuple[str, str | None, str | None]:
     """State, status and action."""
     state, reason = get.text("state"), get.text_or_none("reason")
     target = source if daemon is None else daemon.mountpoint
     if state == "NEEDS-CHECK":
+        if get.number("damaged_files"):
+            action = f"save them again, or delete them; cxlfs verify {target} names every one"
+            return state, reason, action
         return state, reason, f"run: cxlfs verify {target}"
     if daemon is None:
         return _judge_offline(get, source)
@@ -279,17 +191,24 @@ def _judge(
         return state, reason, _read_only_action(get, source, daemon)
     if get.number("media_errors"):
         return "NEEDS-CHECK", "the media failed while reading", f"run: cxlfs verify {target}"
-    refused = get.number("no_space_errors")
-    if refused:
+    refused = refused_writes_from(get.part("refused_writes"))
+    if refused is not None:
         status = (
-            f"{_count(refused, 'write')} {'was' if refused == 1 else 'were'} refused for want of "
-            "space; nothing that was committed is lost"
+            f"{_count(refused.count, 'write')} {'was' if refused.count == 1 else 'were'} refused "
+            f"for want of space since {refused.since}; nothing that was committed is lost"
         )
-        return state, status, "delete checkpoints that are no longer needed"
+        return state, status, _room_action(refused)
     return state, None, None
 
 
-def _judge_offline(get: _Getter, source: str) -> tuple[str, str | None, str | None]:
+def _room_action(refused: RefusedWrites) -> str:
+    if not refused.needed_bytes:
+        return "delete checkpoints that are no longer needed"
+    needed = format_size(refused.needed_bytes)
+    return f"delete checkpoints that are no longer needed, until {needed} are free"
+
+
+def _judge_offline(get: Getter, source: str) -> tuple[str, str | None, str | None]:
     clean = get.part("recovery").truth("clean")
     status = "not mounted; closed cleanly"
     if not clean:
@@ -297,7 +216,7 @@ def _judge_offline(get: _Getter, source: str) -> tuple[str, str | None, str | No
     return "OFFLINE", status, f"to use it: cxlfs mount {source} MOUNTPOINT"
 
 
-def _read_only_action(get: _Getter, source: str, daemon: Registration) -> str:
+def _read_only_action(get: Getter, source: str, daemon: Registration) -> str:
     mountpoint = daemon.mountpoint
     if get.text("reason") == "it was opened read-only":
         return f"to write: cxlfs umount {mountpoint}; cxlfs mount {source} {mountpoint}"
@@ -305,28 +224,8 @@ def _read_only_action(get: _Getter, source: str, daemon: Registration) -> str:
     return f"read {log}, then unmount and run: cxlfs verify {source}"
 
 
-def _media(media: _Getter) -> Media:
-    return Media(
-        kind=media.text("kind"),
-        size_bytes=media.number("size_bytes"),
-        granularity=media.text("granularity"),
-        write_back=media.text("write_back"),
-        persistence_domain=media.text_or_none("persistence_domain"),
-        alignment_bytes=media.number("alignment_bytes"),
-        dirty_shutdowns=media.number_or_none("dirty_shutdowns"),
-    )
-
-
-def _transport(transport: _Getter) -> Transport:
-    return Transport(
-        kind=transport.text("kind"),
-        threads=transport.number("threads"),
-        direct_mapping=transport.truth("direct_mapping"),
-        reads=transport.number("reads"),
-        writes=transport.number("writes"),
-        calls=transport.number("calls"),
-        forwarded=transport.number("forwarded"),
-    )
+def _of_source(media: Getter) -> tuple[str, ...]:
+    return (VOLATILE_TEXT,) if media.truth("volatile") else ()
 
 
 def _transport_text(transport: Transport) -> str:
@@ -334,30 +233,6 @@ def _transport_text(transport: Transport) -> str:
         return f"{transport.kind} serves file data in Python's thread"
     cache = "page cache bypassed" if transport.direct_mapping else "page cache for mappings"
     return f"native, {_count(transport.threads, 'thread')}, {cache}"
-
-
-def _space(get: _Getter) -> Space:
-    return Space(
-        size_bytes=get.number("size_bytes"),
-        used_bytes=get.number("used_bytes"),
-        free_bytes=get.number("free_bytes"),
-        reserved_bytes=get.number("reserved_bytes"),
-        incomplete_bytes=get.number("incomplete_bytes"),
-        segment_size_bytes=get.number("segment_size_bytes"),
-        segments=get.number("segments_total"),
-        segments_free=get.number("segments_free"),
-    )
-
-
-def _recovery(recovery: _Getter) -> Recovery:
-    return Recovery(
-        clean=recovery.truth("clean"),
-        records=recovery.number("records"),
-        seconds=round(recovery.real("seconds"), 6),
-        mirror_used=recovery.number("mirror_used"),
-        dirty_shutdown=recovery.truth("dirty_shutdown"),
-        problems=recovery.texts("problems"),
-    )
 
 
 def _painted(state: str, style: Style) -> str:
@@ -426,6 +301,18 @@ def _errors_text(errors: Errors) -> str:
         (errors.no_space, "out of space"),
     ]
     return ", ".join(f"{count} {name}" for count, name in named if count) or "none"
+
+
+def _verified_text(last: LastVerify | None) -> str:
+    if last is None:
+        return "never"
+    what = "structures" if last.structure_only else "structures and data"
+    if not last.complete:
+        what += ", but not all of it"
+    found = last.errors + last.warnings
+    if not found:
+        return f"{last.time}, clean ({what})"
+    return f"{last.time}, {_count(found, 'finding')} ({what}): {', '.join(last.kinds)}"
 
 
 @click.command(

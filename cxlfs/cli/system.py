@@ -153,7 +153,9 @@ def fsck_command(
             f"{source} is mounted on {daemon.mountpoint}",
             next_step=f"check it while it is mounted: cxlfs verify {daemon.mountpoint}",
         )
-    return check(source, Output(as_json=False), structure_only=not with_data, repair=repair)
+    return check(
+        source, Output(as_json=False), structure_only=not with_data, repair=repair, record=None
+    )
 
 
 def fsck_main(arguments: Sequence[str] | None = None) -> int:

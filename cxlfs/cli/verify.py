@@ -10,41 +10,56 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar, Self
 
 import click
 
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import FINDINGS, OK, REPAIRED, epilog
-from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.cli.output import Output, Report, quote
 from cxlfs.cli.progress import Progress
 from cxlfs.cli.source import media_of
 from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
+from cxlfs.cli.verify_reports import (
+    FindingReport,
+    PassReport,
+    RemainingReport,
+    RepairReport,
+    Summary,
+    Undone,
+)
 from cxlfs.control.client import control_request
 from cxlfs.control.discovery import Registration
-from cxlfs.errors import BusyError, CorruptionError, NotACxlfsError, SavedCopyError
+from cxlfs.errors import (
+    BusyError,
+    CorruptionError,
+    CxlfsError,
+    NotACxlfsError,
+    SavedCopyError,
+    UsageError,
+)
 from cxlfs.format import superblock
 from cxlfs.media import Media, signatures
-from cxlfs.units import format_duration, format_size
+from cxlfs.store import Store
 from cxlfs.verify import (
     ERROR,
     PASSES,
     Finding,
-    Use,
     finding_from_dict,
     progress_from_dict,
     run_passes,
     run_steps,
 )
 from cxlfs.verify import Progress as PassProgress
+from cxlfs.verify.record import Recorder
 from cxlfs.verify.repair import apply, plan
+from cxlfs.verify.repair import undo as undo_repair
 
+NOT_MOUNTED = "it is not mounted, and was only read (--record writes the outcome into it)"
 _DATA_PASSES = frozenset(each.id for each in PASSES if each.data)
 
 HELP = """Check the store on SOURCE, or the one mounted on MOUNTPOINT: first every structure, then
@@ -53,158 +68,20 @@ every byte of file data against its checksum.
 Each finding names the structure, where it lies on the media, and the inode and path that it
 belongs to. Nothing is changed, and a mounted store goes on working, unless --repair is given: it
 restores structures that have a good second copy, says first what it will do, and keeps a copy of
-everything it changes. File data has no second copy: delete a damaged file, or save it again.
+everything it changes, which --undo puts back. File data has no second copy: delete a damaged file,
+or save it again.
+
+A mounted store remembers the outcome, and "cxlfs status" and "cxlfs list" show it until the damage
+is gone. One that is not mounted is only read; with --record it is opened as by a mount, and the
+outcome is written into it.
 
 \b
 Examples:
   cxlfs verify /mnt/ckpt
   cxlfs verify /dev/dax0.0 --structure-only
   cxlfs verify /dev/dax0.0 --repair
+  cxlfs verify /dev/dax0.0 --undo /var/tmp/dax0.0.saved-20260131T120000Z
 """
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FindingReport(Report):
-    """One thing that is wrong."""
-
-    schema: ClassVar[str] = "cxlfs.verify/1"
-    message_type: ClassVar[str | None] = "finding"
-
-    id: str
-    pass_id: int
-    severity: str
-    structure: str
-    media_offset: int | None
-    ino: int | None
-    path: bytes | None
-    message: str
-    expected: int | None
-    actual: int | None
-    repairable: bool
-    next_step: str
-    uses: tuple[Use, ...]
-
-    @classmethod
-    def from_finding(cls, finding: Finding) -> Self:
-        return cls(
-            **{field.name: getattr(finding, field.name) for field in dataclasses.fields(cls)}
-        )
-
-    def lines(self, style: Style, /) -> Iterator[str]:
-        paint = style.bad if self.severity == ERROR else style.warning
-        place = self.structure
-        if self.media_offset is not None:
-            place += f" at {self.media_offset:#x}"
-        if not self.uses:
-            place += "" if self.ino is None else f", inode {self.ino}"
-            place += "" if self.path is None else f", {quote(self.path)}"
-        yield f"{paint(self.severity)} {self.id}: {place}"
-        detail = self.message
-        if self.expected is not None and self.actual is not None:
-            detail += f" (expected {self.expected:#010x}, found {self.actual:#010x})"
-        yield f"    {detail}"
-        for use in self.uses:
-            where = "an inode without a name" if use.path is None else quote(use.path)
-            end = use.file_offset + use.length
-            span = f"bytes {use.file_offset} to {end}, {use.version}"
-            yield f"    in {where} (inode {use.ino}): {span}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PassReport(Report):
-    """One pass that ran to its end, or could not run (``skipped`` says why)."""
-
-    schema: ClassVar[str] = "cxlfs.verify/1"
-    message_type: ClassVar[str | None] = "pass"
-
-    pass_id: int
-    name: str
-    done: int
-    unit: str
-    findings: int
-    skipped: str | None
-
-    def lines(self, style: Style, /) -> Iterator[str]:
-        amount = format_size(self.done) if self.unit == "bytes" else f"{self.done}"
-        if self.skipped is not None:
-            result = f"{style.warning('not run')}: {self.skipped}"
-        elif self.findings:
-            result = style.bad(_count(self.findings))
-        else:
-            result = style.good("ok")
-        yield f"{self.pass_id:>2} {self.name:<24} {amount:>12}  {result}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RemainingReport(FindingReport):
-    """A finding that is still there after repairing."""
-
-    message_type: ClassVar[str | None] = "remaining"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RepairReport(Report):
-    """One thing that --repair is about to do."""
-
-    schema: ClassVar[str] = "cxlfs.verify/1"
-    message_type: ClassVar[str | None] = "repair"
-
-    id: str
-    text: str
-    media_offset: int
-    length: int
-    repairs: tuple[str, ...]
-    """Ids of the findings that it answers."""
-
-    def lines(self, _style: Style, /) -> Iterator[str]:
-        yield f"will {self.text}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Summary(Report):
-    """The last document: what came out."""
-
-    schema: ClassVar[str] = "cxlfs.verify/1"
-    message_type: ClassVar[str | None] = "summary"
-
-    structure_only: bool
-    passes: int
-    passes_skipped: int
-    findings: int
-    errors: int
-    warnings: int
-    repairable: int
-    repairs: int
-    remaining: int
-    saved_copy: bytes | None
-    seconds: float
-    next_step: str | None
-
-    @property
-    def exit_code(self) -> int:
-        if self.remaining or self.passes_skipped:
-            return FINDINGS
-        return REPAIRED if self.findings else OK
-
-    def lines(self, style: Style, /) -> Iterator[str]:
-        what = "structures" if self.structure_only else "structures and data"
-        took = format_duration(self.seconds)
-        if self.exit_code == OK:
-            yield f"{style.good('clean')}: {what} checked in {took}"
-        elif self.exit_code == REPAIRED:
-            yield f"{style.good('repaired')}: {_count(self.findings)}, none is left"
-        else:
-            worst = style.bad("damaged") if self.errors else style.warning("redundancy is lost")
-            left = " left" if self.repairs else ""
-            yield f"{worst}: {_count(self.remaining)}{left} in {what}, checked in {took}"
-        if self.saved_copy is not None:
-            yield f"saved copy of what was changed: {quote(self.saved_copy)}"
-        if self.next_step is not None:
-            yield f"next: {self.next_step}"
-
-
-def _count(findings: int) -> str:
-    return f"{findings} finding{'' if findings == 1 else 's'}"
 
 
 class Tally:
@@ -221,11 +98,14 @@ class Tally:
         self.passes_skipped = 0
         self.repairs = 0
         self.saved_copy: Path | None = None
+        self.recorder = Recorder()
+        self.not_recorded: str | None = NOT_MOUNTED
 
     def take(self, steps: Iterable[Finding | PassProgress]) -> None:
         """Report every step as it comes."""
         try:
             for step in steps:
+                self.recorder.take(step)
                 if isinstance(step, Finding):
                     self._take_finding(step)
                 else:
@@ -264,6 +144,21 @@ class Tally:
         for finding in of_structures:
             self.remaining.append(finding)
             self._say(RemainingReport.from_finding(finding))
+
+    def record(self, media: Media) -> None:
+        """Let the store remember what is left; a failure to do so is told, and no failure."""
+        if self.repairs:
+            self.recorder.repaired(self.remaining)
+        try:
+            store = Store.open(media)
+            try:
+                self.recorder.finish(store)
+            finally:
+                store.close()
+        except CxlfsError as error:
+            self.not_recorded = error.message
+        else:
+            self.not_recorded = None
 
     @property
     def seconds(self) -> float:
@@ -308,32 +203,72 @@ class Tally:
 @click.argument("target", metavar="SOURCE|MOUNTPOINT", type=ANY_PATH)
 @click.option("--structure-only", is_flag=True, help="Do not read file data.")
 @click.option("--repair", is_flag=True, help="Repair what can be undone from a saved copy.")
+@click.option("--record", is_flag=True, help="Write the outcome into a store that is not mounted.")
+@click.option("--undo", metavar="SAVED_COPY", type=ANY_PATH, help="Take a repair back.")
 @common_options
-def command(target: str, *, structure_only: bool, repair: bool, as_json: bool) -> int:
+def command(
+    target: str,
+    undo: str | None,
+    *,
+    structure_only: bool,
+    repair: bool,
+    record: bool,
+    as_json: bool,
+) -> int:
     """See HELP."""
     output = Output(as_json=as_json)
-    return check(target, output, structure_only=structure_only, repair=repair)
+    if undo is not None:
+        if structure_only or repair or record:
+            raise UsageError("--undo takes no other option", next_step="see cxlfs verify --help")
+        output.report(take_back(target, Path(undo)))
+        return OK
+    return check(target, output, structure_only=structure_only, repair=repair, record=record)
 
 
-def check(target: str, output: Output, *, structure_only: bool, repair: bool) -> int:
-    """Check, and repair if asked to; the exit code. Raises what opening the source raises."""
+def take_back(source: str, saved_copy: Path) -> Undone:
+    """Put back what a repair has changed. Raises SavedCopyError, and what opening raises."""
+    _refuse_mounted(source, served_by(source), "--undo", saved_copy)
+    with media_of(source, read_only=False) as media:
+        length = undo_repair(media, saved_copy)
+    return Undone(
+        source=os.fsencode(source),
+        saved_copy=os.fsencode(saved_copy),
+        length=length,
+        next_step=f"cxlfs verify {source}",
+    )
+
+
+def _refuse_mounted(target: str, daemon: Registration | None, *options: object) -> None:
+    if daemon is not None:
+        words = " ".join(str(option) for option in options)
+        raise BusyError(
+            f"{target} is mounted, and a mounted store is not repaired",
+            next_step=f"cxlfs umount {daemon.mountpoint}; cxlfs verify {daemon.source} {words}",
+        )
+
+
+def check(
+    target: str, output: Output, *, structure_only: bool, repair: bool, record: bool | None
+) -> int:
+    """Check, and repair if asked to; the exit code. ``record``: write the outcome into a store that
+    is not mounted; None: do not, and do not mention it. Raises what opening the source raises.
+    """
     daemon = served_by(target)
     tally = Tally(output)
+    if repair:
+        _refuse_mounted(target, daemon, "--repair")
     if daemon is not None:
-        if repair:
-            raise BusyError(
-                f"{target} is mounted, and a mounted store is not repaired",
-                next_step=f"cxlfs umount {daemon.mountpoint}; "
-                f"cxlfs verify {daemon.source} --repair",
-            )
-        tally.take(_ask(daemon, structure_only=structure_only))
+        tally.take(_ask(daemon, tally, structure_only=structure_only))
         return _conclude(output, tally, target, structure_only=structure_only, daemon=daemon)
-    with media_of(target, read_only=not repair) as media:
+    with media_of(target, read_only=not (repair or record)) as media:
         _require_store(media)
         tally.take(run_steps(media, structure_only=structure_only))
         if repair:
             tally.repair(media, target)
-        return _conclude(output, tally, target, structure_only=structure_only)
+        if record:
+            tally.record(media)
+    says = record is not None
+    return _conclude(output, tally, target, structure_only=structure_only, says_unrecorded=says)
 
 
 def _require_store(media: Media) -> None:
@@ -347,11 +282,17 @@ def _require_store(media: Media) -> None:
             raise
 
 
-def _ask(daemon: Registration, *, structure_only: bool) -> Iterator[Finding | PassProgress]:
+def _ask(
+    daemon: Registration, tally: Tally, *, structure_only: bool
+) -> Iterator[Finding | PassProgress]:
+    tally.not_recorded = "its daemon is of a version that does not"
     messages = control_request(daemon.mountpoint, "verify", {"structure_only": structure_only})
     for message in messages:
         if message["message_type"] == "finding":
             yield finding_from_dict(message)
+        elif message["message_type"] == "recorded":
+            reason = message.get("reason")
+            tally.not_recorded = None if reason is None else str(reason)
         else:
             yield progress_from_dict(message)
 
@@ -363,6 +304,7 @@ def _conclude(
     *,
     structure_only: bool,
     daemon: Registration | None = None,
+    says_unrecorded: bool = True,
 ) -> int:
     """Write the summary; the exit code."""
     summary = Summary(
@@ -376,6 +318,8 @@ def _conclude(
         repairs=tally.repairs,
         remaining=len(tally.remaining),
         saved_copy=None if tally.saved_copy is None else os.fsencode(tally.saved_copy),
+        recorded=tally.not_recorded is None,
+        not_recorded=tally.not_recorded if says_unrecorded else None,
         seconds=round(tally.seconds, 3),
         next_step=_next_step(tally.remaining, target, daemon),
     )

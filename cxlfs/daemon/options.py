@@ -13,7 +13,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from cxlfs.errors import UsageError
 
@@ -186,6 +186,22 @@ def _microseconds(key: str, text: str) -> int:
             next_step=f"give whole microseconds, 0 to {MICROSECONDS_MAX}",
         )
     return int(text)
+
+
+def weakened(config: MountConfig) -> Iterator[str]:
+    """What a mount with these options does not promise, for people."""
+    seconds = config.commit_interval_s
+    if not config.verify_reads:
+        yield "what is read is not compared with its checksum (verify=off)"
+    if config.allow_incomplete_overwrite:
+        yield (
+            "a crash while a file is overwritten loses both versions (allow_incomplete_overwrite)"
+        )
+    if seconds > COMMIT_SECONDS_DEFAULT:
+        yield (
+            f"a crash may lose the last {seconds:g} s of a file that stays open "
+            f"(commit={seconds:g})"
+        )
 
 
 def checks_permissions(config: MountConfig, *, is_root: bool) -> bool:

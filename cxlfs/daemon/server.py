@@ -63,6 +63,8 @@ class Service:
     runtime_directory: Path
     on_ready: Callable[[], None]
     log_path: str | None = None
+    weakened: tuple[str, ...] = ()
+    """What this mount does not promise."""
     grace_seconds: float = GRACE_SECONDS
 
 
@@ -178,9 +180,19 @@ class _Server:
         """No thread uses the connection."""
 
     def _status(self, store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
-        """What the store says, and who serves its data."""
+        """What the store says, who serves its data, and how it was mounted."""
+        config = self._service.config
+        options = {
+            "verify": "read" if config.verify_reads else "off",
+            "commit_seconds": config.commit_interval_s,
+            "allow_incomplete_overwrite": config.allow_incomplete_overwrite,
+            "allow_other": config.allow_other,
+            "default_permissions": config.default_permissions,
+        }
+        transport = self._operations.data_plane.describe()
         for message in status(store, parameters):
-            yield {**message, "transport": self._operations.data_plane.describe()}
+            mounted = {"transport": transport, "options": options}
+            yield {**message, **mounted, "weakened": self._service.weakened}
 
     async def main(self) -> None:
         service = self._service

@@ -12,9 +12,10 @@ import uuid as uuid_module
 from collections.abc import Callable
 
 from cxlfs.daemon import linux, preflight, runtime, server
-from cxlfs.daemon.options import MountConfig
+from cxlfs.daemon.options import MountConfig, weakened
 from cxlfs.errors import MountError
 from cxlfs.media import open_media
+from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.store import Store, StoreOptions
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ def serve(config: MountConfig, *, on_ready: Callable[[], None], log_path: str | 
         if config.wakeup_latency_us is not None:
             _limit_wakeup_latency(mounted, config.wakeup_latency_us)
         store = open_store(config)
+        promises = weakened_promises(config, store)
+        for text in promises:  # asked for, so no warning; whoever looks for lost data finds it here
+            log.info("weaker than promised: %s", text)
         granted = linux.protect_process()
         log.info("process protection: %s", ", ".join(granted) or "none permitted")
         os.chdir("/")
@@ -42,8 +46,15 @@ def serve(config: MountConfig, *, on_ready: Callable[[], None], log_path: str | 
                 runtime_directory=directory,
                 on_ready=on_ready,
                 log_path=log_path,
+                weakened=tuple(promises),
             )
         )
+
+
+def weakened_promises(config: MountConfig, store: Store) -> list[str]:
+    """What this mount does not promise: asked for, or because of its source."""
+    found = [VOLATILE_TEXT] if store.media.volatile else []
+    return [*found, *weakened(config)]
 
 
 def _limit_wakeup_latency(until: contextlib.ExitStack, microseconds: int) -> None:

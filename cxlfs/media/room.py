@@ -19,7 +19,7 @@ from cxlfs.errors import NoSpaceError
 from cxlfs.units import GIB, KIB, format_size
 
 VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
-"""Their files are memory: gone with the power, and with the machine's next start."""
+VOLATILE_TEXT = "the source is a file in memory (tmpfs): it is gone with the power"
 
 _STAT_BLOCK_BYTES = 512  # unit of st_blocks, whatever the file system
 _KEPT_PART = 100

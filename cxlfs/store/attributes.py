@@ -8,6 +8,7 @@ Invariants
   copy does not take along what is true of the original alone. An archiver may bring such a name
   from elsewhere all the same, and would call its copy failed for one attribute that it cannot set:
   setting and removing are accepted, and change nothing.
+- ``trusted.cxlfs.*`` is what the store remembers (``health``): users neither see nor set it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from cxlfs.errors import (
     NameTooLongError,
     NoAttributeError,
     NoSpaceError,
+    NotPermittedError,
     UnsupportedOperationError,
 )
 from cxlfs.format import layout
 from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation, encode
+from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind, Inode
 
 if TYPE_CHECKING:
@@ -90,6 +93,8 @@ class InodeAttributes:
         """Raises NoAttributeError."""
         if name.startswith(_VIRTUAL_PREFIX):
             value = self._virtual_xattrs(inode).get(name)
+        elif name.startswith(HIDDEN_PREFIX):
+            value = None
         else:
             value = (inode.xattrs or {}).get(name)
         if value is None:
@@ -97,8 +102,8 @@ class InodeAttributes:
         return value
 
     def list_xattrs(self, inode: Inode) -> list[bytes]:
-        """What was set: not ``user.cxlfs.*``."""
-        return list(inode.xattrs or {})
+        """What was set: neither ``user.cxlfs.*`` nor ``trusted.cxlfs.*``."""
+        return [name for name in inode.xattrs or () if not name.startswith(HIDDEN_PREFIX)]
 
     def _virtual_xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         if inode.kind is not FileKind.FILE:
@@ -154,6 +159,8 @@ class InodeAttributes:
     def _check_xattr_name(self, name: bytes) -> None:
         if not 0 < len(name) <= layout.XATTR_NAME_BYTES_MAX:
             raise NameTooLongError("the attribute's name is empty or too long")
+        if name.startswith(HIDDEN_PREFIX):
+            raise NotPermittedError("this attribute is kept by the store")
         if not name.startswith(_XATTR_PREFIXES):
             raise UnsupportedOperationError("only user, trusted and security attributes")
 

@@ -24,6 +24,7 @@ from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
 from cxlfs.store.commits import Commits
 from cxlfs.store.files import Files
+from cxlfs.store.health import Health
 from cxlfs.store.names import Names, root_attributes
 from cxlfs.store.namespace import Attributes, FileKind, Inode, Namespace
 from cxlfs.store.ranges import Ranges
@@ -175,6 +176,11 @@ class Store:
     @property
     def read_only_reason(self) -> str | None:
         return self.volume.read_only_reason
+
+    @property
+    def health(self) -> Health:
+        """What is remembered of damage, of the last verify and of refused writes."""
+        return self.volume.health
 
     @property
     def on_event(self) -> Callable[[StoreEvent], None] | None:
@@ -460,6 +466,7 @@ class Store:
         if self.read_only:
             return False
         interval = self.options.commit_interval_s
+        self.health.maintain(now_monotonic, lambda: self.statfs().free_bytes)
         worked = self.commits.commit_old(older_than=now_monotonic - interval)
         if now_monotonic - self._fenced_monotonic >= interval:
             self._fenced_monotonic = now_monotonic

@@ -203,7 +203,7 @@ class Files:
             self.volume.counters.checksum_errors += 1
         else:
             self.volume.counters.media_errors += 1
-        inode.damaged = True
+        self.volume.health.seen(inode)
         kind = "checksum-error" if corrupt else "media-error"
         self.volume.event(kind, error.message, ino=inode.ino, media_offset=place)
 
@@ -246,9 +246,11 @@ class Files:
 
     def change_failed(self, handle: Handle, start: int, end: int, error: CxlfsError) -> None:
         """[start, end) has not got the content that it should have: close will tell."""
-        handle.inode.stop_writes()  # they would not know what they repair
-        self._writing_version(handle.inode, handle).fail(start, end, error)
-        self._failed(handle.inode, error)
+        inode = handle.inode
+        inode.stop_writes()  # they would not know what they repair
+        self._writing_version(inode, handle).fail(start, end, error)
+        known = inode.committed.size if inode.committed is not None else 0
+        self._failed(inode, error, needed_bytes=max(inode.content.size, end, known))
 
     def _writing_version(self, inode: Inode, handle: Handle) -> Version:
         version = inode.version
@@ -294,9 +296,11 @@ class Files:
             else:
                 return version
 
-    def _failed(self, inode: Inode, error: CxlfsError) -> None:
+    def _failed(self, inode: Inode, error: CxlfsError, *, needed_bytes: int) -> None:
+        """``needed_bytes``: what the whole file takes as far as it is known."""
         if isinstance(error, NoSpaceError):
             self.volume.counters.no_space_errors += 1
+            self.volume.health.refuse(needed_bytes)
             self.volume.event("no-space", error.message, ino=inode.ino)
         elif isinstance(error, CorruptionError):
             self._damaged(inode, error)  # the old bytes around what was written

@@ -83,6 +83,7 @@ class Names:
         volume = self.volume
         if volume.space.free_count < volume.refresh_reserve() and not self._reclaim(0):
             volume.counters.no_space_errors += 1
+            volume.health.refuse(0)
             raise NoSpaceError("the metadata of this store has no room to grow")
 
     def find(self, parent: int, name: bytes) -> Inode:

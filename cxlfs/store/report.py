@@ -10,12 +10,15 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cxlfs.store.attributes import content_state
+from cxlfs.store.health import RefusedWrites, VerifyOutcome
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.volume import Volume
 
@@ -27,6 +30,7 @@ BLOCK_BYTES = 4096
 _METADATA_SETS = 3
 _SET_SEGMENTS_MIN = 3
 _INODES_PER_SEGMENT = 4096
+_NAMED_MAX = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +83,10 @@ class StoreStatistics:
     bytes_read: int
     memory_bytes: int
     recovery: RecoveryReport
+    damaged_files: int
+    damaged_paths: tuple[str, ...]
+    last_verify: VerifyOutcome | None
+    refused_writes: RefusedWrites | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,8 +153,8 @@ class Reporter:
         state, reason = "ONLINE", None
         if volume.needs_check is not None:
             state, reason = "NEEDS-CHECK", volume.needs_check
-        elif counters.checksum_errors:
-            state, reason = "NEEDS-CHECK", "checksum errors were found while reading"
+        elif (remembered := self._remembered()) is not None:
+            state, reason = "NEEDS-CHECK", remembered
         if volume.read_only:
             state = "READ-ONLY" if reason is None else state
             reason = reason or volume.read_only_reason
@@ -185,7 +193,31 @@ class Reporter:
             bytes_read=engine.bytes_read,
             memory_bytes=engine.memory,
             recovery=self.recovery,
+            damaged_files=volume.health.damaged_count,
+            damaged_paths=self._damaged_paths(),
+            last_verify=volume.health.last_verify,
+            refused_writes=volume.health.refused_still(space.free_bytes),
         )
+
+    def _remembered(self) -> str | None:
+        """What is known to be wrong since a read or a verify found it."""
+        health = self.volume.health
+        reasons = []
+        count, named = health.damaged_count, ", ".join(self._damaged_paths())
+        if count == 1:
+            reasons.append(f"the data of a file is damaged: {named}")
+        elif count:
+            more = ", ..." if count > _NAMED_MAX else ""
+            reasons.append(f"the data of {count} files is damaged: {named}{more}")
+        verified = health.last_verify
+        if verified is not None and verified.structure_findings:
+            reasons.append(f"the last verify found: {', '.join(verified.kinds)}")
+        return "; ".join(reasons) or None
+
+    def _damaged_paths(self) -> tuple[str, ...]:
+        first = itertools.islice(self.volume.health.damaged(), _NAMED_MAX)
+        paths = (self.volume.namespace.path_of(ino) for ino in first)
+        return tuple("a file without a name" if p is None else os.fsdecode(p) for p in paths)
 
     # --- checkpoints ------------------------------------------------------------------------
 

@@ -59,13 +59,15 @@ class FailedRange:
 class Version:
     """Live content that is not committed.
 
-    ``atomic``: an overwrite; the previous content comes back unless it is published.
+    ``atomic``: an overwrite; the previous content comes back unless it is published. ``whole``: it
+    began empty, so that nothing of the previous content is in it.
     ``staged``: ``inode.aside`` holds what the periodic commit has made durable of it. ``killed``: a
     writer was killed; who has written nothing does not publish what that one left.
     """
 
     atomic: bool
     began_monotonic: float
+    whole: bool = False
     staged: bool = False
     killed: bool = False
     lease_bytes: int = LEASE_BYTES_MIN
@@ -126,7 +128,8 @@ class Prepared:
             version.staged or not self._flags & layout.INODE_INCOMPLETE
         ):
             self._versions.drop_aside_map(inode)
-        inode.damaged = inode.damaged and not version.atomic
+        if version.whole and inode.damaged:
+            self._versions.volume.health.replaced(inode)
         inode.uncommitted = False
         inode.flags = self._flags
         inode.commit_lsn, inode.commit_ns = lsn, time_ns
@@ -157,6 +160,7 @@ class Versions:
         self.promises.drop(inode)
         if inode.live is not None:
             self.leases.close(inode.live)
+        self.volume.health.forget(inode)
 
     # --- beginning --------------------------------------------------------------------------
 
@@ -182,8 +186,9 @@ class Versions:
             if isinstance(version, Version):
                 version.cut(0)
                 version.killed = False
+                version.whole = True
                 return version
-            return self._new(inode, atomic=False, now=now)
+            return self._new(inode, atomic=False, now=now, whole=True)
         empty = FileMap(self.volume.engine, owner=inode.ino)  # may fail: before anything changes
         self.leases.close(old_live)
         if isinstance(version, Version) or inode.committed is not None:
@@ -195,16 +200,17 @@ class Versions:
             version.failed.clear()
             version.atomic = atomic
             version.killed = False
+            version.whole = True
             return version
-        return self._new(inode, atomic=atomic, now=now)
+        return self._new(inode, atomic=atomic, now=now, whole=True)
 
     def begin_new(self, inode: Inode, name: bytes) -> None:
         """A file was created: name and inode are not committed before its content is."""
         self._new_names[inode.ino] = name
         self._new(inode, atomic=False, now=time.monotonic())
 
-    def _new(self, inode: Inode, *, atomic: bool, now: float) -> Version:
-        version = Version(atomic, now)
+    def _new(self, inode: Inode, *, atomic: bool, now: float, whole: bool = False) -> Version:
+        version = Version(atomic, now, whole=whole)
         inode.version = version
         self.open_versions[inode.ino] = inode
         return version
@@ -254,6 +260,7 @@ class Versions:
             ops.append(PromoteOperation(inode.ino))
         elif inode.aside is not None and not incomplete:
             ops.append(AsideDropOperation(inode.ino))
+        ops.extend(self.volume.health.removal(inode, whole=version.whole))
         return Prepared(self, inode, delta, ops, flags)
 
     def _take_delta(self, content: FileMap) -> Delta:

@@ -31,6 +31,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import journal, layout, operations, roots, segments
 from cxlfs.store import image
+from cxlfs.store.health import Health
 from cxlfs.store.space import Space, State
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class Volume:
         self.read_only_reason: str | None = None
         self.needs_check: str | None = None
         self.counters = Counters()
+        self.health = Health(self)
         self.on_event: Callable[[StoreEvent], None] | None = None
         self.root_flags = layout.ROOT_IN_USE
         self.dirty_shutdown = (False, 0, 0)
@@ -311,6 +313,7 @@ class Volume:
 
     def close_cleanly(self) -> None:
         """The last rollover: no journal, and a root that is not in use."""
+        self.health.finish()
         self._write_set(closing=True)
         self.journal = None
 

@@ -25,6 +25,8 @@ from cxlfs.verify.findings import Finding, Use, make
 
 SLICE_BYTES = 8 << 20
 _SEED = struct.Struct("<QQ")
+KEPT_ASIDE = "kept aside"
+"""``Use.version`` of what no reader sees."""
 
 
 class _Piece(NamedTuple):
@@ -121,8 +123,8 @@ class _Users:
             if low >= high or place in seen:
                 continue
             seen.add(place)
-            if self._context.live:
-                self._store.namespace.inodes[piece.ino].damaged = True
+            if self._context.live and piece.version != KEPT_ASIDE:
+                self._store.health.seen(self._store.namespace.inodes[piece.ino])
             uses.append(
                 Use(
                     ino=piece.ino,
@@ -142,7 +144,7 @@ def _contents(inode: Inode) -> Iterator[tuple[str, FileMap]]:
         same = inode.committed is None and not inode.uncommitted
         yield "committed" if same else "live", inode.live
     if inode.aside is not None:
-        yield "kept aside", inode.aside
+        yield KEPT_ASIDE, inode.aside
 
 
 def _finding(store: Store, users: _Users, fault: DataFault) -> Finding:

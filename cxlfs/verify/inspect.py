@@ -381,6 +381,7 @@ def media_facts(media: Media) -> Item:
         persistence_domain=media.persistence_domain,
         alignment_bytes=media.alignment_bytes,
         dirty_shutdowns=dirty_shutdowns if supported else None,
+        volatile=media.volatile,
     )
 
 

@@ -25,6 +25,7 @@ from cxlfs.format.segments import SegmentHeader
 from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
 from cxlfs.store import Store, StoreOptions
+from cxlfs.store.health import VerifyOutcome
 from cxlfs.verify.findings import Finding
 from cxlfs.verify.image_pass import Damage, sum_image
 from cxlfs.verify.media_passes import (
@@ -34,19 +35,24 @@ from cxlfs.verify.media_passes import (
     headers_of_root,
 )
 from cxlfs.verify.overlay import GuardedMedia, OverlayMedia, Range
+from cxlfs.verify.record import outcome_of
 from cxlfs.verify.saved_copy import restore_saved_copy, write_saved_copy
 
+_ROOTS_OF_RENEWAL = 2
+"""Opening a store writes one root, closing it another."""
 REWRITE_COPY: Final = "rewrite-copy"
 BLANK_SLOT: Final = "blank-root-slot"
 RENEW: Final = "renew-metadata"
+RECORD: Final = "record-outcome"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RepairAction:
     """One thing that repairing does. ``ranges``: (media offset, length) of all that it changes.
 
-    ``data``: what is written into the only range; None for RENEW, which opens and closes the store.
-    ``repairs``: ids of the findings that it answers.
+    ``data``: what is written into the only range; None for RENEW and RECORD, which open and close
+    the store; ``outcome``: what RECORD lets it remember. ``repairs``: ids of the findings that it
+    answers.
     """
 
     id: str
@@ -54,6 +60,7 @@ class RepairAction:
     ranges: tuple[Range, ...]
     repairs: tuple[str, ...]
     data: bytes | None = None
+    outcome: VerifyOutcome | None = None
 
     @property
     def media_offset(self) -> int:
@@ -75,22 +82,27 @@ def plan(media: Media, findings: Iterable[Finding]) -> list[RepairAction]:
     Findings only say where to look: everything is read anew from ``media``, which may be open
     read-only and is not changed.
     """
+    findings = list(findings)
     wanted = {finding.id for finding in findings if finding.repairable}
     if not wanted:
         return []
     overlay = OverlayMedia(media)
-    actions: list[RepairAction] = []
-    for action in _copies(media, wanted):
-        if action.data is not None:  # as if it had been done
-            overlay.store(action.media_offset, action.data)
-        actions.append(action)
+    actions = [_as_if_done(overlay, action) for action in _copies(media, wanted)]
     if wanted & _RENEWED:
         renewal = _renewal(overlay, wanted)
         if renewal is not None:
             actions.append(renewal)
             if "root-lost" in wanted:
-                actions.extend(_blank_slots(overlay))
+                actions.extend(_as_if_done(overlay, each) for each in _blank_slots(overlay))
+    if actions:
+        actions.extend(_recording(overlay, [f for f in findings if not f.repairable]))
     return actions
+
+
+def _as_if_done(overlay: OverlayMedia, action: RepairAction) -> RepairAction:
+    if action.data is not None:
+        overlay.store(action.media_offset, action.data)
+    return action
 
 
 _RENEWED = {
@@ -268,30 +280,63 @@ def _records(media: Media, block: Superblock, root: Root) -> Iterator[RepairActi
 
 def _renewal(overlay: OverlayMedia, wanted: set[str]) -> RepairAction | None:
     """Opening and closing the store, tried on a copy in memory; None when it does not come up."""
-    overlay.ranges.clear()
-    try:
-        _renew(overlay)
-    except CxlfsError:
+    ranges = _tried(overlay, None)
+    if ranges is None:
         return None
-    ranges = tuple(merge_ranges(overlay.ranges))
-    total = sum(length for _, length in ranges)
     return RepairAction(
         id=RENEW,
-        text=(
-            "write metadata image, journal and root anew, into free segments: "
-            f"{total} bytes in {len(ranges)} places"
-        ),
+        text="write metadata image, journal and root anew, into free segments: "
+        f"{_amount_of(ranges)}",
         ranges=ranges,
         repairs=tuple(sorted(wanted & _RENEWED)),
     )
 
 
-def _renew(media: Media) -> None:
+def _recording(overlay: OverlayMedia, remaining: list[Finding]) -> Iterator[RepairAction]:
+    """What a store that remembers findings of structure has to remember instead, if it does."""
+    try:
+        store = Store.open(overlay, StoreOptions(read_only=True))
+    except CxlfsError:
+        return
+    remembered = store.health.last_verify
+    store.close()
+    if remembered is None or not remembered.structure_findings:
+        return
+    outcome = outcome_of(remaining, structure_only=True, complete=True)
+    ranges = _tried(overlay, outcome)
+    if ranges is not None:
+        yield RepairAction(
+            id=RECORD,
+            text="let the store remember what is left instead of what it remembers: "
+            f"{_amount_of(ranges)}",
+            ranges=ranges,
+            repairs=(),
+            outcome=outcome,
+        )
+
+
+def _tried(overlay: OverlayMedia, outcome: VerifyOutcome | None) -> tuple[Range, ...] | None:
+    """What opening and closing the store changes; it stays changed in the copy in memory."""
+    overlay.ranges.clear()
+    try:
+        _renew(overlay, outcome)
+    except CxlfsError:
+        return None
+    return tuple(merge_ranges(overlay.ranges))
+
+
+def _amount_of(ranges: tuple[Range, ...]) -> str:
+    return f"{sum(length for _, length in ranges)} bytes in {len(ranges)} places"
+
+
+def _renew(media: Media, outcome: VerifyOutcome | None) -> None:
     """Raises ReadOnlyError when the store may not be written, and what opening raises."""
     store = Store.open(media)
     try:
         if store.read_only:
             raise ReadOnlyError(f"the store is read-only: {store.read_only_reason}")
+        if outcome is not None:
+            store.health.verified(outcome)
     finally:
         store.close()
 
@@ -332,11 +377,17 @@ def apply(media: Media, actions: list[RepairAction], save_path: Path) -> None:
     if not actions:
         return
     ranges = merge_ranges(r for action in actions for r in action.ranges)
-    write_saved_copy(media, ranges, [action.text for action in actions], save_path)
+    write_saved_copy(
+        media,
+        ranges,
+        [action.text for action in actions],
+        save_path,
+        roots_written=_ROOTS_OF_RENEWAL * sum(action.data is None for action in actions),
+    )
     guarded = GuardedMedia(media, ranges)
     for action in actions:
         if action.data is None:
-            _renew(guarded)
+            _renew(guarded, action.outcome)
         else:
             ((offset, _),) = action.ranges
             guarded.store(offset, action.data)
@@ -346,7 +397,8 @@ def apply(media: Media, actions: list[RepairAction], save_path: Path) -> None:
 def undo(media: Media, save_path: Path) -> int:
     """Put back what :func:`apply` saved; returns how many bytes. Durable when it returns.
 
-    Raises SavedCopyError when the file is damaged or of another store: nothing was changed then.
+    Raises SavedCopyError when the file is damaged or of another store, or when the store was
+    written after the repair: nothing was changed then.
     """
     return restore_saved_copy(media, save_path)
 

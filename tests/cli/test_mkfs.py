@@ -72,6 +72,7 @@ def test_json_says_the_same(run: Run, tmp_path: Path) -> None:
         "granularity": "page",
         "write_back": "msync",
         "persistence_domain": None,
+        "volatile": False,
         "created_file": True,
         "overwrote": [],
     }

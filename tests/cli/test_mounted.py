@@ -15,6 +15,7 @@ from cxlfs.control import mountinfo
 from cxlfs.daemon import preflight
 from cxlfs.format.superblock import choose
 from cxlfs.media import open_media
+from cxlfs.media.room import VOLATILE_TEXT, file_system_of
 from cxlfs.units import MIB
 from tests.support.cli import PROGRAM, Run, assert_two_lines, run_program
 from tests.support.mount import (
@@ -37,12 +38,21 @@ def place() -> Iterator[Workplace]:
         yield found
 
 
+def is_in_memory(place: Workplace) -> bool:
+    with place.source.open("rb") as file:
+        return file_system_of(file.fileno()) == "tmpfs"
+
+
+def caution_of(place: Workplace) -> str:
+    return f"warning: {VOLATILE_TEXT}\n" if is_in_memory(place) else ""
+
+
 # --- mount and umount ---------------------------------------------------------------------------
 
 
 def test_mount_use_umount(run: Run, place: Workplace) -> None:
     said = run("mount", place.source, place.mountpoint)
-    assert (said.code, said.stderr) == (0, "")
+    assert (said.code, said.stderr) == (0, caution_of(place))
     assert said.stdout == f"mounted {place.source} on {place.mountpoint}\n"
     (place.mountpoint / "a.pt").write_bytes(b"x" * MIB)
     said = run("umount", place.mountpoint)
@@ -64,6 +74,8 @@ def test_mount_and_umount_json(run: Run, place: Workplace) -> None:
         "log_path": str(next(place.runtime.glob("*.log"))),
         "state": "ONLINE",
         "recovered_records": None,
+        "already_mounted": False,
+        "weakened": [VOLATILE_TEXT] if is_in_memory(place) else [],
     }
     assert run("umount", place.mountpoint, "--json").document == {
         "schema": "cxlfs.umount/1",
@@ -119,11 +131,89 @@ def test_verify_off_delivers_what_read_refuses(run: Run, place: Workplace) -> No
     status = run("status", place.mountpoint, "--json").document
     assert status["state"] == "NEEDS-CHECK"
     assert status["errors"]["checksum"] > 0
-    assert status["action"] == f"run: cxlfs verify {place.mountpoint}"
+    assert status["status"] == "the data of a file is damaged: /a"
+    assert f"cxlfs verify {place.mountpoint} names every one" in status["action"]
     (entry,) = run("list", place.mountpoint, "--json").document["checkpoints"]
     assert entry["state"] == "damaged"
     (place.mountpoint / "a").unlink()
     assert run("umount", place.mountpoint).code == 0
+
+
+def test_what_a_mount_does_not_promise_is_said(run: Run, place: Workplace) -> None:
+    options = "verify=off,allow_incomplete_overwrite,commit=300"
+    said = run("mount", place.source, place.mountpoint, "-o", options)
+    assert said.code == 0
+    shown = run("status", place.mountpoint).stdout
+    found = run("status", place.mountpoint, "--json").document
+    assert run("umount", place.mountpoint).code == 0
+    texts = [
+        *([VOLATILE_TEXT] if is_in_memory(place) else []),
+        "what is read is not compared with its checksum (verify=off)",
+        "a crash while a file is overwritten loses both versions (allow_incomplete_overwrite)",
+        "a crash may lose the last 300 s of a file that stays open (commit=300)",
+    ]
+    log = next(place.runtime.glob("*.log")).read_text()
+    assert found["weakened"] == texts
+    assert found["options"] == {
+        "verify": "off",
+        "commit_seconds": 300.0,
+        "allow_incomplete_overwrite": True,
+        "allow_other": False,
+        "default_permissions": False,
+    }
+    for text in texts:
+        assert f"warning: {text}\n" in said.stderr
+        assert f"caution: {text}\n" in shown
+        assert f"weaker than promised: {text}\n" in log
+
+
+def test_damage_and_the_last_verify_outlive_the_mount(run: Run, place: Workplace) -> None:
+    place.mount()
+    (place.mountpoint / "a").write_bytes(b"right" * 1000)
+    (place.mountpoint / "b").write_bytes(b"other" * 1000)
+    place.unmount()
+    found = run("dump", place.source, "inode", "2", "--json").document
+    offset = found["versions"][0]["references"][0]["media_offset"]
+    with place.source.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"w")
+    place.announced.append("check|damage|checksum")
+    place.mount()
+    said = run("verify", place.mountpoint, "--json")
+    assert (said.code, said.documents[-1]["recorded"]) == (3, True)
+    place.remount()
+    assert os.getxattr(place.mountpoint / "a", "user.cxlfs.state") == b"damaged"
+    assert not [name for name in os.listxattr(place.mountpoint) if "cxlfs" in name]
+    with pytest.raises(OSError, match="No data available"):
+        os.getxattr(place.mountpoint, "trusted.cxlfs.health")
+    with pytest.raises(OSError, match="Operation not permitted"):
+        os.setxattr(place.mountpoint, "trusted.cxlfs.health", b"")
+    status = run("status", place.mountpoint, "--json").document
+    assert (status["state"], status["damaged_paths"]) == ("NEEDS-CHECK", ["/a"])
+    assert status["last_verify"]["kinds"] == ["data-checksum"]
+    (place.mountpoint / "a").write_bytes(b"again" * 1000)
+    assert os.getxattr(place.mountpoint / "a", "user.cxlfs.state") == b"complete"
+    place.remount()
+    status = run("status", place.mountpoint, "--json").document
+    assert (status["state"], status["damaged_files"]) == ("ONLINE", 0)
+    assert run("verify", place.mountpoint).code == 0
+    assert "clean (structures and data)" in run("status", place.mountpoint).stdout
+
+
+def test_a_full_store_that_has_room_again_needs_nothing(run: Run, place: Workplace) -> None:
+    place.mount()
+    place.announced.append("no-space|not-published")
+    (place.mountpoint / "old").write_bytes(bytes(60 * MIB))
+    with pytest.raises(OSError, match="No space left"):
+        (place.mountpoint / "new").write_bytes(bytes(90 * MIB))
+    (place.mountpoint / "new").unlink()
+    place.remount()
+    status = run("status", place.mountpoint, "--json").document
+    assert status["refused_writes"]["count"] >= 1
+    assert "refused for want of space since" in status["status"]
+    (place.mountpoint / "old").unlink()
+    status = run("status", place.mountpoint, "--json").document
+    assert (status["refused_writes"], status["status"]) == (None, None)
 
 
 def test_foreground_serves_until_it_is_told_to_end(run: Run, place: Workplace) -> None:
@@ -240,9 +330,7 @@ def test_a_second_mount_of_a_source(run: Run, place: Workplace) -> None:
     assert mountinfo.find_mount(str(other)) is None
 
 
-@pytest.mark.parametrize(
-    "arguments", [["mkfs", "--force"], ["dump", "inode", "1"], ["mount", "MOUNTPOINT"]]
-)
+@pytest.mark.parametrize("arguments", [["mkfs", "--force"], ["dump", "inode", "1"]])
 def test_what_needs_a_source_of_its_own_names_the_mount(
     run: Run, place: Workplace, arguments: list[str]
 ) -> None:
@@ -250,6 +338,18 @@ def test_what_needs_a_source_of_its_own_names_the_mount(
     verb, *rest = [word.replace("MOUNTPOINT", str(place.mountpoint)) for word in arguments]
     said = run(verb, place.source, *rest)
     assert_two_lines(said, 11, f"cxlfs {verb}", f"cxlfs umount {place.mountpoint}")
+
+
+def test_a_mount_that_is_there_already(run: Run, place: Workplace) -> None:
+    place.mount()
+    pid = place.daemon_pid
+    said = run("mount", place.source, place.mountpoint)
+    assert said.code == 0
+    assert said.stdout == f"already mounted: {place.source} on {place.mountpoint}\n"
+    found = run("mount", place.source, place.mountpoint, "--json").document
+    assert (found["already_mounted"], found["pid"]) == (True, pid)
+    said = run("mount", place.source, place.mountpoint, "--read-only")
+    assert_two_lines(said, 11, "cxlfs mount", "is mounted on", f"cxlfs umount {place.mountpoint}")
 
 
 def test_a_busy_mount_point(run: Run, place: Workplace) -> None:

@@ -16,7 +16,7 @@ import cxlfs
 from cxlfs import cli
 from cxlfs.cli.dump import Structure
 from cxlfs.cli.output import Report
-from cxlfs.cli.verify import FindingReport, RemainingReport
+from cxlfs.cli.verify_reports import FindingReport, RemainingReport
 from cxlfs.verify import inspect
 
 TEXT = (Path(cxlfs.__file__).parent.parent / "docs" / "operations.md").read_text("utf-8")
@@ -26,7 +26,7 @@ def reports() -> Iterator[type[Report]]:
     """Every kind of document of the program. Not ``__subclasses__``: a dataclass with slots leaves
     the class that it was made from there.
     """
-    for verb in ("output", "progress", *cli.VERBS):
+    for verb in ("output", "progress", "verify_reports", *cli.VERBS):
         for found in vars(importlib.import_module(f"cxlfs.cli.{verb}")).values():
             is_report = isinstance(found, type) and issubclass(found, Report)
             if is_report and found.__module__ == f"cxlfs.cli.{verb}" and found is not Report:

@@ -65,6 +65,7 @@ def test_status_of_a_fresh_store(run: Run, source: Path) -> None:
         "contents",
         "recovery",
         "errors",
+        "verified",
     ]
     assert shown["state"] == "OFFLINE"
     assert shown["status"] == "not mounted; closed cleanly"
@@ -73,6 +74,7 @@ def test_status_of_a_fresh_store(run: Run, source: Path) -> None:
     assert shown["media"] == "file, 64.0 MiB, page granularity, write-back msync"
     assert shown["contents"] == "0 files, 1 directory"
     assert shown["errors"] == "none"
+    assert shown["verified"] == "never"
 
 
 def test_status_json(run: Run, filled: Path) -> None:
@@ -97,7 +99,11 @@ def test_status_json(run: Run, filled: Path) -> None:
         "persistence_domain": None,
         "alignment_bytes": 4096,
         "dirty_shutdowns": None,
+        "volatile": False,
     }
+    assert (found["options"], found["weakened"]) == (None, [])
+    assert (found["damaged_files"], found["damaged_paths"]) == (0, [])
+    assert (found["last_verify"], found["refused_writes"]) == (None, None)
     assert found["space"] == {
         "size_bytes": 64 * MIB,
         "used_bytes": statistics.used_bytes,
@@ -136,6 +142,11 @@ def test_status_after_an_unclean_end(run: Run, source: Path) -> None:
     assert source.read_bytes() == before, "looking changes nothing"
 
 
+REFUSED = (
+    "refused for want of space since 1970-01-01T00:00:00.000Z; nothing that was committed is lost"
+)
+
+
 def message(**changes: object) -> dict[str, object]:
     """What a daemon answers to ``status``."""
     return {"state": "ONLINE", "reason": None, "media": {"path": "/dev/dax0.0"}, **changes}
@@ -158,9 +169,9 @@ def message(**changes: object) -> dict[str, object]:
             "read the log /run/c.log, then unmount and run: cxlfs verify /dev/dax0.0",
         ),
         (
-            {"state": "NEEDS-CHECK", "reason": "checksum errors were found while reading"},
+            {"state": "NEEDS-CHECK", "reason": "the last verify found: root-lost"},
             "NEEDS-CHECK",
-            "checksum errors were found while reading",
+            "the last verify found: root-lost",
             "run: cxlfs verify /mnt/c",
         ),
         (
@@ -170,10 +181,32 @@ def message(**changes: object) -> dict[str, object]:
             "run: cxlfs verify /mnt/c",
         ),
         (
-            {"no_space_errors": 3},
+            {"no_space_errors": 3},  # there is room again
             "ONLINE",
-            "3 writes were refused for want of space; nothing that was committed is lost",
+            None,
+            None,
+        ),
+        (
+            {"refused_writes": {"count": 3, "since_ns": 1, "last_ns": 2, "needed_bytes": 5 << 30}},
+            "ONLINE",
+            f"3 writes were {REFUSED}",
+            "delete checkpoints that are no longer needed, until 5.0 GiB are free",
+        ),
+        (
+            {"refused_writes": {"count": 1, "since_ns": 1, "last_ns": 2, "needed_bytes": 0}},
+            "ONLINE",
+            f"1 write was {REFUSED}",
             "delete checkpoints that are no longer needed",
+        ),
+        (
+            {
+                "state": "NEEDS-CHECK",
+                "reason": "damaged: /a",
+                "damaged_files": 1,
+            },
+            "NEEDS-CHECK",
+            "damaged: /a",
+            "save them again, or delete them; cxlfs verify /mnt/c names every one",
         ),
     ],
 )

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from cxlfs.cli import verify
+from cxlfs.cli.verify import NOT_MOUNTED
 from cxlfs.control import mountinfo
 from cxlfs.media import open_media
 from cxlfs.store import Store
 from cxlfs.units import MIB
 from cxlfs.verify import PASSES
-from cxlfs.verify.repair import undo
 from tests.support.cli import Run, Said, assert_two_lines, run_program
 from tests.support.mount import why_not_mountable, workplace
 
@@ -59,7 +59,8 @@ def of_type(said: Said, message_type: str) -> list[dict[str, object]]:
 def test_a_clean_store(run: Run, filled: Path) -> None:
     said = run("verify", filled)
     assert (said.code, said.stderr) == (0, "")
-    *passes, summary = said.stdout.splitlines()
+    *passes, summary, recorded = said.stdout.splitlines()
+    assert recorded.startswith("not recorded in the store: it is not mounted, and was only read (")
     assert [line.split()[:2] for line in passes] == [[str(p.id), p.name] for p in PASSES]
     assert all(line.endswith("  ok") for line in passes)
     assert summary.startswith("clean: structures and data checked in ")
@@ -69,7 +70,7 @@ def test_structure_only_reads_no_data(run: Run, filled: Path) -> None:
     damage_data(run, filled)
     said = run("verify", filled, "--structure-only")
     assert said.code == 0
-    assert len(said.stdout.splitlines()) == len(STRUCTURE_PASSES) + 1
+    assert len(said.stdout.splitlines()) == len(STRUCTURE_PASSES) + 2
     assert "clean: structures checked in " in said.stdout
 
 
@@ -105,6 +106,8 @@ def test_json_of_a_clean_store(run: Run, filled: Path) -> None:
         "repairs": 0,
         "remaining": 0,
         "saved_copy": None,
+        "recorded": False,
+        "not_recorded": NOT_MOUNTED,
         "next_step": None,
     }
 
@@ -153,7 +156,7 @@ def test_damaged_data_as_text(run: Run, filled: Path) -> None:
     lines = said.stdout.splitlines()
     assert f"error data-checksum: file data at {offset:#x}" in lines
     assert "    in /run1/a.pt (inode 3): bytes 0 to 65536, committed" in lines
-    assert lines[-2].startswith("damaged: 1 finding in structures and data, checked in ")
+    assert lines[-3].startswith("damaged: 1 finding in structures and data, checked in ")
     assert lines[-1] == "next: restore the file from another copy, or delete it"
 
 
@@ -175,16 +178,93 @@ def test_repair_says_what_it_does_and_keeps_a_copy(run: Run, filled: Path) -> No
     assert f"{SECOND_COPY:#x}" in announced
     assert lines.index(announced) < lines.index("repaired: 1 finding, none is left")
     (saved,) = filled.parent.glob("store.cxlfs.saved-*")
-    assert lines[-1] == f"saved copy of what was changed: {saved}"
+    assert lines[-2] == f"saved copy of what was changed: {saved}"
     after = filled.read_bytes()
     changed = [i for i in range(0, len(before), 512) if before[i : i + 512] != after[i : i + 512]]
     assert changed == [SECOND_COPY]
     assert run("verify", filled).code == 0
 
-    media = open_media(filled)
-    undo(media, saved)
-    media.close()
+    said = run("verify", filled, "--undo", saved)
+    assert (said.code, said.stderr) == (0, "")
+    assert said.stdout.splitlines() == [
+        f"undone: 512 bytes are as they were saved in {saved}",
+        f"next: cxlfs verify {filled}",
+    ]
     assert filled.read_bytes() == before
+    found = run("verify", filled, "--undo", saved, "--json").document
+    assert (found["message_type"], found["length"]) == ("undone", 512)
+
+
+def test_undo_of_what_is_no_saved_copy(run: Run, filled: Path, tmp_path: Path) -> None:
+    before = filled.read_bytes()
+    said = run("verify", filled, "--undo", tmp_path / "no")
+    assert_two_lines(said, 1, "cxlfs verify", "cannot read", "No such file")
+    said = run("verify", filled, "--undo", filled)
+    assert_two_lines(said, 1, "cxlfs verify", "is not a saved copy")
+    said = run("verify", filled, "--undo", filled, "--repair")
+    assert_two_lines(said, 2, "cxlfs verify", "--undo takes no other option")
+    assert filled.read_bytes() == before
+
+
+def test_undo_is_refused_when_the_store_was_written_since(run: Run, filled: Path) -> None:
+    flip(filled, SECOND_COPY + 40)
+    assert run("verify", filled, "--repair").code == 4
+    (saved,) = filled.parent.glob("store.cxlfs.saved-*")
+    assert run("verify", filled, "--record").code == 0  # opens and closes the store, as a mount
+    said = run("verify", filled, "--undo", saved)
+    assert_two_lines(said, 1, "cxlfs verify", "has been written since it was repaired")
+
+
+# --- what the store remembers -------------------------------------------------------------------
+
+
+def test_record_lets_the_store_remember(run: Run, filled: Path) -> None:
+    damage_data(run, filled)
+    before = filled.read_bytes()
+    assert run("verify", filled).code == 3
+    assert filled.read_bytes() == before, "without --record nothing is written"
+    assert run("list", filled, "--json").document["checkpoints"][-1]["state"] == "complete"
+
+    said = run("verify", filled, "--record", "--json")
+    assert said.code == 3
+    assert said.documents[-1]["recorded"] is True
+    status = run("status", filled, "--json").document
+    assert (status["state"], status["status"]) == (
+        "NEEDS-CHECK",
+        "the data of a file is damaged: /run1/a.pt",
+    )
+    assert status["damaged_paths"] == ["/run1/a.pt"]
+    last = status["last_verify"]
+    assert (last["errors"], last["warnings"], last["kinds"]) == (1, 0, ["data-checksum"])
+    assert (last["structure_only"], last["complete"]) == (False, True)
+    assert run("list", filled, "--json").document["checkpoints"][-1]["state"] == "damaged"
+    shown = run("status", filled).stdout
+    assert f"verified: {last['time']}, 1 finding (structures and data): data-checksum\n" in shown
+
+
+def test_a_run_that_finds_nothing_clears_what_was_remembered(run: Run, filled: Path) -> None:
+    offset = damage_data(run, filled)
+    assert run("verify", filled, "--record").code == 3
+    flip(filled, offset + 100)  # back again
+    assert run("verify", filled, "--record", "--structure-only").code == 0
+    assert run("status", filled, "--json").document["damaged_files"] == 1
+    said = run("verify", filled, "--record")
+    assert said.code == 0
+    assert "not recorded" not in said.stdout
+    status = run("status", filled, "--json").document
+    assert (status["state"], status["damaged_files"]) == ("OFFLINE", 0)
+    assert "clean (structures and data)" in run("status", filled).stdout
+
+
+def test_a_repair_is_remembered_with_record(run: Run, filled: Path) -> None:
+    flip(filled, SECOND_COPY + 40)
+    assert run("verify", filled, "--record").code == 3
+    status = run("status", filled, "--json").document
+    assert status["status"] == "the last verify found: superblock-copy-damaged"
+    said = run("verify", filled, "--repair")
+    assert said.code == 4
+    assert "let the store remember what is left" in said.stdout
+    assert run("status", filled, "--json").document["state"] == "OFFLINE"
 
 
 def test_repair_json(run: Run, filled: Path) -> None:

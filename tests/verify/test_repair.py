@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from cxlfs.media.simulated import CrashTarget
 from cxlfs.store import Store
 from cxlfs.verify import repair
 from cxlfs.verify.overlay import GuardedMedia, OverlayMedia
+from cxlfs.verify.record import outcome_of
 from cxlfs.verify.repair import RepairAction, apply, merge_ranges, plan, undo
 from tests.support.corrupt import IMAGE_BYTES, Anatomy, Damage, populated_media
-from tests.support.stores import format_small
+from tests.support.stores import format_small, write_file
 from tests.support.verdict import findings_of, picture_of
 
 
@@ -394,3 +396,43 @@ def test_a_guard_lets_announced_stores_pass_only() -> None:
 def test_ranges_are_merged() -> None:
     assert merge_ranges([(8, 4), (0, 4), (4, 2), (9, 10)]) == [(0, 6), (8, 11)]
     assert merge_ranges([]) == []
+
+
+@pytest.mark.parametrize("damager", [_superblocks, _image, _older_root_lost])
+def test_a_store_that_remembers_what_is_repaired_forgets_it(
+    damager: Damager, save_path: Path
+) -> None:
+    """In bytes that are announced and saved like all others."""
+    case = Case(closed=True)
+    store = Store.open(case.media)
+    remembered = outcome_of([], structure_only=False, complete=True)
+    remembered = dataclasses.replace(remembered, warnings=1, structure_findings=1, kinds=("x",))
+    store.health.verified(remembered)
+    store.close()
+    case.anatomy = Anatomy(case.media)
+    case.picture = picture_of(case.media)
+    damager(case)
+    damaged = case.content()
+    actions = plan(case.media, findings_of(case.media))
+    assert actions[-1].id == repair.RECORD
+    apply(case.media, actions, save_path)
+    repaired = case.content()
+    case._only_announced_changes(damaged, actions)
+    assert findings_of(case.media) == []
+    undo(case.media, save_path)
+    assert case.content() == damaged
+    case.media.unguarded_memory()[:] = repaired
+    store = Store.open(case.media)
+    assert store.statistics().state == "ONLINE"
+    store.close()
+
+
+def test_a_repair_is_not_undone_over_what_was_committed_since(save_path: Path) -> None:
+    case = _repaired(save_path)
+    store = Store.open(case.media)
+    write_file(store, 1, b"since", b"new")
+    store.close()
+    before = case.content()
+    with pytest.raises(SavedCopyError, match="has been written since it was repaired"):
+        undo(case.media, save_path)
+    assert case.content() == before

@@ -1,0 +1,259 @@
+"""The parts of what ``cxlfs status`` shows, and reading them from what a daemon or a store says.
+
+Never here: judging a state, text for people.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from cxlfs.cli.output import time_or_none
+from cxlfs.daemon.options import COMMIT_SECONDS_DEFAULT
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Media:
+    """What the store lies on."""
+
+    kind: str
+    size_bytes: int
+    granularity: str
+    write_back: str
+    persistence_domain: str | None
+    alignment_bytes: int
+    dirty_shutdowns: int | None
+    volatile: bool
+    """A file in memory (tmpfs): gone with the power."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transport:
+    """Who serves a mount's file data, and how many requests that took so far."""
+
+    kind: str
+    threads: int
+    direct_mapping: bool
+    reads: int
+    writes: int
+    calls: int
+    forwarded: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """How a mount was asked for, where that changes what is kept or who may enter."""
+
+    verify: str
+    commit_seconds: float
+    allow_incomplete_overwrite: bool
+    allow_other: bool
+    default_permissions: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Space:
+    """Bytes; ``free_bytes`` counts what deleting and compacting have made available."""
+
+    size_bytes: int
+    used_bytes: int
+    free_bytes: int
+    reserved_bytes: int
+    incomplete_bytes: int
+    segment_size_bytes: int
+    segments: int
+    segments_free: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Journal:
+    """The open journal segment, and the last commit."""
+
+    used_bytes: int
+    size_bytes: int
+    last_commit: int
+    last_commit_time: str | None
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contents:
+    files: int
+    directories: int
+    open_files: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Errors:
+    """Since the store was opened."""
+
+    checksum: int
+    media: int
+    no_space: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Activity:
+    """Since the store was opened."""
+
+    bytes_written: int
+    bytes_read: int
+    commits: int
+    reverts: int
+    rollovers: int
+    cleaned_segments: int
+    moved_bytes: int
+    memory_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opening the store found."""
+
+    clean: bool
+    records: int
+    seconds: float
+    mirror_used: int
+    dirty_shutdown: bool
+    problems: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LastVerify:
+    """How the last verify ended that the store remembers."""
+
+    time: str | None
+    structure_only: bool
+    complete: bool
+    errors: int
+    warnings: int
+    kinds: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RefusedWrites:
+    """Writes that found no room and would find none now."""
+
+    count: int
+    since: str | None
+    last: str | None
+    needed_bytes: int
+
+
+class Getter:
+    """Typed access to a message from a daemon; what is missing or of another type is empty."""
+
+    def __init__(self, item: Mapping[str, object]) -> None:
+        self._item = item
+
+    def number(self, name: str) -> int:
+        return self.number_or_none(name) or 0
+
+    def number_or_none(self, name: str) -> int | None:
+        value = self._item.get(name)
+        return value if isinstance(value, int) else None
+
+    def real(self, name: str) -> float:
+        value = self._item.get(name)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    def text(self, name: str) -> str:
+        return self.text_or_none(name) or ""
+
+    def text_or_none(self, name: str) -> str | None:
+        value = self._item.get(name)
+        return value if isinstance(value, str) else None
+
+    def truth(self, name: str) -> bool:
+        return bool(self._item.get(name))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._item.get(name)
+        return tuple(str(text) for text in value) if isinstance(value, list | tuple) else ()
+
+    def part(self, name: str) -> Getter:
+        value = self._item.get(name)
+        return Getter(value if isinstance(value, Mapping) else {})
+
+
+def media_from(media: Getter) -> Media:
+    return Media(
+        kind=media.text("kind"),
+        size_bytes=media.number("size_bytes"),
+        granularity=media.text("granularity"),
+        write_back=media.text("write_back"),
+        persistence_domain=media.text_or_none("persistence_domain"),
+        alignment_bytes=media.number("alignment_bytes"),
+        dirty_shutdowns=media.number_or_none("dirty_shutdowns"),
+        volatile=media.truth("volatile"),
+    )
+
+
+def options_from(options: Getter) -> Options:
+    return Options(
+        verify=options.text("verify") or "read",
+        commit_seconds=options.real("commit_seconds") or COMMIT_SECONDS_DEFAULT,
+        allow_incomplete_overwrite=options.truth("allow_incomplete_overwrite"),
+        allow_other=options.truth("allow_other"),
+        default_permissions=options.truth("default_permissions"),
+    )
+
+
+def last_verify_from(found: Getter) -> LastVerify | None:
+    if not found.number("ended_ns"):
+        return None
+    return LastVerify(
+        time=time_or_none(found.number("ended_ns")),
+        structure_only=found.truth("structure_only"),
+        complete=found.truth("complete"),
+        errors=found.number("errors"),
+        warnings=found.number("warnings"),
+        kinds=found.texts("kinds"),
+    )
+
+
+def refused_writes_from(found: Getter) -> RefusedWrites | None:
+    if not found.number("count"):
+        return None
+    return RefusedWrites(
+        count=found.number("count"),
+        since=time_or_none(found.number("since_ns")),
+        last=time_or_none(found.number("last_ns")),
+        needed_bytes=found.number("needed_bytes"),
+    )
+
+
+def transport_from(transport: Getter) -> Transport:
+    return Transport(
+        kind=transport.text("kind"),
+        threads=transport.number("threads"),
+        direct_mapping=transport.truth("direct_mapping"),
+        reads=transport.number("reads"),
+        writes=transport.number("writes"),
+        calls=transport.number("calls"),
+        forwarded=transport.number("forwarded"),
+    )
+
+
+def space_from(get: Getter) -> Space:
+    return Space(
+        size_bytes=get.number("size_bytes"),
+        used_bytes=get.number("used_bytes"),
+        free_bytes=get.number("free_bytes"),
+        reserved_bytes=get.number("reserved_bytes"),
+        incomplete_bytes=get.number("incomplete_bytes"),
+        segment_size_bytes=get.number("segment_size_bytes"),
+        segments=get.number("segments_total"),
+        segments_free=get.number("segments_free"),
+    )
+
+
+def recovery_from(recovery: Getter) -> Recovery:
+    return Recovery(
+        clean=recovery.truth("clean"),
+        records=recovery.number("records"),
+        seconds=round(recovery.real("seconds"), 6),
+        mirror_used=recovery.number("mirror_used"),
+        dirty_shutdown=recovery.truth("dirty_shutdown"),
+        problems=recovery.texts("problems"),
+    )
