@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.cli import Run, make_run
+from tests.support.mount import Workplace, why_not_mountable, workplace
 
 
 @pytest.fixture
@@ -18,3 +20,12 @@ def source(tmp_path: Path, run: Run) -> Path:
     path = tmp_path / "store.cxlfs"
     assert run("mkfs", path, "--size", "64M", "--label", "small").code == 0
     return path
+
+
+@pytest.fixture
+def place() -> Iterator[Workplace]:
+    reason = why_not_mountable()
+    if reason is not None:
+        pytest.skip(f"cannot mount here: {reason}")
+    with workplace() as found:
+        yield found

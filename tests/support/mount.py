@@ -28,6 +28,7 @@ from cxlfs.daemon import preflight
 from cxlfs.daemon.mount import make_config, mount_background, unmount
 from cxlfs.errors import CxlfsError
 from cxlfs.media import open_media
+from cxlfs.media.room import VOLATILE_TEXT, file_system_of
 from cxlfs.store import Store, StoreOptions
 from cxlfs.verify import run_passes
 
@@ -109,6 +110,17 @@ def _read_everything(store: Store, ino: int) -> None:
         assert piece > 0, f"inode {ino} ends at {offset} of {size}"
         offset += piece
     store.release(handle)
+
+
+def is_in_memory(place: Workplace) -> bool:
+    """The source lies on tmpfs, and mounting it says so."""
+    with place.source.open("rb") as file:
+        return file_system_of(file.fileno()) == "tmpfs"
+
+
+def caution_of(place: Workplace) -> str:
+    """What ``cxlfs mount`` writes to stderr about the source."""
+    return f"warning: {VOLATILE_TEXT}\n" if is_in_memory(place) else ""
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
