@@ -168,6 +168,10 @@ typedef struct {
     uint64_t checksum_errors;
     uint64_t chunks_verified;
     uint64_t refs_visited;   /* by cxl_engine_live_ranges and cxl_maps_move */
+    uint64_t kept_bytes;     /* of extents that references cover, each byte once; of maps that count as ..., see */
+    uint64_t replaced_bytes; /* cxl_map_count_as: those that no map counted as kept covers, */
+    uint64_t aside_bytes;    /* and those that maps counted as aside cover alone */
+    uint64_t leased_bytes;   /* of open extents, whether covered or not */
 } cxl_engine_stats;
 
 /* Segment i covers media [first + i*segment_size, first + (i+1)*segment_size). chunk: a power of two. */
@@ -184,10 +188,10 @@ int cxl_engine_define(cxl_engine *engine, const cxl_extent_info *infos, uint64_t
                       uint64_t crc_count, uint64_t *bad);
 /* Segments in which the last extent vanished since the last call: up to capacity indexes, returns how many. */
 int64_t cxl_engine_dead_segments(cxl_engine *engine, uint64_t *indexes, uint64_t capacity);
-/* used[i] = bytes of segment i that some map, but those of without, references (shared ones once) or an open
- * lease holds. A read or a delta in flight may hold more: a segment is free when cxl_engine_dead_segments says so. */
-int cxl_engine_usage(cxl_engine *engine, cxl_map *const *without, uint64_t without_count, uint64_t *used,
-                     uint64_t segment_count);
+/* used[i] = bytes of segment i that some map references (shared ones once) or an open lease holds. No walk: they
+ * are counted as they come and go. A read or a delta in flight may hold more: a segment is free when
+ * cxl_engine_dead_segments says so. */
+int cxl_engine_usage(cxl_engine *engine, uint64_t *used, uint64_t segment_count);
 /* What maps refer to inside the spans (by media offset, apart, none beyond a segment), cut at their borders, by
  * (owner, file_offset): what owner has of it in the order of its file. Of several owners of a range the one
  * preferred is named, else the lowest. busy[i] is set, and nothing listed, where span i must not be moved (a
@@ -216,6 +220,8 @@ int cxl_map_wants_lease(cxl_map *map);
 
 /* Empty, size 0, dirty from 0: its delta is all of it. */
 int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out);
+/* How what the map references counts: kept (0, as in the beginning), replaced (1) or aside (2). One walk. */
+int cxl_map_count_as(cxl_map *map, int kind);
 int cxl_map_clone(cxl_map *map, cxl_map **out);                      /* same content, clean, no lease */
 void cxl_map_free(cxl_map *map);
 uint64_t cxl_map_size(cxl_map *map);

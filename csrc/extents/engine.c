@@ -73,6 +73,8 @@ int cxl_engine_new(cxl_media *media, uint64_t first, uint64_t segment_size, uint
         return -EINVAL;
     if (segment_size < SEGMENT_BYTES_MIN || first > size)
         return -EINVAL;
+    if (segment_size > UINT32_MAX)
+        return -EINVAL;
     if (segment_count > (size - first) / segment_size || segment_count > UINT32_MAX - 2)
         return -EINVAL;
     cxl_engine *engine = cxl_allocate_zeroed(1, sizeof(*engine));
@@ -120,6 +122,10 @@ void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out)
     pthread_mutex_unlock(&engine->lock);
     out->refs = atomic_load(&engine->refs);
     out->crcs = atomic_load(&engine->crcs);
+    out->kept_bytes = atomic_load(&engine->covered[COVER_KEPT]);
+    out->replaced_bytes = atomic_load(&engine->covered[COVER_REPLACED]);
+    out->aside_bytes = atomic_load(&engine->covered[COVER_ASIDE]);
+    out->leased_bytes = atomic_load(&engine->leased);
     out->memory = atomic_load(&engine->memory);
     out->bytes_written = atomic_load(&engine->bytes_written);
     out->bytes_read = atomic_load(&engine->bytes_read);
@@ -148,6 +154,7 @@ int cxl_engine_lease(cxl_engine *engine, uint64_t id, uint64_t media_offset, uin
         } else {
             x->capacity = capacity;
             x->open = true;
+            cover_open(engine, x, capacity);
             extent_hold(x);
         }
     }

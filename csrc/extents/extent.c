@@ -73,6 +73,7 @@ void table_free(cxl_engine *engine)
     for (uint64_t i = 0; i < engine->table_size; i++) {
         for (extent *x = engine->table[i], *next; x != NULL; x = next) {
             next = x->next;
+            cover_destroy(engine, x);
             engine_release(engine, x->crcs, x->crc_capacity * sizeof(*x->crcs));
             engine_release(engine, x, sizeof(*x));
         }
@@ -99,11 +100,6 @@ extent *extent_find_locked(cxl_engine *engine, uint64_t id)
     return x;
 }
 
-static segment_state *segment_of(cxl_engine *engine, const extent *x)
-{
-    return &engine->segments[x->segment];
-}
-
 extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
                              uint64_t chunks)
 {
@@ -114,6 +110,7 @@ extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_off
     x->id = id;
     x->media_offset = media_offset;
     x->segment = (uint32_t)((media_offset - engine->first) / engine->segment_size);
+    cover_init(x);
     if (extent_grow_crcs(engine, x, chunks) != 0) {
         engine_release(engine, x, sizeof(*x));
         return NULL;
@@ -153,6 +150,7 @@ static void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead
     if (--segment->extents == 0 && count_dead)
         queue_dead(engine, segment);
     atomic_fetch_sub(&engine->crcs, chunks_of(engine, x->length));
+    cover_destroy(engine, x);
     engine_release(engine, x->crcs, x->crc_capacity * sizeof(*x->crcs));
     engine_release(engine, x, sizeof(*x));
     if (engine->table_size > TABLE_SIZE_MIN && engine->extent_count < engine->table_size / 8)
@@ -297,6 +295,7 @@ void extent_close(cxl_engine *engine, extent *x, uint64_t *media_offset, uint64_
     *media_offset = smaller(used / PUBLISH_ALIGN * PUBLISH_ALIGN, end);
     *length = end - *media_offset;
     shrink_crcs(engine, x);
+    cover_close(engine, x);
     pthread_mutex_lock(&engine->lock);
     x->open = false;
     x->attached = false;

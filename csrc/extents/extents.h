@@ -43,6 +43,16 @@ enum {
 
 /* ------------------------------------------------------------------------------------ extents */
 
+/* How bytes count that references of a map cover. */
+enum { COVER_KEPT, COVER_REPLACED, COVER_ASIDE, COVER_KINDS };
+enum { COVER_FEW = 2 };          /* pieces of most extents: what one reference covers, and nothing */
+
+/* From start to the next piece: how many references of each kind cover it. */
+typedef struct {
+    uint32_t start;
+    uint32_t counts[COVER_KINDS];
+} cover_piece;
+
 typedef struct extent extent;
 struct extent {
     extent *next;             /* in its hash bucket; engine.lock */
@@ -56,6 +66,13 @@ struct extent {
     uint32_t *crcs;           /* of the chunks below length; stripe */
     uint32_t crc_capacity;
     uint32_t published_tail;  /* checksum of the last published chunk if it is partial; stripe */
+    cover_piece cover_few[COVER_FEW];
+    cover_piece *cover;       /* coverage.c, as are the next ones; NULL: the few above; stripe */
+    uint32_t cover_count;
+    uint32_t cover_capacity;
+    uint64_t covered[COVER_KINDS];
+    uint64_t leased;          /* room while open; stripe */
+    bool cover_stays;         /* memory was short: nothing is counted any more; stripe */
     bool open;                /* has a lease; engine.lock */
     bool attached;            /* the lease belongs to a map; engine.lock */
     bool busy;                /* cxl_engine_copy_ranges appends just now; engine.lock */
@@ -65,6 +82,9 @@ struct extent {
 typedef struct {
     uint32_t extents;         /* that lie in the segment */
     uint32_t next_dead;       /* in the queue of dead segments; SEGMENT_NOT_QUEUED, SEGMENT_LAST */
+    _Atomic uint64_t covered; /* bytes that references cover, each once */
+    _Atomic uint64_t leased;  /* bytes of open extents, */
+    _Atomic uint64_t covered_open; /* and what is covered of them */
 } segment_state;
 
 struct cxl_engine {
@@ -91,6 +111,8 @@ struct cxl_engine {
 
     pthread_mutex_t stripes[STRIPES];
 
+    _Atomic uint64_t covered[COVER_KINDS];
+    _Atomic uint64_t leased;
     _Atomic uint64_t refs;
     _Atomic uint64_t crcs;
     _Atomic uint64_t memory;
@@ -113,6 +135,12 @@ static inline uint64_t chunks_of(const cxl_engine *engine, uint64_t length)
 static inline pthread_mutex_t *stripe_of(cxl_engine *engine, const extent *x)
 {
     return &engine->stripes[(x->id * UINT64_C(0x9e3779b97f4a7c15)) >> 59];
+}
+
+/* The segment in which an extent lies. */
+static inline segment_state *segment_of(cxl_engine *engine, const extent *x)
+{
+    return &engine->segments[x->segment];
 }
 
 /* extent.c: the table. Functions named _locked want engine.lock. */
@@ -221,6 +249,7 @@ typedef struct {
     uint32_t batch_capacity;  /* which have at least this much room; 0: no batch */
     uint64_t refs;
     uint64_t bytes;           /* mapped */
+    uint8_t kind;             /* how it counts: COVER_KEPT ... */
 } tree;
 
 typedef struct {
@@ -252,6 +281,24 @@ int tree_replace(cxl_engine *engine, tree *content, uint64_t start, uint64_t end
 /* Make the next count replacements by one reference each succeed for certain. */
 int tree_reserve(cxl_engine *engine, tree *content, uint64_t count);
 void tree_unreserve(cxl_engine *engine, tree *content);
+
+/* ----------------------------------------------------------------------------------- coverage */
+
+/* coverage.c; must: succeed, if need be by counting too much. */
+void cover_init(extent *x);
+void cover_destroy(cxl_engine *engine, extent *x);
+void cover_open(cxl_engine *engine, extent *x, uint64_t capacity);
+void cover_close(cxl_engine *engine, extent *x);
+int cover_add(cxl_engine *engine, const reference *ref, int kind, bool must);
+void cover_remove(cxl_engine *engine, const reference *ref, int kind);
+void cover_convert(cxl_engine *engine, const reference *ref, int from, int to);
+/* As tree_replace is about to do it; -ENOMEM changes nothing. */
+int cover_replace(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, const reference *with,
+                  size_t count, bool must);
+/* It did not do it. */
+void cover_restore(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, const reference *with,
+                   size_t count);
+void cover_set_kind(cxl_engine *engine, tree *content, int kind);
 
 /* -------------------------------------------------------------------------------------- marks */
 
@@ -286,7 +333,6 @@ struct cxl_map {
     uint64_t owner;
     cxl_map *previous;        /* engine.maps */
     cxl_map *next;
-    bool left_out;            /* of the count of cxl_engine_usage that is being made */
     pthread_mutex_t writer;
     pthread_rwlock_t lock;    /* of the following; its holder for writing holds writer too */
     uint64_t size;

@@ -1,10 +1,9 @@
-/* report.c - questions about everything at once: what is used, what refers where, what is
- * published.
+/* report.c - questions about everything at once: which extents there are, what is published.
  *
  * Never: changes anything.
  *
  * Invariants
- * - O(R log R) in the number of references; bytes that several references share count once.
+ * - O(R log R) in the number of references.
  * - Each map is seen as of one moment; maps that change meanwhile may be seen before or after.
  */
 #include <errno.h>
@@ -30,99 +29,6 @@ void *list_give(growing_list *from)
 {
     void *smaller_one = realloc(from->items, larger(from->count, 1) * from->size);
     return smaller_one != NULL ? smaller_one : from->items;
-}
-
-/* -------------------------------------------------------------------------------------- usage */
-
-typedef struct {
-    uint64_t start;
-    uint64_t end;
-} media_range;
-
-static int compare_ranges(const void *a, const void *b)
-{
-    const media_range *x = a, *y = b;
-    return (x->start > y->start) - (x->start < y->start);
-}
-
-static int collect_used(cxl_map *map, growing_list *ranges)
-{
-    int result = 0;
-    pthread_rwlock_rdlock(&map->lock);
-    const reference *ref;
-    for (tree_position at = {0, 0}; (ref = tree_at(&map->content, at)) != NULL;
-         at = tree_next(&map->content, at)) {
-        media_range *range = list_add(ranges);
-        if (range == NULL) {
-            result = -ENOMEM;
-            break;
-        }
-        range->start = ref->extent->media_offset + ref->extent_offset;
-        range->end = range->start + ref->length;
-    }
-    pthread_rwlock_unlock(&map->lock);
-    return result;
-}
-
-static int collect_leases(cxl_engine *engine, growing_list *ranges)
-{
-    int result = 0;
-    pthread_mutex_lock(&engine->lock);
-    for (uint64_t i = 0; i < engine->table_size && result == 0; i++) {
-        for (extent *x = engine->table[i]; x != NULL && result == 0; x = x->next) {
-            if (!x->open)
-                continue;
-            media_range *range = list_add(ranges);
-            if (range == NULL)
-                result = -ENOMEM;
-            else
-                *range = (media_range){x->media_offset, x->media_offset + x->capacity};
-        }
-    }
-    pthread_mutex_unlock(&engine->lock);
-    return result;
-}
-
-/* engine.maps is held. */
-static void leave_out(cxl_map *const *maps, uint64_t count, bool on)
-{
-    for (uint64_t i = 0; i < count; i++)
-        maps[i]->left_out = on;
-}
-
-int cxl_engine_usage(cxl_engine *engine, cxl_map *const *without, uint64_t without_count, uint64_t *used,
-                     uint64_t segment_count)
-{
-    growing_list ranges = {.size = sizeof(media_range)};
-    int result = 0;
-    if (segment_count != engine->segment_count)
-        return -EINVAL;
-    pthread_mutex_lock(&engine->maps);
-    leave_out(without, without_count, true);
-    for (cxl_map *map = engine->map_list; map != NULL && result == 0; map = map->next) {
-        if (!map->left_out)
-            result = collect_used(map, &ranges);
-    }
-    leave_out(without, without_count, false);
-    pthread_mutex_unlock(&engine->maps);
-    if (result == 0)
-        result = collect_leases(engine, &ranges);
-    if (result == 0) {
-        const media_range *range = ranges.items;
-        uint64_t end = 0;
-        memset(used, 0, segment_count * sizeof(*used));
-        if (ranges.count > 0)
-            qsort(ranges.items, ranges.count, sizeof(media_range), compare_ranges);
-        for (uint64_t i = 0; i < ranges.count; i++) {
-            uint64_t start = larger(range[i].start, end);
-            if (start >= range[i].end)
-                continue;
-            end = range[i].end;
-            used[(start - engine->first) / engine->segment_size] += end - start;
-        }
-    }
-    free(ranges.items);
-    return result;
 }
 
 /* --------------------------------------------------------------------------- lists of extents */

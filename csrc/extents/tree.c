@@ -93,8 +93,10 @@ void tree_clear(cxl_engine *engine, tree *content)
 {
     for (uint32_t i = 0; i < content->leaf_count; i++) {
         leaf *old = content->leaves[i];
-        for (uint32_t slot = 0; slot < old->count; slot++)
+        for (uint32_t slot = 0; slot < old->count; slot++) {
+            cover_remove(engine, &old->refs[slot], content->kind);
             extent_drop(engine, old->refs[slot].extent);
+        }
         leaf_free(engine, old);
     }
     tree_unreserve(engine, content);
@@ -122,20 +124,25 @@ int tree_copy(cxl_engine *engine, const tree *source, tree *target)
         return result;
     }
     uint32_t index = 0;
-    for (uint32_t i = 0; i < source->leaf_count; i++) {
+    for (uint32_t i = 0; i < source->leaf_count && result == 0; i++) {
         const leaf *from = source->leaves[i];
-        for (uint32_t slot = 0; slot < from->count; slot++) {
+        for (uint32_t slot = 0; slot < from->count && result == 0; slot++) {
             leaf *to = target->leaves[index];
+            result = cover_add(engine, &from->refs[slot], target->kind, false);
+            if (result != 0)
+                break;
             extent_hold(from->refs[slot].extent);
             to->refs[to->count++] = from->refs[slot];
+            target->refs++;
             if (to->count == to->capacity)
                 index++;
         }
     }
-    target->refs = source->refs;
     target->bytes = source->bytes;
     atomic_fetch_add(&engine->refs, target->refs);
-    return 0;
+    if (result != 0)
+        tree_clear(engine, target);
+    return result;
 }
 
 tree_position tree_find(const tree *content, uint64_t offset)

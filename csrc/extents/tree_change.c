@@ -260,9 +260,16 @@ int tree_replace(cxl_engine *engine, tree *content, uint64_t start, uint64_t end
         if (work.middle == NULL)
             return -ENOMEM;
     }
-    plan(content, start, end, with, count, &work);
-    if (!change_in_place(engine, content, &work))
-        result = change_leaves(engine, content, &work);
+    /* Cuts and batches have their memory, or need none. */
+    bool must = content->batch_capacity != 0 || (count == 0 && end == UINT64_MAX);
+    result = cover_replace(engine, content, start, end, with, count, must);
+    if (result == 0) {
+        plan(content, start, end, with, count, &work);
+        if (!change_in_place(engine, content, &work))
+            result = change_leaves(engine, content, &work);
+        if (result != 0)
+            cover_restore(engine, content, start, end, with, count);
+    }
     if (work.middle != work.small)
         free(work.middle);
     return result;

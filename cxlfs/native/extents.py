@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import enum
 import errno
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -46,6 +47,7 @@ __all__ = [
     "REF_DTYPE",
     "SPAN_DTYPE",
     "Delta",
+    "Counting",
     "Engine",
     "EngineStatistics",
     "FileMap",
@@ -60,8 +62,24 @@ _DEAD_AT_ONCE = 256
 _FAULTS_AT_ONCE = 64
 
 
+class Counting(enum.IntEnum):
+    """How the bytes count that a content refers to; those of several contents as the first of these
+    that fits.
+    """
+
+    KEPT = 0
+    REPLACED = 1
+    """The committed content behind a live one that will be published."""
+    ASIDE = 2
+    """Kept aside until the room is needed."""
+
+
 class EngineStatistics(NamedTuple):
-    """Counts of what the engine holds now, and sums since it began. Sizes in bytes."""
+    """Counts of what the engine holds now, and sums since it began. Sizes in bytes.
+
+    ``kept_bytes``, ``replaced_bytes``, ``aside_bytes``: what contents refer to, each byte once; see
+    Counting. ``leased_bytes``: of open extents, whether anything refers to them or not.
+    """
 
     extents: int
     refs: int
@@ -73,6 +91,10 @@ class EngineStatistics(NamedTuple):
     checksum_errors: int
     chunks_verified: int
     refs_visited: int
+    kept_bytes: int
+    replaced_bytes: int
+    aside_bytes: int
+    leased_bytes: int
 
 
 class Verification(NamedTuple):
@@ -163,6 +185,10 @@ class Engine:
             out.checksum_errors,
             out.chunks_verified,
             out.refs_visited,
+            out.kept_bytes,
+            out.replaced_bytes,
+            out.aside_bytes,
+            out.leased_bytes,
         )
 
     # --------------------------------------------------------------------------------- extents
@@ -336,14 +362,13 @@ class Engine:
             if count < _DEAD_AT_ONCE:
                 return dead
 
-    def usage(self, *, without: Sequence[FileMap] = ()) -> npt.NDArray[np.uint64]:
-        """Bytes of each segment that a map, but those of ``without``, refers to (shared ones once)
-        or a lease holds.
+    def usage(self) -> npt.NDArray[np.uint64]:
+        """Bytes of each segment that a map refers to (shared ones once) or a lease holds. They are
+        counted as they come and go: no walk over the maps.
         """
         used = np.zeros(self.segment_count, dtype=np.uint64)
         out = ffi.from_buffer("uint64_t[]", used)
-        maps = ffi.new("cxl_map *[]", [content.handle for content in without])
-        code = lib.cxl_engine_usage(self.handle, maps, len(without), out, self.segment_count)
+        code = lib.cxl_engine_usage(self.handle, out, self.segment_count)
         if code != 0:
             raise failure(code, "count what is used")
         return used

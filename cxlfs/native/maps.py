@@ -116,6 +116,14 @@ class FileMap:
             raise failure(code, "clone a map")
         return FileMap(self.engine, owner=self.owner, handle=out[0])
 
+    def count_as(self, counting: int) -> None:
+        """How what it refers to counts from now on (``extents.Counting``). One walk, where that is
+        another way than before.
+        """
+        code = lib.cxl_map_count_as(self.handle, counting)
+        if code != 0:
+            raise failure(code, "count a map")
+
     def close(self) -> None:
         """Drop the content; a lease's unused room is lost until its segment dies. Idempotent."""
         handle, self._map = self._map, None

@@ -149,7 +149,6 @@ CALLS: dict[str, Callable[[Scene], object]] = {
     "import": _import,
     "move": _move,
     "live ranges": lambda s: alive(s.engine, 0, 1),
-    "usage": lambda s: s.engine.usage(),
     "list": lambda s: s.engine.list(),
     "export": lambda s: s.live.export(0, 1 << 30),
     "describe": lambda s: s.engine.describe(int(s.delta.refs["extent_id"][-1])),

@@ -14,7 +14,7 @@ from cxlfs.errors import (
     InvalidArgumentError,
     InvariantError,
 )
-from cxlfs.native.extents import FileMap
+from cxlfs.native.extents import Counting, FileMap
 from tests.native.test_extent_writes import refs_of
 from tests.support.extents import CHUNK_BYTES, FIRST, HEADER_BYTES, Room, pattern, room
 
@@ -241,12 +241,39 @@ def test_damage_shows_in_both(place: Room) -> None:
     assert len(target.read(7, 100)) == 100
 
 
-def test_what_is_left_out_of_the_count(place: Room) -> None:
+def test_bytes_count_once_by_the_first_that_fits(place: Room) -> None:
+    """Kept before replaced before aside, whatever the order in which maps come and change."""
     content, _ = published(place, 10_000)
     target = place.new_map(2)
     content.share(0, 4000, target, 0)
     other, _ = published(place, 500, seed=2)
-    usage = [int(np.sum(place.engine.usage(without=w))) for w in ([], [content], [content, target])]
-    assert usage == [10_500, 4500, 500]
-    assert int(np.sum(place.engine.usage(without=[other]))) == 10_000
-    assert int(np.sum(place.engine.usage())) == 10_500
+
+    def counts() -> tuple[int, int, int]:
+        found = place.engine.statistics()
+        assert found.leased_bytes == 0
+        total = found.kept_bytes + found.replaced_bytes + found.aside_bytes
+        assert int(np.sum(place.engine.usage())) == total
+        return found.kept_bytes, found.replaced_bytes, found.aside_bytes
+
+    assert counts() == (10_500, 0, 0)
+    content.count_as(Counting.ASIDE)
+    assert counts() == (4500, 0, 6000)
+    target.count_as(Counting.REPLACED)
+    assert counts() == (500, 4000, 6000)
+    clone = content.clone()
+    assert counts() == (10_500, 0, 0), "a clone counts as kept"
+    clone.truncate(3000)
+    assert counts() == (3500, 1000, 6000)
+    clone.count_as(Counting.REPLACED)
+    other.count_as(Counting.ASIDE)
+    assert counts() == (0, 4000, 6500)
+    clone.close()
+    content.close()
+    assert counts() == (0, 4000, 500)
+    target.punch(1000, 1000)
+    assert counts() == (0, 3000, 500)
+    target.count_as(Counting.KEPT)
+    assert counts() == (3000, 0, 500)
+    for rest in (target, other):
+        rest.close()
+    assert counts() == (0, 0, 0)

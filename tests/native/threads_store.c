@@ -170,7 +170,7 @@ void ask_everything(uint64_t *rng, cxl_transport *transport)
     cxl_fault fault;
     cxl_engine_statistics(engine, &stats);
     cxl_transport_statistics(transport, &transport_stats);
-    CHECK(cxl_engine_usage(engine, NULL, 0, used, SEGMENTS) == 0, "usage");
+    CHECK(cxl_engine_usage(engine, used, SEGMENTS) == 0, "usage");
     CHECK(cxl_engine_list(engine, &infos, &count) == 0, "list");
     for (int i = 0; i < 3 && count > 0; i++) {
         uint64_t id = infos[random_below(rng, count)].id;
