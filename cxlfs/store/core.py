@@ -27,6 +27,7 @@ from cxlfs.store.files import Files
 from cxlfs.store.health import Health
 from cxlfs.store.names import Names, root_attributes
 from cxlfs.store.namespace import Attributes, FileKind, Inode, Namespace
+from cxlfs.store.paths import path_of
 from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
@@ -474,7 +475,7 @@ class Store:
         return self.cleaner.step() or worked
 
     def path_of(self, ino: int) -> bytes | None:
-        return self.namespace.path_of(ino)
+        return path_of(self.namespace, ino)
 
     def list_checkpoints(self, path: bytes = b"/") -> Iterator[CheckpointEntry]:
         """One entry for each name in a directory, or for a file; raises NotFoundError."""

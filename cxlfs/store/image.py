@@ -272,6 +272,7 @@ def _load_inodes(namespace: Namespace, rows: npt.NDArray[np.void], info: ImageIn
     inos = columns["ino"]
     inodes = namespace.inodes
     inodes.update(zip(inos, map(Inode, *columns.values()), strict=True))
+    namespace.kind_counts.update(inode.kind for inode in inodes.values())
     _require(len(inodes) == len(rows) and 0 not in inodes, "an inode number appears twice")
     _require(max(inos, default=0) < info.next_ino, "inode number beyond the counter")
 
@@ -336,12 +337,12 @@ def _load_names(namespace: Namespace, sections: dict[int, bytes]) -> None:
         directory.entries.update(zip(names[first:end], children[first:end], strict=True))
         _require(len(directory.entries) == before + end - first, "a name appears twice")
         parent = directory.ino
-        for ino in children[first:end]:
+        for ino, name in zip(children[first:end], names[first:end], strict=True):
             inode = inodes.get(ino)
             if inode is None:
                 raise _damage("a name without its inode")
             inode.links += 1
-            inode.parent = parent
+            inode.parent, inode.name = parent, name
             if inode.entries is not None:
                 directory.subdirectories += 1
                 directories.append(inode)

@@ -106,14 +106,18 @@ class Names:
         else:
             self.volume.commit(ops, durable=False)
             self.volume.note_committed(ops)
+        unlinked: list[int] = []
         for op in ops:
             if isinstance(op, InodeOperation):
                 self._set_live(op)
             elif isinstance(op, UnlinkOperation):
-                self.namespace.unlink(op.parent, op.name)
+                unlinked.append(self.namespace.unlink(op.parent, op.name).ino)
             elif isinstance(op, LinkOperation):
-                self.namespace.link(op.parent, op.name, op.ino)
-        self.namespace.reap()
+                replaced = self.namespace.link(op.parent, op.name, op.ino)
+                if replaced is not None:
+                    unlinked.append(replaced.ino)
+        for ino in unlinked:
+            self.namespace.reap(ino)
 
     def _set_live(self, op: InodeOperation) -> None:
         inode = self.namespace.get(op.ino)
@@ -173,7 +177,7 @@ class Names:
         try:
             self._commit(ops)
         except BaseException:
-            self.namespace.inodes.pop(inode.ino, None)
+            self.namespace.withdraw(inode)
             if inode.live is not None:
                 inode.live.close()
             raise

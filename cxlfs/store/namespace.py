@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import stat
@@ -301,6 +302,7 @@ class Namespace:
         self.name_bytes = 0
         """Bytes of all names, symlink targets and extended attributes: sizes the image."""
         self.string_items = 0
+        self.kind_counts: collections.Counter[FileKind] = collections.Counter()
         self._unlinked: set[int] = set()
         self.on_drop: Callable[[Inode], None] | None = None
         """Called with an inode that is about to be dropped."""
@@ -342,37 +344,6 @@ class Namespace:
             ino = inode.parent
         raise CorruptionError("the directories form a loop", structure="namespace")
 
-    def path_of(self, ino: int) -> bytes | None:
-        """One path that means the inode; None when it has no name. Scans for names of files."""
-        parts: list[bytes] = []
-        current = ino
-        for _ in range(len(self.inodes) + 1):
-            if current == ROOT_INO:
-                return b"/" + b"/".join(reversed(parts))
-            inode = self.inodes.get(current)
-            if inode is None:
-                return None
-            found = self.name_of(inode)
-            if found is None:
-                return None
-            current, name = found
-            parts.append(name)
-        return None
-
-    def name_of(self, inode: Inode) -> tuple[int, bytes] | None:
-        """One directory and name that mean the inode; None when it has none."""
-        likely = self.inodes.get(inode.parent)
-        if likely is not None and (likely.entries or {}).get(inode.name) == inode.ino:
-            return likely.ino, inode.name
-        candidates = [likely] if likely is not None else []
-        if inode.entries is None:
-            candidates.extend(i for i in self.inodes.values() if i.entries is not None)
-        for directory in candidates:
-            for name, child in (directory.entries or {}).items():
-                if child == inode.ino:
-                    return directory.ino, name
-        return None
-
     def walk(self, ino: int) -> Iterator[Inode]:
         """The inode and everything below it, directories before their entries."""
         pending = [ino]
@@ -392,20 +363,27 @@ class Namespace:
     def add(self, inode: Inode) -> None:
         invariant(inode.ino not in self.inodes, "an inode number was used twice")
         self.inodes[inode.ino] = inode
+        self.kind_counts[inode.kind] += 1
         self.next_ino = max(self.next_ino, inode.ino + 1)
+
+    def withdraw(self, inode: Inode) -> None:
+        """It was added and never got a name."""
+        if self.inodes.pop(inode.ino, None) is not None:
+            self.kind_counts[inode.kind] -= 1
 
     def allocate_ino(self) -> int:
         ino = self.next_ino
         self.next_ino += 1
         return ino
 
-    def link(self, parent: int, name: bytes, ino: int) -> None:
-        """``name`` now means ``ino``; what it meant before loses a link (see :meth:`reap`)."""
+    def link(self, parent: int, name: bytes, ino: int) -> Inode | None:
+        """``name`` now means ``ino``; returns what it meant before, which loses a link (see
+        :meth:`reap`).
+        """
         directory = self.directory(parent)
         inode = self.get(ino)
         entries = entries_of(directory)
-        if name in entries:
-            self.unlink(parent, name)
+        replaced = self.unlink(parent, name) if name in entries else None
         entries[name] = ino
         self.name_bytes += len(name)
         self.string_items += 1
@@ -414,6 +392,7 @@ class Namespace:
         self._unlinked.discard(ino)
         if inode.entries is not None:
             directory.subdirectories += 1
+        return replaced
 
     def unlink(self, parent: int, name: bytes) -> Inode:
         """Take the name away; raises NotFoundError."""
@@ -472,7 +451,7 @@ class Namespace:
             yield self.inodes[ino]
 
     def _drop(self, inode: Inode) -> None:
-        del self.inodes[inode.ino]
+        self.withdraw(inode)
         if self.on_drop is not None:
             self.on_drop(inode)
         self.set_target(inode, b"") if inode.target else None

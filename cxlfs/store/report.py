@@ -3,7 +3,9 @@
 Never here: formatting, printing, changing anything.
 
 Invariants
-- ``free_bytes`` counts everything that deleting or compacting can give back, nothing else.
+- ``free_bytes`` counts everything that deleting, committing or compacting can give back, nothing
+  else.
+- Nothing but a list of checkpoints costs more in a larger store: counts are kept as they change.
 - All numbers of one report belong to one moment.
 """
 
@@ -14,8 +16,6 @@ import itertools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from cxlfs.store.attributes import content_state
 from cxlfs.store.health import RefusedWrites, VerifyOutcome
@@ -108,37 +108,21 @@ class CheckpointEntry:
 
 
 class Reporter:
-    """Reads a volume; keeps the last count of used bytes until something changes."""
+    """Reads a volume."""
 
     def __init__(self, volume: Volume, versions: Versions, recovery: RecoveryReport) -> None:
         self.volume = volume
         self.versions = versions
         self.recovery = recovery
-        self._counted_key: tuple[int, ...] = ()
-        self._counted = (0, 0)
-
-    def data_bytes(self) -> tuple[int, int]:
-        """Bytes of file data that something references, shared ones once; and of them those that
-        only contents kept aside reference, which can be had back at once.
-        """
-        engine, spare = self.volume.engine, self.versions.spare_contents()
-        stats = engine.statistics()
-        key = (self.volume.last_lsn, stats.bytes_written, stats.refs, stats.extents, len(spare))
-        if key != self._counted_key:
-            used = int(np.sum(engine.usage()))
-            kept = int(np.sum(engine.usage(without=spare))) if spare else used
-            self._counted = (used, used - kept)
-            self._counted_key = key
-        return self._counted
 
     def space(self) -> SpaceReport:
+        """What a writer can have, with all that making room gives (``room``, ``cleaner``)."""
         volume = self.volume
         payload = volume.superblock.segment_payload_bytes
         count = volume.superblock.segment_count
-        overhead = _METADATA_SETS * volume.metadata_set_segments() + 1
         total = (count - _METADATA_SETS * _SET_SEGMENTS_MIN - 1) * payload
-        used, aside = self.data_bytes()
-        used += self.versions.promises.bytes_open() - aside
+        used = volume.engine.statistics().kept_bytes + self.versions.promises.bytes_open()
+        overhead = _METADATA_SETS * volume.metadata_set_segments() + 1
         free = max(0, min((count - overhead) * payload - used, total))
         inodes = len(volume.namespace.inodes)
         inodes_free = free // payload * _INODES_PER_SEGMENT + _INODES_PER_SEGMENT
@@ -158,7 +142,7 @@ class Reporter:
         if volume.read_only:
             state = "READ-ONLY" if reason is None else state
             reason = reason or volume.read_only_reason
-        kinds = [inode.kind for inode in volume.namespace.inodes.values()]
+        kinds = volume.namespace.kind_counts
         return StoreStatistics(
             state=state,
             reason=reason,
@@ -172,14 +156,14 @@ class Reporter:
             used_bytes=space.total_bytes - space.free_bytes,
             free_bytes=space.free_bytes,
             reserved_bytes=volume.space.reserve * payload,
-            incomplete_bytes=self.data_bytes()[1],
+            incomplete_bytes=engine.aside_bytes,
             journal_used_bytes=0 if volume.journal is None else volume.journal.used_bytes,
             journal_size_bytes=payload if volume.journal is None else volume.journal.size_bytes,
             generation=volume.root.generation,
             last_lsn=volume.last_lsn,
             last_commit_time_ns=volume.last_commit_ns,
-            files=kinds.count(FileKind.FILE),
-            directories=kinds.count(FileKind.DIRECTORY),
+            files=kinds[FileKind.FILE],
+            directories=kinds[FileKind.DIRECTORY],
             open_files=open_files,
             checksum_errors=counters.checksum_errors,
             media_errors=counters.media_errors,

@@ -52,7 +52,8 @@ class Room:
         return False
 
     def free_dead(self) -> None:
-        if self.volume.space.collect_dead():
+        """Roll over for what is dead, and for metadata that has shrunk."""
+        if self.volume.space.collect_dead() or self.volume.metadata_has_shrunk:
             self.volume.rollover()
 
     def _measure(self, needed_bytes: int) -> int:

@@ -29,6 +29,7 @@ from cxlfs.format.operations import (
     PromoteOperation,
     XattrSetOperation,
 )
+from cxlfs.native.extents import Counting
 from cxlfs.native.maps import Delta, FileMap
 from cxlfs.store.leases import Leases
 from cxlfs.store.promises import Promises
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from cxlfs.store.volume import Volume
 
 _OPERATION_BYTES = layout.OPERATION_DTYPE.itemsize + layout.OP_EXTENT_DTYPE.itemsize + 8
+_CLONE_REFS_MIN = 64
+"""A map of fewer references is copied in some microseconds."""
+_CLONES_MAX = 64
 _RECORD_REST_BYTES = 1024
 """Of a record: header, attributes of file and directory, a name of full length, padding."""
 
@@ -149,12 +153,18 @@ class Versions:
         self.open_versions: dict[int, Inode] = {}
         self.promises = Promises(lease_bytes_max=volume.space.lease_bytes_max)
         self.leases = Leases(volume, self.promises)
+        self._clones: dict[int, Inode] = {}
+        """Without a version, and yet with a second map, the oldest first."""
         self._new_names: dict[int, bytes] = {}
         """Of uncommitted inodes: each has the one name that it was created with."""
         volume.namespace.on_drop = self._forget
+        for inode in self.asides.values():
+            if inode.aside is not None:
+                inode.aside.count_as(Counting.ASIDE)
 
     def _forget(self, inode: Inode) -> None:
         self._new_names.pop(inode.ino, None)
+        self._clones.pop(inode.ino, None)
         self.asides.pop(inode.ino, None)
         self.open_versions.pop(inode.ino, None)
         self.promises.drop(inode)
@@ -170,9 +180,11 @@ class Versions:
         if isinstance(version, Version):
             if version.atomic and not atomic:
                 version.atomic = False
+                _count_committed(inode)
             return version
         if not inode.uncommitted and inode.committed is None:
             inode.committed = inode.content.clone()
+        self._clones.pop(inode.ino, None)
         return self._new(inode, atomic=atomic and not inode.uncommitted, now=now)
 
     def begin_empty(self, inode: Inode, *, atomic: bool, now: float) -> Version:
@@ -196,11 +208,13 @@ class Versions:
         else:
             inode.committed = old_live
         inode.replace_live(empty)
+        self._clones.pop(inode.ino, None)
         if isinstance(version, Version):
             version.failed.clear()
             version.atomic = atomic
             version.killed = False
             version.whole = True
+            _count_committed(inode)
             return version
         return self._new(inode, atomic=atomic, now=now, whole=True)
 
@@ -213,6 +227,7 @@ class Versions:
         version = Version(atomic, now, whole=whole)
         inode.version = version
         self.open_versions[inode.ino] = inode
+        _count_committed(inode)
         return version
 
     def close_map(self, content: FileMap | None) -> None:
@@ -353,6 +368,7 @@ class Versions:
         """Cut the content kept aside, then add ``refs``: each record defines what it names."""
         if inode.aside is None:
             inode.aside = FileMap(self.volume.engine, owner=inode.ino)
+            inode.aside.count_as(Counting.ASIDE)
             self.asides[inode.ino] = inode
         aside = inode.aside
         for piece, rows in self._pieces(delta, refs):
@@ -403,6 +419,7 @@ class Versions:
         if inode.committed is None:
             raise InvariantError("an overwrite keeps the committed content")
         given_up = inode.content
+        inode.committed.count_as(Counting.KEPT)
         inode.replace_live(inode.committed)
         inode.committed = None
         self.close_map(given_up)
@@ -424,11 +441,6 @@ class Versions:
         if isinstance(inode.version, Version):
             inode.version.staged = False
 
-    def spare_contents(self) -> list[FileMap]:
-        """Contents kept aside that nobody goes on with: given up when their space is needed."""
-        found = (inode.aside for inode in self.asides.values() if not _is_staged(inode))
-        return [aside for aside in found if aside is not None]
-
     def drop_oldest_aside(self) -> bool:
         """Give up one version kept aside that nobody goes on with; False when there is none."""
         for inode in list(self.asides.values()):
@@ -438,14 +450,25 @@ class Versions:
         return False
 
     def finish(self, inode: Inode) -> None:
-        """No writer is left: give back the lease and the second map."""
+        """No writer is left: give back the lease and the second map, unless it is large: whoever
+        writes next would have to make it again. Few of those are kept.
+        """
         if inode.live is None:
             return
         self.promises.drop(inode)
         self.leases.close(inode.live)
-        if inode.version is None and inode.committed is not None:
-            self.close_map(inode.committed)
-            inode.committed = None
+        if inode.version is not None or inode.committed is None:
+            return
+        if inode.committed.ref_count < _CLONE_REFS_MIN:
+            self._close_committed(inode)
+            return
+        self._clones[inode.ino] = inode
+        if len(self._clones) > _CLONES_MAX:
+            self._close_committed(self._clones.pop(next(iter(self._clones))))
+
+    def _close_committed(self, inode: Inode) -> None:
+        self.close_map(inode.committed)
+        inode.committed = None
 
     def error_of(self, inode: Inode) -> CxlfsError | None:
         """Why the live content must not be published, if so."""
@@ -454,6 +477,15 @@ class Versions:
             cause = version.failed[0].error
             return NoSpaceError(cause.message) if isinstance(cause, NoSpaceError) else cause
         return None
+
+
+def _count_committed(inode: Inode) -> None:
+    """What a version will replace is room that making room can have (``room``); what may come back
+    is not.
+    """
+    if inode.committed is not None and isinstance(inode.version, Version):
+        comes_back = inode.version.atomic
+        inode.committed.count_as(Counting.KEPT if comes_back else Counting.REPLACED)
 
 
 def _is_staged(inode: Inode) -> bool:

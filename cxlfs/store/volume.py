@@ -32,6 +32,7 @@ from cxlfs.errors import (
 from cxlfs.format import journal, layout, operations, roots, segments
 from cxlfs.store import image
 from cxlfs.store.health import Health
+from cxlfs.store.paths import path_of
 from cxlfs.store.space import Space, State
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ RECORD_BYTES_MAX = 1 << 20
 """A larger transaction is staged in several records: one record never fills a journal."""
 _CLEANER_SEGMENTS = 1
 _IMAGE_SLACK_BYTES = 64 << 10
+_EVENT_NAMES_MAX = 1000
+"""So many names are searched for that of an event's file; else the message names its number."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,7 +177,7 @@ class Volume:
         """Log it, and tell whoever listens."""
         path = None
         if ino is not None:
-            found = self.namespace.path_of(ino)
+            found = path_of(self.namespace, ino, names_max=_EVENT_NAMES_MAX)
             path = os.fsdecode(found) if found is not None else None
         place = "" if path is None else f" ({path})"
         log.log(level, "%s: %s%s", kind, message, place)
@@ -299,6 +302,12 @@ class Volume:
         growth = sum(max(0, wanted - len(each.segments)) for each in kept)
         self.space.reserve = wanted + growth + _CLEANER_SEGMENTS
         return self.space.reserve
+
+    @property
+    def metadata_has_shrunk(self) -> bool:
+        """A rollover would give segments back: a set is larger than the next one."""
+        wanted = self.metadata_set_segments()
+        return any(len(kept.segments) > wanted for kept in (self.current, self.fallback))
 
     def metadata_room(self) -> bool:
         """There is room for a larger image than now."""

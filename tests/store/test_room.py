@@ -97,6 +97,32 @@ def test_what_is_written_again_after_a_refusal_is_whole(shop: Shop, big: Store) 
 # --- leases -----------------------------------------------------------------------------------
 
 
+def open_idle(store: Store, count: int, size: int) -> list[int]:
+    """Files that were written, fsynced, and stay open."""
+    handles = []
+    for number in range(count):
+        _, handle = create(store, b"idle%d" % number)
+        for start in range(0, size, PIECE):
+            store.write(handle, start, piece_of(number))
+            store.files.lease_ahead(store.files.get(handle).inode.ino)
+        store.fsync(handle)
+        handles.append(handle)
+    return handles
+
+
+def test_open_files_do_not_keep_what_they_do_not_use(big: Store) -> None:
+    before = big.statfs().available_bytes
+    handles = open_idle(big, 40, 512 << 10)
+    promised = big.statfs().available_bytes
+    assert before - promised == 40 * (512 << 10)
+    written = write_until_full(big, b"filler")
+    assert 0.95 * promised <= written <= promised
+    big.unlink(1, b"filler")
+    for handle in handles:  # they go on as if nothing had been
+        big.write(handle, 512 << 10, piece_of(1))
+        close(big, handle)
+
+
 def test_an_unlinked_open_file_gives_its_lease_back(shop: Shop, big: Store) -> None:
     shop.directory_times = False
     _, handle = create(big, b"f", piece_of(1))
@@ -175,6 +201,14 @@ def deleted_here_and_there(store: Store, rng: random.Random) -> None:
         store.unlink(1, b"f%d" % number)
 
 
+def overwritten_open(store: Store, rng: random.Random) -> None:
+    """A file that is overwritten in place, by pieces, and neither closed nor fsynced."""
+    _, handle = create(store, b"f", bytes(16 * MIB))
+    store.flush(handle, writer_killed=False)
+    for number in range(1000):
+        store.write(handle, rng.randrange(256) * PIECE, piece_of(number))
+
+
 def small_files(store: Store, rng: random.Random) -> None:
     """Of which each takes the rest of a block along."""
     for number in range(2000):
@@ -203,6 +237,7 @@ def overwritten_by_killed_writers(store: Store, _rng: random.Random) -> None:
     [
         nothing,
         deleted_here_and_there,
+        overwritten_open,
         small_files,
         shared_ranges,
         overwritten_by_killed_writers,

@@ -109,7 +109,7 @@ class Bench:
         inode = self.store.files.get(handle).inode
         content = self.content(inode)
         write = functools.partial(self.store.write, handle, offset, payload)
-        done = self.do("write", write, late=True, keeps=True)
+        done = self.do("write", write, late=True, keeps=True, steps=True)
         if done:
             write_model(content, offset, payload)
         else:

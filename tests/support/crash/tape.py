@@ -16,6 +16,7 @@ from cxlfs.media import Granularity, SimulatedMedia
 from cxlfs.native.maps import FileMap
 from cxlfs.store import Store
 from cxlfs.store.namespace import DIRECTORY_SIZE_BYTES, Inode
+from cxlfs.store.room import Room
 from cxlfs.store.volume import Volume
 from tests.support.stores import CHUNK_BYTES, SEGMENT_BYTES, Entry
 
@@ -56,6 +57,7 @@ class Tape:
         self.base = b""
         """The media where the tape begins."""
         self._page = media.granularity is Granularity.PAGE
+        self._made_room = False
 
     def start(self) -> None:
         """From here on; what was recorded before counts as durable."""
@@ -77,10 +79,12 @@ class Tape:
     ) -> bool:
         """Run one verb; False when it was refused. ``commits``: a commit point on every media.
         ``late``: none on any. ``steps``: more than one record, each a state of its own.
-        ``keeps``: nothing that is committed may change.
+        ``keeps``: nothing that is committed may change, unless room had to be made (with
+        ``steps``): what is open is committed then, a file after the other.
         """
         seen: list[State] = []
         done = True
+        self._made_room = False
         with self._watch(seen) if steps else contextlib.nullcontext():
             try:
                 action()
@@ -90,7 +94,7 @@ class Tape:
         self.durable.append(done and (commits or not (late or self._page)))
         self.names.append(name)
         self.states.append(committed_state(self.store))
-        if keeps:
+        if keeps and not self._made_room:
             changed = difference(self.states[-1], self.states[-2])
             assert not changed, f"{name} committed something: {changed}"
         self.between.append(seen)
@@ -100,17 +104,23 @@ class Tape:
     @contextlib.contextmanager
     def _watch(self, seen: list[State]) -> Iterator[None]:
         """Note what is committed before each record: what the one before it has made."""
-        original = Volume.commit
+        original, make = Volume.commit, Room.make
+
+        def make_room(room: Room, needed_bytes: int) -> bool:
+            self._made_room = True
+            return make(room, needed_bytes)
 
         def commit(volume: Volume, *args: object, **options: object) -> tuple[int, int]:
             seen.append(committed_state(self.store))
             return original(volume, *args, **options)  # type: ignore[arg-type]
 
         Volume.commit = commit  # type: ignore[method-assign,assignment]
+        Room.make = make_room  # type: ignore[method-assign]
         try:
             yield
         finally:
             Volume.commit = original  # type: ignore[method-assign]
+            Room.make = make  # type: ignore[method-assign]
 
     def allowed(self, finished: int) -> list[State]:
         """After ``finished`` verbs returned: from the last durable one to the end of the next."""
