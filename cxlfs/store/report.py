@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from cxlfs.store.attributes import content_state
 from cxlfs.store.health import RefusedWrites, VerifyOutcome
 from cxlfs.store.namespace import FileKind, Inode
+from cxlfs.store.paths import path_of
 from cxlfs.store.volume import Volume
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Reporter:
 
     def _damaged_paths(self) -> tuple[str, ...]:
         first = itertools.islice(self.volume.health.damaged(), _NAMED_MAX)
-        paths = (self.volume.namespace.path_of(ino) for ino in first)
+        paths = (path_of(self.volume.namespace, ino) for ino in first)
         return tuple("a file without a name" if p is None else os.fsdecode(p) for p in paths)
 
     # --- checkpoints ------------------------------------------------------------------------

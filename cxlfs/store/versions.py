@@ -31,6 +31,7 @@ from cxlfs.format.operations import (
 )
 from cxlfs.native.extents import Counting
 from cxlfs.native.maps import Delta, FileMap
+from cxlfs.store.clones import Clones, count_committed
 from cxlfs.store.leases import Leases
 from cxlfs.store.promises import Promises
 from cxlfs.store.space import LEASE_BYTES_MIN
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
     from cxlfs.store.volume import Volume
 
 _OPERATION_BYTES = layout.OPERATION_DTYPE.itemsize + layout.OP_EXTENT_DTYPE.itemsize + 8
-_CLONE_REFS_MIN = 64
-"""A map of fewer references is copied in some microseconds."""
-_CLONES_MAX = 64
 _RECORD_REST_BYTES = 1024
 """Of a record: header, attributes of file and directory, a name of full length, padding."""
 
@@ -153,8 +151,7 @@ class Versions:
         self.open_versions: dict[int, Inode] = {}
         self.promises = Promises(lease_bytes_max=volume.space.lease_bytes_max)
         self.leases = Leases(volume, self.promises)
-        self._clones: dict[int, Inode] = {}
-        """Without a version, and yet with a second map, the oldest first."""
+        self.clones = Clones(self.close_map)
         self._new_names: dict[int, bytes] = {}
         """Of uncommitted inodes: each has the one name that it was created with."""
         volume.namespace.on_drop = self._forget
@@ -164,7 +161,7 @@ class Versions:
 
     def _forget(self, inode: Inode) -> None:
         self._new_names.pop(inode.ino, None)
-        self._clones.pop(inode.ino, None)
+        self.clones.forget(inode)
         self.asides.pop(inode.ino, None)
         self.open_versions.pop(inode.ino, None)
         self.promises.drop(inode)
@@ -180,11 +177,9 @@ class Versions:
         if isinstance(version, Version):
             if version.atomic and not atomic:
                 version.atomic = False
-                _count_committed(inode)
+                count_committed(inode, comes_back=False)
             return version
-        if not inode.uncommitted and inode.committed is None:
-            inode.committed = inode.content.clone()
-        self._clones.pop(inode.ino, None)
+        self.clones.make(inode)
         return self._new(inode, atomic=atomic and not inode.uncommitted, now=now)
 
     def begin_empty(self, inode: Inode, *, atomic: bool, now: float) -> Version:
@@ -208,13 +203,13 @@ class Versions:
         else:
             inode.committed = old_live
         inode.replace_live(empty)
-        self._clones.pop(inode.ino, None)
+        self.clones.forget(inode)
         if isinstance(version, Version):
             version.failed.clear()
             version.atomic = atomic
             version.killed = False
             version.whole = True
-            _count_committed(inode)
+            count_committed(inode, comes_back=atomic)
             return version
         return self._new(inode, atomic=atomic, now=now, whole=True)
 
@@ -227,7 +222,7 @@ class Versions:
         version = Version(atomic, now, whole=whole)
         inode.version = version
         self.open_versions[inode.ino] = inode
-        _count_committed(inode)
+        count_committed(inode, comes_back=atomic)
         return version
 
     def close_map(self, content: FileMap | None) -> None:
@@ -450,25 +445,13 @@ class Versions:
         return False
 
     def finish(self, inode: Inode) -> None:
-        """No writer is left: give back the lease and the second map, unless it is large: whoever
-        writes next would have to make it again. Few of those are kept.
-        """
+        """No writer is left: give back the lease, and the second map (but see ``clones``)."""
         if inode.live is None:
             return
         self.promises.drop(inode)
         self.leases.close(inode.live)
-        if inode.version is not None or inode.committed is None:
-            return
-        if inode.committed.ref_count < _CLONE_REFS_MIN:
-            self._close_committed(inode)
-            return
-        self._clones[inode.ino] = inode
-        if len(self._clones) > _CLONES_MAX:
-            self._close_committed(self._clones.pop(next(iter(self._clones))))
-
-    def _close_committed(self, inode: Inode) -> None:
-        self.close_map(inode.committed)
-        inode.committed = None
+        if inode.version is None:
+            self.clones.keep(inode)
 
     def error_of(self, inode: Inode) -> CxlfsError | None:
         """Why the live content must not be published, if so."""
@@ -477,15 +460,6 @@ class Versions:
             cause = version.failed[0].error
             return NoSpaceError(cause.message) if isinstance(cause, NoSpaceError) else cause
         return None
-
-
-def _count_committed(inode: Inode) -> None:
-    """What a version will replace is room that making room can have (``room``); what may come back
-    is not.
-    """
-    if inode.committed is not None and isinstance(inode.version, Version):
-        comes_back = inode.version.atomic
-        inode.committed.count_as(Counting.KEPT if comes_back else Counting.REPLACED)
 
 
 def _is_staged(inode: Inode) -> bool:
