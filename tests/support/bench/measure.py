@@ -176,6 +176,13 @@ def require_memory(directory: Path, needed_bytes: int) -> None:
         )
 
 
+def private_bytes(pid: int) -> int:
+    """Anonymous memory of a process."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    found = re.search(r"RssAnon:\s+(\d+) kB", text)
+    return int(found[1]) * KIB if found else 0
+
+
 def _halt_poll_ns() -> int | None:
     """How long an idle processor of a virtual machine waits before it halts, from where waking it
     takes the host; None where that is no question.

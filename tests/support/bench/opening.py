@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
 from cxlfs.media import Granularity, MemoryMedia, open_media
 from cxlfs.store import Store, StoreOptions
@@ -18,6 +16,7 @@ from tests.support.bench.measure import (
     Progress,
     Settings,
     percentiles,
+    private_bytes,
     require_memory,
 )
 from tests.support.bench.targets import make_store, mounted, run_cxlfs
@@ -138,12 +137,6 @@ def measure_mount(settings: Settings, say: Progress) -> Figures:
 # --- memory -----------------------------------------------------------------------------------
 
 
-def _private_bytes(pid: int) -> int:
-    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    found = re.search(r"RssAnon:\s+(\d+) kB", text)
-    return int(found[1]) * KIB if found else 0
-
-
 def measure_memory(settings: Settings, say: Progress) -> Figures:
     """Anonymous memory of the daemon, with nothing in the store, with data, and with files."""
     size_bytes = min(settings.size_bytes, 2 * GIB)
@@ -153,14 +146,14 @@ def measure_memory(settings: Settings, say: Progress) -> Figures:
     block = os.urandom(MIB)
     data_bytes = size_bytes // 2 // MIB * MIB
     with mounted(settings.memory / "memory.img", size_bytes) as (target, pid):
-        empty = _private_bytes(pid)
+        empty = private_bytes(pid)
         with (target / "data").open("wb", buffering=0) as file:
             for _ in range(data_bytes // MIB):
                 file.write(block)
-        with_data = _private_bytes(pid)
+        with_data = private_bytes(pid)
         for index in range(files):
             (target / f"f{index:05d}").write_bytes(b"x")
-        with_files = _private_bytes(pid)
+        with_files = private_bytes(pid)
     return {
         "data_bytes": data_bytes,
         "files": files,

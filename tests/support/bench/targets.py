@@ -77,6 +77,13 @@ def ended_by(unmount: Callable[[], object], target: Path) -> Iterator[None]:
 def mounted(source: Path, size_bytes: int, *options: str) -> Iterator[tuple[Path, int]]:
     """A new store on ``source``, mounted; yields the mount point and the daemon's pid."""
     make_store(source, size_bytes)
+    with served(source, *options) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def served(source: Path, *options: str) -> Iterator[tuple[Path, int]]:
+    """The store on ``source``, mounted, and removed at the end; yields what ``mounted`` does."""
     target = Path(tempfile.mkdtemp(prefix="cxlfs-bench-"))
     try:
         run_cxlfs("mount", str(source), str(target), *options)

@@ -1,0 +1,299 @@
+"""The scenarios of ``scripts/stalls``: a store, a program that asks much of it, and what two small
+ones wait for meanwhile (``victims``).
+
+Invariants
+- Every scenario has a store of its own, in memory; what it takes to prepare it is not measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cxlfs.media import open_media
+from cxlfs.store import Store
+from cxlfs.units import GIB, MIB
+from tests.support.bench import offenders
+from tests.support.bench.measure import Figures, Progress, private_bytes, require_memory
+from tests.support.bench.offenders import together
+from tests.support.bench.targets import make_store, run_cxlfs, served, warm
+from tests.support.bench.victims import Victims
+
+FULL_SHARE = 0.95
+LONGEST_SECONDS = 120.0
+"""A scenario that waits for something to happen gives up after this."""
+_CHUNK_COUNT = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a scenario happens. ``directory`` is the mount point, ``pid`` the daemon."""
+
+    directory: Path
+    pid: int
+    short: bool
+
+    def path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    def scaled(self, count: int, short_count: int) -> int:
+        return short_count if self.short else count
+
+    @property
+    def seconds(self) -> float:
+        """So long programs run that have no count."""
+        return 0.5 if self.short else 10.0
+
+    def status(self) -> Figures:
+        found: Figures = json.loads(run_cxlfs("status", str(self.directory), "--json"))
+        return found
+
+    def activity(self, name: str) -> int:
+        return int(self.status()["activity"][name])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scenario:
+    """``offend`` is what others wait for; what it returns stands beside their waits. ``prepare`` is
+    done before, on the mount; ``files`` lie in the store already, each with one block.
+    """
+
+    text: str
+    offend: Callable[[Place], Figures]
+    prepare: Callable[[Place], None] = lambda _place: None
+    files: tuple[int, int] = (0, 0)
+    """In full, and short."""
+    size_bytes: tuple[int, int] = (GIB, 256 * MIB)
+
+
+# --- what they do ---------------------------------------------------------------------------------
+
+
+def _roll_over(place: Place) -> Figures:
+    """Saves of another program, until the journal was begun anew some times."""
+    before = place.activity("rollovers")
+    wanted, saves = before + place.scaled(3, 1), 0
+    until = time.monotonic() + LONGEST_SECONDS
+    while place.activity("rollovers") < wanted and time.monotonic() < until:
+        saves += sum(together(offenders.save_by_rename, [(place.path(""), 2000)]))
+    return {"saves": saves, "rollovers": place.activity("rollovers") - before}
+
+
+def _one_large_file(place: Place) -> None:
+    """A half of the store."""
+    size = os.statvfs(place.directory)
+    with (place.directory / "large").open("wb", buffering=0) as file:
+        for _ in range(size.f_blocks * size.f_frsize // 2 // MIB):
+            file.write(offenders.BLOCK)
+
+
+def _scatter_until_cleaned(place: Place) -> Figures:
+    before = place.activity("cleaned_segments")
+    wanted, writes = before + place.scaled(100, 3), 0
+    until = time.monotonic() + LONGEST_SECONDS
+    while place.activity("cleaned_segments") < wanted and time.monotonic() < until:
+        together(offenders.scatter, [(place.path("large"), writes, 20_000, 1000)])
+        writes += 20_000
+    return {"writes": writes, "cleaned_segments": place.activity("cleaned_segments") - before}
+
+
+def _allocate(place: Place) -> Figures:
+    paths = [(place.path(f"room-{number}"), 32 * MIB, place.seconds) for number in range(3)]
+    return {"rounds": sum(together(offenders.allocate, paths))}
+
+
+def _open_and_unlink(place: Place) -> Figures:
+    left, each, given = place.scaled(50_000, 2000), offenders.descriptors_each(), []
+    while left > 0:
+        given.append((place.path(""), len(given), min(left, each)))
+        left -= each
+    return {"files": sum(together(offenders.open_and_unlink, given)), "programs": len(given)}
+
+
+def _allocate_bytes(place: Place) -> Figures:
+    count = place.scaled(4000, 500)
+    return {"ranges": sum(together(offenders.allocate_bytes, [(place.path("ranges"), count)]))}
+
+
+def _list_at_once(place: Place) -> Figures:
+    before = private_bytes(place.pid)
+    count = place.scaled(200, 20)
+    (during,) = together(offenders.open_directories, [(place.path("names"), count, place.pid)])
+    return {"handles": count, "daemon_before_bytes": before, "daemon_bytes": during}
+
+
+def _ask_for_room(place: Place) -> Figures:
+    return {"rounds": sum(together(offenders.ask_for_room, [(place.path("a"), place.seconds)]))}
+
+
+def _room(place: Place) -> tuple[int, int]:
+    size = os.statvfs(place.directory)
+    return size.f_blocks * size.f_frsize, size.f_bavail * size.f_frsize
+
+
+def _fill(place: Place) -> None:
+    """To 95 %, with files of a hundredth of the store."""
+    size_bytes, free_bytes = _room(place)
+    each, number = max(MIB, size_bytes // 100 // MIB * MIB), 0
+    while free_bytes > (1 - FULL_SHARE) * size_bytes:
+        with (place.directory / f"full-{number}").open("wb", buffering=0) as file:
+            room = min(each, free_bytes - int((1 - FULL_SHARE) * size_bytes) + MIB)
+            for _ in range(room // MIB):
+                file.write(offenders.BLOCK)
+        number += 1
+        _, free_bytes = _room(place)
+
+
+def _save_when_nearly_full(place: Place) -> Figures:
+    size_bytes = max(MIB, _room(place)[0] // 200 // MIB * MIB)
+    given = [(place.path(f"full-{number}"), size_bytes, place.seconds) for number in range(4)]
+    return {"no_space": sum(together(offenders.save_over, given)), "programs": 4}
+
+
+def _amplification(place: Place, act: Callable[[], int]) -> Figures:
+    """What was moved beside what was written, from the daemon's own counters."""
+    before = place.status()["activity"]
+    full = act()
+    after = place.status()["activity"]
+    written = after["bytes_written"] - before["bytes_written"]
+    moved = after["moved_bytes"] - before["moved_bytes"]
+    return {
+        "written_bytes": written,
+        "moved_bytes": moved,
+        "amplification": (written + moved) / max(1, written),
+        "no_space": full,
+    }
+
+
+def _amplify_checkpoints(place: Place) -> Figures:
+    def act() -> int:
+        size_bytes = max(MIB, _room(place)[0] // 100 // MIB * MIB)
+        given = [(place.path("full-0"), size_bytes, place.seconds)]
+        return sum(together(offenders.save_over, given))
+
+    return _amplification(place, act)
+
+
+def _fill_with_one(place: Place) -> None:
+    """To 95 %, with one file."""
+    size_bytes, free_bytes = _room(place)
+    with (place.directory / "large").open("wb", buffering=0) as file:
+        while free_bytes > (1 - FULL_SHARE) * size_bytes + MIB:
+            for _ in range(_CHUNK_COUNT if free_bytes > 4 * _CHUNK_COUNT * MIB else 1):
+                file.write(offenders.BLOCK)
+            _, free_bytes = _room(place)
+
+
+def _amplify_scattered(place: Place) -> Figures:
+    count = place.scaled(100_000, 5000)
+    given = [(place.path("large"), 1, count, 256)]
+    return _amplification(place, lambda: sum(together(offenders.scatter, given)))
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "rollovers_60k": Scenario(
+        "saves of another program through rollovers, 60 000 files", _roll_over, files=(60_000, 500)
+    ),
+    "rollovers_100k": Scenario(
+        "saves of another program through rollovers, 100 000 files",
+        _roll_over,
+        files=(100_000, 1000),
+    ),
+    "cleaning": Scenario(
+        "cleaning after scattered 4 KiB writes to one file of a 2 GiB store",
+        _scatter_until_cleaned,
+        _one_large_file,
+        size_bytes=(2 * GIB, 128 * MIB),
+    ),
+    "fallocate": Scenario("three programs in fallocate", _allocate),
+    "unlinked": Scenario("50 000 unlinked files, all open, then closed at once", _open_and_unlink),
+    "ranges": Scenario("4000 ranges of one byte by fallocate, in one file", _allocate_bytes),
+    "handles": Scenario(
+        "200 listings at once of a directory with 50 000 names", _list_at_once, files=(50_000, 2000)
+    ),
+    "statfs": Scenario(
+        "statfs after each write, 100 000 files", _ask_for_room, files=(100_000, 1000)
+    ),
+    "full": Scenario("four programs that save, store 95 % full", _save_when_nearly_full, _fill),
+    "amplification_checkpoint": Scenario(
+        "one program that saves over one name, store 95 % full", _amplify_checkpoints, _fill
+    ),
+    "amplification_scattered": Scenario(
+        "scattered 4 KiB writes to one file, store 95 % full", _amplify_scattered, _fill_with_one
+    ),
+}
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def measure(name: str, memory: Path, say: Progress, *, short: bool) -> Figures:
+    """The waits of both victims, what the scenario says, and how long it took. Raises MissingError,
+    WorkError.
+    """
+    scenario = SCENARIOS[name]
+    size_bytes = scenario.size_bytes[short]
+    require_memory(memory, size_bytes)
+    source = memory / "stalls.img"
+    say(f"{name}: preparing")
+    make_store(source, size_bytes)
+    _put_files(source, scenario.files[short])
+    with served(source) as (directory, pid):
+        place = Place(directory, pid, short)
+        if not scenario.files[short]:
+            warm(directory, size_bytes // 2)
+        scenario.prepare(place)
+        with Victims(directory) as victims:
+            say(f"{name}: {scenario.text}")
+            began = time.monotonic()
+            found = scenario.offend(place)
+            elapsed = time.monotonic() - began
+            return {**victims.waits(), **found, "seconds": elapsed}
+
+
+def _put_files(source: Path, count: int) -> None:
+    """In one directory, without a mount: it takes a tenth of the time."""
+    if not count:
+        return
+    media = open_media(str(source))
+    store = Store.open(media)
+    parent = store.make_directory(1, b"names", 0o755, os.geteuid(), os.getegid()).ino
+    for index in range(count):
+        _, handle = store.create(parent, b"file-%06d" % index, 0o644, 0, 0, os.O_WRONLY)
+        store.flush(handle, writer_killed=False)
+        store.release(handle)
+    store.close()
+    media.close()
+
+
+def table(figures: Figures) -> str:
+    """Markdown; times in milliseconds."""
+    lines = [
+        "| meanwhile | read, p99 | read, worst | save, p99 | save, worst | and |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for name, found in figures["waits"].items():
+        times = [
+            f"{found[kind][level] * 1e3:.1f} ms"
+            for kind in ("read", "save")
+            for level in ("p99_s", "worst_s")
+        ]
+        others = ", ".join(
+            _shown(key, value) for key, value in found.items() if key not in ("read", "save")
+        )
+        lines.append(f"| {SCENARIOS[name].text} | {' | '.join(times)} | {others} |")
+    notes = [f"- {name}: {text}" for name, text in figures["missing"].items()]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def _shown(key: str, value: float) -> str:
+    if key.endswith("_bytes"):
+        return f"{key.removesuffix('_bytes').replace('_', ' ')} {value / MIB:.0f} MiB"
+    if key == "seconds":
+        return f"{value:.1f} s"
+    words = key.replace("_", " ")
+    return f"{words} {value:.2f}" if isinstance(value, float) else f"{value} {words}"
