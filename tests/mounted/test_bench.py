@@ -17,6 +17,7 @@ import pytest
 
 from cxlfs.control.mountinfo import find_mount
 from cxlfs.units import MIB
+from tests.support.bench import scaling
 from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
 from tests.support.bench.report import ROWS, find, table
 from tests.support.bench.targets import mounted
@@ -97,6 +98,36 @@ def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
                     assert len(find(figures, f"{key}.runs_bytes_per_s")) == 1
     again = subprocess.run([*BENCH, "--table", path], capture_output=True, text=True, check=True)
     assert again.stdout == done.stdout == f"{table(figures)}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # as above
+def test_a_quick_run_measures_what_grows(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    memory = fast_directory() or tmp_path
+    arguments = ["--quick", "--only", "scaling", "--json", path, "--memory", memory]
+    done = subprocess.run(
+        [*BENCH, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(path.read_text())
+    found = figures["scaling"]
+    assert found["left_out"] == {}
+    for kind in scaling.KINDS:
+        assert list(found[kind]) == [str(count) for count in scaling.QUICK_COUNTS]
+    for cells in found["files"].values():
+        assert len(cells["verbs_s"]) == 9
+        assert min(cells["verbs_s"].values()) > 0
+        assert min(cells["rollover_wait_s"], cells["clean_open_s"]) > 0
+    for cells in found["references"].values():
+        assert len(cells["verbs_s"]) == 9
+        assert min(cells["verbs_s"].values()) > 0
+    assert done.stdout.endswith("\n".join(scaling.table(found)) + "\n")
+    assert "| files: lookup |" in done.stdout
+    text = (ROOT / "docs" / "scaling.md").read_text()
+    _, shown, _ = re.split(r"<!-- (?:scaling: .*|end of scaling) -->\n", text)
+    rows = {line.split("|")[1].strip() for line in shown.splitlines()[2:]}
+    assert rows <= {what for what, _ in scaling.rows(found)}, "the document has what is printed"
 
 
 def test_a_verdict_compares_the_ratio_or_the_value() -> None:

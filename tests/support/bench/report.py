@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cxlfs.units import KIB, MIB
+from tests.support.bench import scaling
 from tests.support.bench.measure import Figures
 
 UNITS = {
@@ -180,7 +181,9 @@ ROWS = {
 
 
 def table(figures: Figures) -> str:
-    """Markdown: every row that the document has a figure for, then what was missing."""
+    """Markdown: every row that the document has a figure for, what was missing, and what scaling
+    has beside it.
+    """
     lines = ["| what | measured | ratio | must | key |", "|---|---:|---:|---|---|"]
     for unit, rows in ROWS.items():
         for row in rows:
@@ -192,7 +195,9 @@ def table(figures: Figures) -> str:
     peers = find(figures, "data.peers") or {}
     notes = [f"- {name}: {text}" for name, text in peers.items()]
     notes += [f"- {name}: {text}" for name, text in figures.get("missing", {}).items()]
-    return "\n".join([*lines, *([""] if notes else []), *notes])
+    lines += ["", *notes] if notes else []
+    lines += ["", *scaling.table(figures["scaling"])] if "scaling" in figures else []
+    return "\n".join(lines)
 
 
 def blocks_of(figures: Figures, kind: str, target: str, count: int) -> list[tuple[int, float]]:

@@ -1,0 +1,403 @@
+"""Section ``scaling``: what each verb costs, and rollover, cleaning, opening and memory, for stores
+with more and more files, references of one file, and journal records.
+
+Every store lies in a file on tmpfs and is used without a mount, each in a process of its own: what
+it keeps in memory is what the process has gained.
+
+Never here: a verdict. That no verb's work grows is tested by counting work, not by time.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+
+from cxlfs.media import open_media
+from cxlfs.store import Store
+from cxlfs.units import KIB, MIB
+from tests.support.bench.measure import (
+    Figures,
+    MissingError,
+    Progress,
+    Settings,
+    private_bytes,
+    require_memory,
+)
+from tests.support.bench.workers import WorkError
+
+COUNTS = (1000, 10_000, 100_000, 1_000_000)
+QUICK_COUNTS = (300, 1000)
+KINDS = ("files", "references", "records")
+BLOCK = random.Random(3).randbytes(4 * KIB)
+SEGMENT_BYTES = 2 * MIB
+"""A small journal is soon full, and the image that follows costs the same."""
+_SAMPLES = 200
+_STEPS_MAX = 1_000_000
+_OVERWRITES_MIN = 50_000
+_CLEANED = 20
+
+Verb = Callable[[int], object]
+
+
+def measure_scaling(settings: Settings, say: Progress) -> Figures:
+    """By what there is many of, and how many; a store too large for this machine is left out, and
+    ``left_out`` says so.
+    """
+    counts = QUICK_COUNTS if settings.quick else COUNTS
+    result: Figures = {"left_out": {}}
+    measures = {"files": _files, "references": _references, "records": _records}
+    for kind, measure in measures.items():
+        result[kind] = {}
+        for count in counts:
+            size_bytes = _size_bytes(kind, count)
+            try:
+                require_memory(settings.memory, size_bytes)
+            except MissingError as error:
+                result["left_out"][f"{kind}.{count}"] = str(error)
+                continue
+            say(f"scaling: {count} {kind}")
+            source = settings.memory / "scaling.img"
+            found = _apart(measure, str(source), size_bytes, count)
+            source.unlink()
+            if found is not None:
+                result[kind][str(count)] = found
+    return result
+
+
+def _size_bytes(kind: str, count: int) -> int:
+    """What the data takes and half of that, and room for three images; for records 64 segments."""
+    if kind == "records":
+        return 64 * _record_segment_bytes(count)
+    return 128 * MIB + count * {"files": 1 * KIB, "references": 6 * KIB}[kind] // MIB * MIB
+
+
+def _record_segment_bytes(count: int) -> int:
+    """The largest segment there is has a journal of some 300 000 records."""
+    return 64 * MIB if count > 4000 else 2 * MIB
+
+
+def _apart(
+    measure: Callable[[str, int, int], Figures | None], source: str, size_bytes: int, count: int
+) -> Figures | None:
+    """In a new process. Raises WorkError."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(
+        target=_run, args=(there, measure, source, size_bytes, count), daemon=True
+    )
+    process.start()
+    there.close()
+    try:
+        found: Figures | str | None = here.recv()
+    except EOFError:
+        found = "it ended early"
+    process.join()
+    if isinstance(found, str):
+        raise WorkError(f"{count}: {found}")
+    return found
+
+
+def _run(
+    connection: Connection,
+    measure: Callable[[str, int, int], Figures | None],
+    source: str,
+    size_bytes: int,
+    count: int,
+) -> None:
+    try:
+        connection.send(measure(source, size_bytes, count))
+    except Exception as error:  # noqa: BLE001  whatever it is, the parent tells it
+        connection.send(repr(error))
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _files(source: str, size_bytes: int, count: int) -> Figures:
+    """Empty files, all in one directory."""
+    media = open_media(source, create_size_bytes=size_bytes)
+    Store.format(media, segment_size_bytes=SEGMENT_BYTES)
+    store = Store.open(media)
+    before = private_bytes(os.getpid())
+    parent = store.make_directory(1, b"names", 0o755, 0, 0).ino
+    inos = [_create(store, parent, b"file-%07d" % index) for index in range(count)]
+    figures: Figures = {"memory_each_bytes": (private_bytes(os.getpid()) - before) / count}
+    rng = random.Random(count)
+    picked = [rng.randrange(count) for _ in range(_SAMPLES)]
+    figures["verbs_s"] = _timed(
+        {
+            "lookup": lambda i: store.lookup(parent, b"file-%07d" % picked[i]),
+            "attributes": lambda i: store.get_attributes(inos[picked[i]]),
+            "create, close": lambda i: _create(store, parent, b"new-%d" % i),
+            "save of 4 KiB by rename": lambda i: _save_by_rename(store, parent, picked[i]),
+            "set an extended attribute": lambda i: store.set_xattr(
+                inos[picked[i]], b"user.x", b"%d" % i
+            ),
+            "link": lambda i: store.link(inos[picked[i]], parent, b"link-%d" % i),
+            "rename": lambda i: store.rename(parent, b"link-%d" % i, parent, b"moved-%d" % i),
+            "unlink": lambda i: store.unlink(parent, b"moved-%d" % i),
+            "statfs": lambda _i: store.statfs(),
+        }
+    )
+    figures["listing_s"] = _time_listing(store, parent)
+    figures["rollover_wait_s"] = _wait_at_rollover(
+        store, lambda i: store.set_xattr(inos[i % count], b"user.x", b"%d" % i)
+    )
+    figures["clean_open_s"] = _reopen(store)
+    return figures
+
+
+def _create(store: Store, parent: int, name: bytes, data: bytes = b"") -> int:
+    attributes, handle = store.create(parent, name, 0o644, 0, 0, os.O_WRONLY)
+    if data:
+        store.write(handle, 0, data)
+    store.flush(handle, writer_killed=False)
+    store.release(handle)
+    return attributes.ino
+
+
+def _save_by_rename(store: Store, parent: int, index: int) -> None:
+    _create(store, parent, b"save.new", BLOCK)
+    store.rename(parent, b"save.new", parent, b"saved-%d" % (index % 50))
+
+
+def _time_listing(store: Store, parent: int) -> Figures:
+    """The first name, and all of them."""
+    began = time.perf_counter()
+    handle = store.open_directory(parent)
+    entries = iter(store.read_directory(handle, 0))
+    next(entries)
+    first = time.perf_counter()
+    count = 1 + sum(1 for _ in entries)
+    ended = time.perf_counter()
+    store.release_directory(handle)
+    return {"first": first - began, "each": (ended - first) / count}
+
+
+# --- references -----------------------------------------------------------------------------------
+
+
+def _references(source: str, size_bytes: int, count: int) -> Figures:
+    """Of one file: every second block of 4 KiB, written in an order of luck."""
+    media = open_media(source, create_size_bytes=size_bytes)
+    Store.format(media, segment_size_bytes=SEGMENT_BYTES)
+    store = Store.open(media)
+    rng = random.Random(count)
+    places = list(range(count))
+    rng.shuffle(places)
+    attributes, handle = store.create(1, b"file", 0o644, 0, 0, os.O_RDWR)
+    before = private_bytes(os.getpid())
+    for number, place in enumerate(places):
+        _write(store, handle, place * 8 * KIB)
+        if number % 50_000 == 0:
+            store.fsync(handle)
+    store.fsync(handle)
+    figures: Figures = {"memory_each_bytes": (private_bytes(os.getpid()) - before) / count}
+    target, copy = store.create(1, b"copy", 0o644, 0, 0, os.O_RDWR)
+    _write(store, copy, 0)
+
+    def save(index: int) -> None:
+        _write(store, handle, places[index] * 8 * KIB)
+        store.flush(handle, writer_killed=False)
+
+    def punch(index: int) -> None:
+        store.allocate(handle, places[-1 - index] * 8 * KIB, 4 * KIB, keep_size=True, punch=True)
+
+    figures["verbs_s"] = _timed(
+        {
+            "read 4 KiB": lambda i: store.read(handle, places[i] * 8 * KIB, 4 * KIB),
+            "write 4 KiB": lambda i: _write(store, handle, places[i] * 8 * KIB),
+            "write 4 KiB, close": save,
+            "write 4 KiB, fsync": lambda i: (
+                _write(store, handle, places[i] * 8 * KIB),
+                store.fsync(handle),
+            ),
+            "copy 4 KiB by reference": lambda i: store.copy_range(
+                handle, places[i] * 8 * KIB, copy, 0, 4 * KIB
+            ),
+            "punch 4 KiB": punch,
+            "next data": lambda i: store.seek(handle, places[i] * 8 * KIB, os.SEEK_DATA),
+            "attributes": lambda _i: store.get_attributes(attributes.ino),
+            "statfs": lambda _i: store.statfs(),
+        }
+    )
+    for opened in (handle, copy):
+        store.flush(opened, writer_killed=False)
+        store.release(opened)
+    store.unlink(1, b"copy")
+    del target
+    figures["rollover_wait_s"] = _wait_at_rollover(
+        store, lambda i: store.set_xattr(attributes.ino, b"user.x", b"%d" % i)
+    )
+    figures["cleaning_wait_s"] = _wait_at_cleaning(store, attributes.ino, places)
+    figures["clean_open_s"] = _reopen(store)
+    return figures
+
+
+def _write(store: Store, handle: int, offset: int) -> None:
+    """As a mount does it: one whose lease has ended gets another."""
+    done = store.write(handle, offset, BLOCK)
+    if done != len(BLOCK):
+        raise WorkError(f"wrote {done} bytes of {len(BLOCK)}")
+
+
+def _wait_at_cleaning(store: Store, ino: int, places: list[int]) -> float | None:
+    """The longest of the short steps in which the cleaner works, while blocks are written over in
+    an order of luck; None when there was nothing to clean.
+    """
+    handle = store.open_file(ino, os.O_WRONLY)
+    rng = random.Random(1)
+    before, longest = store.statistics().cleaned_segments, 0.0
+    for number in range(_OVERWRITES_MIN + len(places)):
+        try:
+            _write(store, handle, places[rng.randrange(len(places))] * 8 * KIB)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        if number % 1000 == 0:
+            store.flush(handle, writer_killed=False)
+            for _ in range(_STEPS_MAX):
+                began = time.perf_counter()
+                more = store.maintain(time.monotonic())
+                longest = max(longest, time.perf_counter() - began)
+                if not more:
+                    break
+            if store.statistics().cleaned_segments >= before + _CLEANED:
+                break
+    store.flush(handle, writer_killed=False)
+    store.release(handle)
+    return longest if store.statistics().cleaned_segments > before else None
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def _records(source: str, size_bytes: int, count: int) -> Figures | None:
+    """Opening after an end without warning; None where the journal does not hold so many."""
+    media = open_media(source, create_size_bytes=size_bytes)
+    Store.format(media, segment_size_bytes=_record_segment_bytes(count))
+    store = Store.open(media)
+    ino = _create(store, 1, b"file")
+    rollovers = store.statistics().rollovers
+    for index in range(count):
+        store.set_xattr(ino, b"user.x", b"%d" % index)
+    held = store.statistics().rollovers == rollovers
+    store.abandon()
+    if not held:
+        media.close()
+        return None
+    began = time.perf_counter()
+    store = Store.open(media)
+    elapsed = time.perf_counter() - began
+    if store.statistics().recovery.records < count:
+        raise WorkError(f"replayed {store.statistics().recovery.records} records of {count}")
+    store.close()
+    media.close()
+    return {"crash_open_s": elapsed}
+
+
+# --- what all have --------------------------------------------------------------------------------
+
+
+def _timed(verbs: dict[str, Verb]) -> Figures:
+    """The median of each, in seconds; each as often as the next, in turns."""
+    samples: dict[str, list[float]] = {name: [] for name in verbs}
+    for index in range(_SAMPLES):
+        for name, verb in verbs.items():
+            began = time.perf_counter()
+            verb(index)
+            samples[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def _wait_at_rollover(store: Store, verb: Verb) -> float:
+    """The longest time a verb took until the journal had been begun anew twice."""
+    wanted, longest = store.statistics().rollovers + 2, 0.0
+    for index in itertools.count():
+        began = time.perf_counter()
+        verb(index)
+        longest = max(longest, time.perf_counter() - began)
+        if index % 64 == 0:
+            store.maintain(time.monotonic())
+            if store.statistics().rollovers >= wanted:
+                return longest
+            if index > _STEPS_MAX:
+                raise WorkError("the journal is never begun anew")
+    raise AssertionError
+
+
+def _reopen(store: Store) -> float:
+    """Seconds of an opening after a clean end; the store is closed afterwards, and its media."""
+    store.close()
+    began = time.perf_counter()
+    store = Store.open(store.media)
+    elapsed = time.perf_counter() - began
+    store.close()
+    store.media.close()
+    return elapsed
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def rows(figures: Figures) -> Iterator[tuple[str, list[str]]]:
+    """What a line is about, and its cells, one for each of ``counts_of``."""
+    for kind in KINDS:
+        found = figures.get(kind, {})
+        for text, value in _lines(kind, found):
+            yield (
+                f"{kind}: {text}",
+                [_cell(value, found.get(count)) for count in counts_of(figures)],
+            )
+
+
+def counts_of(figures: Figures) -> list[str]:
+    """How many there were, of whatever."""
+    return sorted({count for kind in KINDS for count in figures.get(kind, {})}, key=int)
+
+
+def _lines(kind: str, found: Figures) -> Iterator[tuple[str, Callable[[Figures], str | None]]]:
+    first: Figures = next(iter(found.values()), {})
+    for name in first.get("verbs_s", {}):
+        yield name, lambda of, name=name: _us(of["verbs_s"].get(name))
+    if kind == "files":
+        yield "first name of a listing", lambda of: _us(of["listing_s"]["first"])
+        yield "each name of a listing", lambda of: _us(of["listing_s"]["each"])
+    if kind != "records":
+        yield "longest verb through a rollover", lambda of: _ms(of["rollover_wait_s"])
+    if kind == "references":
+        yield "longest step of cleaning", lambda of: _ms(of["cleaning_wait_s"])
+    if kind == "records":
+        yield "opening after a crash", lambda of: _ms(of["crash_open_s"])
+        return
+    yield "opening after a clean end", lambda of: _ms(of["clean_open_s"])
+    yield "memory for each", lambda of: f"{of['memory_each_bytes']:.0f} B"
+
+
+def _cell(value: Callable[[Figures], str | None], found: Figures | None) -> str:
+    return "" if found is None else value(found) or ""
+
+
+def _us(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds * 1e6:.1f} µs"
+
+
+def _ms(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def table(figures: Figures) -> list[str]:
+    """Markdown: a line for each thing that is measured, a column for each count."""
+    counts = counts_of(figures)
+    heads = [f"{int(count):,}".replace(",", " ") for count in counts]
+    lines = [f"| {' | '.join(['what', *heads])} |", f"|---|{'---:|' * len(counts)}"]
+    lines += [f"| {text} | {' | '.join(cells)} |" for text, cells in rows(figures)]
+    lines += [f"- {name}: {text}" for name, text in figures.get("left_out", {}).items()]
+    return lines
