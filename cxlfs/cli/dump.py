@@ -167,7 +167,6 @@ def _scalar(key: str, value: Value, *, brief: bool = False) -> str:
 @click.command(
     "dump",
     help=HELP,
-    short_help="Show decoded structures of the media, for support.",
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(
         NotACxlfsError.exit_code,

@@ -13,30 +13,34 @@ from typing import ClassVar
 import click
 
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
-from cxlfs.cli.exit_codes import epilog
+from cxlfs.cli.exit_codes import OK, epilog
+from cxlfs.cli.mounts import for_each_mount
 from cxlfs.cli.output import Output, Report, Style, quote, time_or_none
-from cxlfs.cli.source import media_of
-from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
+from cxlfs.cli.target import OPEN_EXIT_CODES, served_by, store_of
 from cxlfs.control.client import control_request
-from cxlfs.store import CheckpointEntry, Store, StoreOptions
 from cxlfs.units import format_size
 
-HELP = """List the checkpoints in the store on SOURCE, or in the one mounted on MOUNTPOINT.
+HELP = """List the checkpoints in the store on SOURCE, or in the one mounted on MOUNTPOINT; without
+either, in every store that is mounted.
 
 They are the files and directories in PATH (default: /). A directory stands for everything below
 it, and its state is the worst one in it.
 
 \b
 States:
-  complete    the whole content was committed
-  incomplete  its writer has not closed it, or was killed: the content is a beginning
-  damaged     a checksum error was seen in it
+  complete       the whole content was committed
+  incomplete     its writer has not closed it, or was killed: the content is a beginning
+  damaged        a checksum error was seen in it
+  being written  it is open for writing: what is committed may be replaced or go on growing
+  empty          nothing is in it
+  set unknown    every file in the directory is complete; whether one is missing is not known
 
 An overwrite that was not finished is listed once more as "incomplete, kept aside": the complete
 version stays in place, and the rest is kept until its space is needed.
 
 \b
 Examples:
+  cxlfs list
   cxlfs list /mnt/ckpt
   cxlfs list /dev/dax0.0 /run1
   cxlfs list /mnt/ckpt --json | jq '.checkpoints[] | select(.state != "complete")'
@@ -51,36 +55,57 @@ class Checkpoint:
     kind: str
     state: str
     kept_aside: bool
+    being_written: bool
+    set_known: bool
+    """False for a directory: whether files are missing from it is not known."""
     size_bytes: int
     files: int
     commit: int | None
     commit_time: str | None
 
     @classmethod
-    def from_entry(cls, entry: CheckpointEntry) -> Checkpoint:
+    def from_message(cls, message: Mapping[str, object]) -> Checkpoint:
+        """From what a store says of an entry, here or through a daemon; missing parts are empty."""
+
+        def number(name: str) -> int:
+            value = message.get(name)
+            return value if isinstance(value, int) else 0
+
+        path, kind = message.get("path", ""), str(message.get("kind", ""))
         return cls(
-            path=entry.path,
-            kind=entry.kind,
-            state=entry.state,
-            kept_aside=entry.kept_aside,
-            size_bytes=entry.size_bytes,
-            files=entry.files,
-            commit=entry.commit_lsn or None,
-            commit_time=time_or_none(entry.commit_time_ns),
+            path=path if isinstance(path, bytes) else os.fsencode(str(path)),
+            kind=kind,
+            state=str(message.get("state", "")),
+            kept_aside=bool(message.get("kept_aside")),
+            being_written=bool(message.get("being_written")),
+            set_known=kind != "directory",
+            size_bytes=number("size_bytes"),
+            files=number("files"),
+            commit=number("commit_lsn") or None,
+            commit_time=time_or_none(number("commit_time_ns")),
         )
 
-    @classmethod
-    def from_message(cls, message: Mapping[str, object]) -> Checkpoint:
-        """From what a daemon says; missing parts become empty."""
-        names = [field.name for field in dataclasses.fields(CheckpointEntry)]
-        values = {name: message.get(name, 0) for name in names}
-        values["path"] = os.fsencode(str(values["path"]))
-        return cls.from_entry(CheckpointEntry(**values))  # type: ignore[arg-type]
+    @property
+    def words(self) -> str:
+        """The state, and what else is known."""
+        words = [self.state]
+        if self.kept_aside:
+            words.append("kept aside")
+        elif self.being_written:
+            words.append("being written")
+        elif self.kind == "directory":
+            if not self.files:
+                return "empty"
+            if self.state == "complete":
+                words.append("set unknown")
+        elif not self.size_bytes:
+            words.append("empty")
+        return ", ".join(words)
 
     def row(self, style: Style) -> tuple[str, ...]:
-        state = f"{self.state}, kept aside" if self.kept_aside else self.state
+        paint = style.good if self.state == "complete" else style.bad
         return (
-            style.good(state) if self.state == "complete" else style.bad(state),
+            paint(self.words),
             "-" if self.commit is None else str(self.commit),
             self.commit_time or "-",
             format_size(self.size_bytes),
@@ -94,6 +119,7 @@ class Checkpoints(Report):
 
     schema: ClassVar[str] = "cxlfs.list/1"
 
+    mountpoint: bytes | None
     path: bytes
     checkpoints: tuple[Checkpoint, ...]
 
@@ -123,16 +149,19 @@ def _line(plain: tuple[str, ...], painted: tuple[str, ...], widths: list[int]) -
 @click.command(
     "list",
     help=HELP,
-    short_help="List checkpoints with their commits and states.",
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(*OPEN_EXIT_CODES),
 )
-@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=ANY_PATH)
+@click.argument("target", metavar="[SOURCE|MOUNTPOINT]", type=ANY_PATH, required=False)
 @click.argument("path", required=False, default="/", metavar="[PATH]")
 @common_options
-def command(target: str, path: str, *, as_json: bool) -> None:
+def command(target: str | None, path: str, *, as_json: bool) -> int:
     """See HELP."""
-    Output(as_json=as_json).report(checkpoints(target, path))
+    output = Output(as_json=as_json)
+    if target is not None:
+        output.report(checkpoints(target, path))
+        return OK
+    return for_each_mount(output, lambda mountpoint: checkpoints(mountpoint, path))
 
 
 def checkpoints(target: str, path: str) -> Checkpoints:
@@ -142,16 +171,12 @@ def checkpoints(target: str, path: str) -> Checkpoints:
         inside = _inside(path, daemon.mountpoint)
         messages = control_request(daemon.mountpoint, "list", {"path": inside})
         found = tuple(Checkpoint.from_message(message) for message in messages)
-        return Checkpoints(os.fsencode(inside), found)
+        return Checkpoints(os.fsencode(daemon.mountpoint), os.fsencode(inside), found)
     inside = _inside(path, None)
-    with media_of(target) as media:
-        store = Store.open(media, StoreOptions(read_only=True))
-        try:
-            entries = store.list_checkpoints(os.fsencode(inside))
-            found = tuple(Checkpoint.from_entry(entry) for entry in entries)
-        finally:
-            store.close()
-    return Checkpoints(os.fsencode(inside), found)
+    with store_of(target) as store:
+        entries = store.list_checkpoints(os.fsencode(inside))
+        found = tuple(Checkpoint.from_message(dataclasses.asdict(entry)) for entry in entries)
+    return Checkpoints(None, os.fsencode(inside), found)
 
 
 def _inside(path: str, mountpoint: str | None) -> str:

@@ -110,7 +110,6 @@ def describe_media(kind: str, granularity: str, write_back: str) -> str:
 @click.command(
     "mkfs",
     help=HELP,
-    short_help="Make an empty store on a region or in a new file.",
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(
         BusyError.exit_code,
@@ -160,15 +159,15 @@ def _must_create(source: Path, size_bytes: int | None) -> bool:
     try:
         status = source.stat()
     except FileNotFoundError as error:
-        if size_bytes is None:
-            raise MediaUnavailableError(
-                f"{source} does not exist",
-                next_step=f"give its size to make a file: cxlfs mkfs {source} --size 4G",
-            ) from error
         if Path("/dev") in source.absolute().parents and not _is_below_shared_memory(source):
             raise MediaUnavailableError(
                 f"there is no device {source}",
                 next_step="daxctl list and ndctl list show the devices that exist",
+            ) from error
+        if size_bytes is None:
+            raise MediaUnavailableError(
+                f"{source} does not exist",
+                next_step=f"give its size to make a file: cxlfs mkfs {source} --size 4G",
             ) from error
         return True
     except OSError as error:

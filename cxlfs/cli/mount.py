@@ -81,7 +81,6 @@ class Mounted(Report):
 @click.command(
     "mount",
     help=HELP,
-    short_help="Mount a store; returns when the mount answers.",
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(FuseUnavailableError.exit_code, *OPEN_EXIT_CODES),
 )

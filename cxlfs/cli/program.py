@@ -37,7 +37,17 @@ Make a store, mount it, let training write into it, look at it:
   cxlfs list /mnt/ckpt
   cxlfs umount /mnt/ckpt
 """
-VERBS = ("mkfs", "mount", "umount", "verify", "status", "list", "dump")
+_SHORT_HELP = {
+    "mkfs": "Make an empty store on a region or in a new file.",
+    "mount": "Mount a store; returns when the mount answers.",
+    "umount": "Unmount a store and close it cleanly.",
+    "verify": "Check structures and data; repair what can be repaired.",
+    "status": "Show the state of a store and what to do about it.",
+    "list": "List checkpoints with their commits and states.",
+    "dump": "Show decoded structures of the media, for support.",
+}
+"""Here, and not with each verb: the list is shown without importing them."""
+VERBS = tuple(_SHORT_HELP)
 _HELPER_ARGUMENTS_MIN = 2
 
 
@@ -52,6 +62,10 @@ class _Group(click.Group):
             return super().get_command(ctx, cmd_name)
         command = importlib.import_module(f"cxlfs.cli.{cmd_name}").command
         return command if isinstance(command, click.Command) else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's signature
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_SHORT_HELP.items()))
 
 
 @click.group(

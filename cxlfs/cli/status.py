@@ -13,9 +13,9 @@ from typing import ClassVar, Self
 import click
 
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
-from cxlfs.cli.exit_codes import epilog
+from cxlfs.cli.exit_codes import OK, epilog
+from cxlfs.cli.mounts import for_each_mount
 from cxlfs.cli.output import Output, Report, Style, columns, quote, time_or_none
-from cxlfs.cli.source import media_of
 from cxlfs.cli.status_parts import (
     Activity,
     Contents,
@@ -37,16 +37,14 @@ from cxlfs.cli.status_parts import (
     space_from,
     transport_from,
 )
-from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
+from cxlfs.cli.target import OPEN_EXIT_CODES, served_by, store_of
 from cxlfs.control.client import control_request
 from cxlfs.control.discovery import Registration
 from cxlfs.errors import CxlfsError
-from cxlfs.media.room import VOLATILE_TEXT
-from cxlfs.store import Store, StoreOptions
 from cxlfs.units import format_duration, format_size
-from cxlfs.verify import inspect
 
-HELP = """Show the state of the store on SOURCE, or of the one mounted on MOUNTPOINT.
+HELP = """Show the state of the store on SOURCE, or of the one mounted on MOUNTPOINT; without
+either, of every store that is mounted.
 
 A mounted store is asked through its daemon; any other is opened read-only, and nothing on it
 changes. When something is wrong, "status" says what, and "action" what to do.
@@ -60,6 +58,7 @@ States:
 
 \b
 Examples:
+  cxlfs status
   cxlfs status /mnt/ckpt
   cxlfs status /dev/dax0.0 --json
 """
@@ -120,7 +119,7 @@ class Status(Report):
             read_only=get.truth("read_only"),
             media=media_from(media),
             options=options,
-            weakened=get.texts("weakened") if daemon is not None else _of_source(media),
+            weakened=get.texts("weakened"),
             transport=None if daemon is None else transport_from(get.part("transport")),
             space=space_from(get),
             journal=Journal(
@@ -224,10 +223,6 @@ def _read_only_action(get: Getter, source: str, daemon: Registration) -> str:
     return f"read {log}, then unmount and run: cxlfs verify {source}"
 
 
-def _of_source(media: Getter) -> tuple[str, ...]:
-    return (VOLATILE_TEXT,) if media.truth("volatile") else ()
-
-
 def _transport_text(transport: Transport) -> str:
     if transport.kind != "native":
         return f"{transport.kind} serves file data in Python's thread"
@@ -318,15 +313,18 @@ def _verified_text(last: LastVerify | None) -> str:
 @click.command(
     "status",
     help=HELP,
-    short_help="Show the state of a store and what to do about it.",
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(*OPEN_EXIT_CODES),
 )
-@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=ANY_PATH)
+@click.argument("target", metavar="[SOURCE|MOUNTPOINT]", type=ANY_PATH, required=False)
 @common_options
-def command(target: str, *, as_json: bool) -> None:
+def command(target: str | None, *, as_json: bool) -> int:
     """See HELP."""
-    Output(as_json=as_json).report(look(target))
+    output = Output(as_json=as_json)
+    if target is not None:
+        output.report(look(target))
+        return OK
+    return for_each_mount(output, look)
 
 
 def look(target: str) -> Status:
@@ -336,9 +334,7 @@ def look(target: str) -> Status:
         for message in control_request(daemon.mountpoint, "status"):
             return Status.from_message(message, daemon)
         raise CxlfsError("the daemon gave no status", next_step="look at its log")
-    with media_of(target) as media:
-        store = Store.open(media, StoreOptions(read_only=True))
-        try:
-            return Status.from_message(inspect.status(store), None)
-        finally:
-            store.close()
+    with store_of(target) as store:
+        from cxlfs.verify import inspect  # noqa: PLC0415  only where a store is opened: target
+
+        return Status.from_message(inspect.status(store), None)

@@ -46,7 +46,6 @@ class Unmounted(Report):
 @click.command(
     "umount",
     help=HELP,
-    short_help="Unmount a store and close it cleanly.",
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(BusyError.exit_code, FuseUnavailableError.exit_code, MountError.exit_code),
 )

@@ -196,7 +196,6 @@ class Tally:
 @click.command(
     "verify",
     help=HELP,
-    short_help="Check structures and data; repair what can be repaired.",
     context_settings=CONTEXT_SETTINGS,
     epilog=epilog(FINDINGS, REPAIRED, *OPEN_EXIT_CODES),
 )

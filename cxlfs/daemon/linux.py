@@ -34,7 +34,9 @@ try:
 except OSError as error:
     sys.exit(error.errno)
 """
+_PR_SET_NAME = 15
 _PR_SET_IO_FLUSHER = 57
+_TITLE_BYTES_MIN = 16
 _OOM_SCORE_NEVER = -1000
 _OOM_SCORE_LATE = -500
 
@@ -103,6 +105,26 @@ def protect_process(proc_root: Path = Path("/proc")) -> list[str]:
     if _libc.prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0) == 0:
         granted.append("PR_SET_IO_FLUSHER")
     return granted
+
+
+def set_process_title(title: str, proc_root: Path = Path("/proc")) -> bool:
+    """Let ps show ``title`` as the command line of this process, and "cxlfs" as its name.
+
+    The command line is memory of the process, whose place fields 48 and 49 of /proc/self/stat tell
+    (proc(5)); what does not fit there is cut. False: it stays as it is.
+    """
+    _libc.prctl(_PR_SET_NAME, b"cxlfs", 0, 0, 0)
+    try:
+        text = (proc_root / "self" / "stat").read_bytes()
+        fields = text[text.rindex(b")") + 2 :].split()
+        start, end = (int(fields[number - 3]) for number in (48, 49))
+    except (OSError, ValueError, IndexError):
+        return False
+    room = end - start - 1  # the last byte stays 0: else the environment is taken for arguments
+    if start == 0 or room < _TITLE_BYTES_MIN:
+        return False
+    ctypes.memmove(start, os.fsencode(title)[:room].ljust(room, b"\0"), room)
+    return True
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 import os
@@ -43,6 +44,14 @@ _KNOWN_TEXT = (
     "allow_incomplete_overwrite, transport=native|pyfuse3, busy_poll=MICROSECONDS, "
     "wakeup_latency=MICROSECONDS, nosuid, nodev, noexec, noatime"
 )
+
+
+_FLAGS = ("ro", "rw", "allow_other", "default_permissions", "allow_incomplete_overwrite", "debug")
+_NAMES = (*_FLAGS, *sorted(_TIMES), *_CHOICES, *sorted(_PASSED_ON), "remount")
+
+
+def _known_text() -> str:
+    return f"known are {_KNOWN_TEXT}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +154,26 @@ def _apply(config: MountConfig, option: str) -> MountConfig:
         return _apply_time(config, key, value)
     if has_value and key in _CHOICES:
         return _apply_choice(config, key, value)
-    raise UsageError(f"mount option not known: {option}", next_step=f"known are {_KNOWN_TEXT}")
+    raise _unknown(option)
+
+
+def _unknown(option: str) -> UsageError:
+    """With the name that was probably meant."""
+    if option == "remount":
+        return UsageError(
+            "a cxlfs mount cannot be remounted with other options",
+            next_step="cxlfs umount MOUNTPOINT, then mount it with the options wanted",
+        )
+    key, has_value, value = option.partition("=")
+    near = difflib.get_close_matches(key.replace("-", "_"), _NAMES, n=1, cutoff=0.7)
+    if key in _TIMES | _CHOICES.keys() and not has_value:
+        return UsageError(f"mount option without a value: {option}", next_step=_known_text())
+    if near:
+        meant = near[0] + (f"={value}" if has_value else "")
+        return UsageError(
+            f"mount option not known: {option}", next_step=f"did you mean {meant}? {_known_text()}"
+        )
+    return UsageError(f"mount option not known: {option}", next_step=_known_text())
 
 
 def _apply_time(config: MountConfig, key: str, value: str) -> MountConfig:

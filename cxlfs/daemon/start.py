@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import json
 import logging
@@ -22,7 +23,7 @@ import sys
 from pathlib import Path
 
 from cxlfs.control.wire import error_to_dict
-from cxlfs.daemon import runtime
+from cxlfs.daemon import linux, runtime
 from cxlfs.daemon.options import MountConfig
 from cxlfs.errors import CxlfsError, MountError
 
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(config_text: str, report: _Report) -> int:
+    log_path: Path | None = None
     try:
         config = MountConfig.from_json(config_text)
         log_path = _log_path(config)
@@ -52,10 +54,16 @@ def _run(config_text: str, report: _Report) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from cxlfs.daemon.service import serve  # noqa: PLC0415  see the header
 
-        serve(config, on_ready=report.ready, log_path=str(log_path))
+        def on_ready() -> None:
+            linux.set_process_title(f"cxlfs: {config.mountpoint} ({config.source})")
+            report.ready()
+
+        serve(config, on_ready=on_ready, log_path=str(log_path))
     except CxlfsError as error:
         if report.sent:
             log.error("%s; %s", error.message, error.next_step)  # noqa: TRY400  expected errors
+        elif log_path is not None:
+            _remove_if_empty(log_path)
         report.failed(error)
         return error.exit_code
     except Exception as error:
@@ -93,6 +101,13 @@ def _log_path(config: MountConfig) -> Path:
     if config.log_path is not None:
         return Path(config.log_path)
     return runtime.default_log_path(runtime.make_runtime_directory(), config.mountpoint)
+
+
+def _remove_if_empty(log_path: Path) -> None:
+    """A mount that did not come up has told its caller why: no empty file is left to look into."""
+    with contextlib.suppress(OSError):
+        if log_path.stat().st_size == 0:
+            log_path.unlink()
 
 
 def _leave_caller(log_path: Path) -> None:

@@ -427,6 +427,10 @@ class Files:
         if inode.links and not _left_by_killed(inode, handle):
             self.versions.publish(inode, incomplete=False)
 
+    def writers(self) -> set[int]:
+        """Inode numbers of the files that are open for writing."""
+        return {handle.inode.ino for handle in self._handles.values() if handle.writable}
+
     @property
     def open_count(self) -> int:
         return len(self._handles)

@@ -94,6 +94,7 @@ class StoreStatistics:
 class CheckpointEntry:
     """One checkpoint: a file, or a directory with all that lies below it.
 
+    ``being_written``: it, or something below it, is open for writing or not committed yet.
     ``state``: complete, incomplete, damaged; ``kept_aside``: an overwrite that was not published,
     beside the complete version of the same path.
     """
@@ -106,6 +107,7 @@ class CheckpointEntry:
     commit_time_ns: int
     state: str
     kept_aside: bool = False
+    being_written: bool = False
 
 
 class Reporter:
@@ -206,41 +208,64 @@ class Reporter:
 
     # --- checkpoints ------------------------------------------------------------------------
 
-    def checkpoints(self, inode: Inode, path: bytes) -> Iterator[CheckpointEntry]:
-        """The file itself, or what lies in the directory: one entry for each name."""
+    def checkpoints(
+        self, inode: Inode, path: bytes, writers: set[int]
+    ) -> Iterator[CheckpointEntry]:
+        """The file itself, or what lies in the directory: one entry for each name. ``writers``:
+        inode numbers of the files that are open for writing.
+        """
         namespace = self.volume.namespace
         if inode.entries is None:
-            yield from self._file_entries(inode, path)
+            yield from self._file_entries(inode, path, writers)
             return
         base = path.rstrip(b"/")
         for name in sorted(inode.entries):
             child = namespace.inodes[inode.entries[name]]
             child_path = base + b"/" + name
             if child.entries is None:
-                yield from self._file_entries(child, child_path)
+                yield from self._file_entries(child, child_path, writers)
             else:
-                yield self._directory_entry(child, child_path)
+                yield self._directory_entry(child, child_path, writers)
 
-    def _file_entries(self, inode: Inode, path: bytes) -> Iterator[CheckpointEntry]:
+    def _file_entries(
+        self, inode: Inode, path: bytes, writers: set[int]
+    ) -> Iterator[CheckpointEntry]:
         if inode.live is None:
             return
         size = inode.live.size
         state = content_state(inode)
-        yield CheckpointEntry(path, "file", size, 1, inode.commit_lsn, inode.commit_ns, state)
+        yield CheckpointEntry(
+            path,
+            "file",
+            size,
+            1,
+            inode.commit_lsn,
+            inode.commit_ns,
+            state,
+            being_written=_is_being_written(inode, writers),
+        )
         if inode.aside is not None:
             size = inode.aside.size
             yield CheckpointEntry(path, "file", size, 1, 0, 0, "incomplete", kept_aside=True)
 
-    def _directory_entry(self, inode: Inode, path: bytes) -> CheckpointEntry:
+    def _directory_entry(self, inode: Inode, path: bytes, writers: set[int]) -> CheckpointEntry:
         size = files = lsn = time_ns = 0
+        being_written = False
         states: set[str] = set()
         for child in self.volume.namespace.walk(inode.ino):
             if child.live is not None:
                 files += 1
                 size += child.live.size
                 states.add(content_state(child))
+                being_written = being_written or _is_being_written(child, writers)
                 if child.commit_lsn > lsn:
                     lsn, time_ns = child.commit_lsn, child.commit_ns
         order = ("damaged", "incomplete", "complete")
         state = next((s for s in order if s in states), "complete")
-        return CheckpointEntry(path, "directory", size, files, lsn, time_ns, state)
+        return CheckpointEntry(
+            path, "directory", size, files, lsn, time_ns, state, being_written=being_written
+        )
+
+
+def _is_being_written(inode: Inode, writers: set[int]) -> bool:
+    return inode.version is not None or inode.ino in writers

@@ -22,6 +22,7 @@ import numpy as np
 
 from cxlfs.errors import CorruptionError, MediaError, NotFoundError
 from cxlfs.format import journal_reader, layout, operations, roots, segments, superblock
+from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.store.attributes import content_state
 from cxlfs.types import ROOT_INO
 
@@ -366,6 +367,7 @@ def status(store: Store) -> Item:
     item = _plain(store.statistics())
     item["media"] = media_facts(store.media)
     item["read_only"] = store.read_only
+    item["weakened"] = [VOLATILE_TEXT] if store.media.volatile else []
     return item
 
 

@@ -238,3 +238,67 @@ def test_a_terminal_gets_colour(source: Path) -> None:
         shown += os.read(primary, 65536)
     os.close(primary)
     assert b"\x1b[33mOFFLINE\x1b[0m" in shown
+
+
+# --- starting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import cxlfs", ["numpy", "trio", "pyfuse3", "click", "cffi", "json", "socket"]),
+        *(
+            (f"from cxlfs.cli import main; main({arguments})", ["numpy", "trio", "pyfuse3"])
+            for arguments in (
+                ["--help"],
+                ["--version"],
+                ["mount", "--help"],
+                ["umount", "--help"],
+                ["status", "--help"],
+                ["list", "--help"],
+                ["status"],
+            )
+        ),
+    ],
+)
+def test_nothing_is_loaded_that_is_not_needed(code: str, absent: list[str]) -> None:
+    """Loading numpy takes 150 ms of the processor, trio and pyfuse3 as much again."""
+    script = (
+        f"import sys; sys.stdout = sys.stderr; {code}; print(*sys.modules, file=sys.__stdout__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _WITH_PATH + script],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    assert "cxlfs" in loaded
+    assert sorted(loaded & set(absent)) == []
+    limit = 60 if code == "import cxlfs" else 330
+    assert len(loaded) < limit, f"{len(loaded)} modules"
+
+
+_WITH_PATH = f"import sys; sys.path[:0] = {[entry for entry in sys.path if entry]!r}; "
+
+
+def test_ctrl_c_while_python_loads_the_program() -> None:
+    """No traceback: the process is gone by the signal, as a shell expects it."""
+    code = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from cxlfs.cli import main
+main(["status"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_short_help_is_there_for_every_verb() -> None:
+    said = run_program("--help")
+    for verb in cli.VERBS:
+        assert [line for line in said.stdout.splitlines() if line.startswith(f"  {verb} ")]

@@ -106,8 +106,9 @@ def test_a_missing_source_without_a_size(run: Run, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_mistyped_device_is_not_made_a_file(run: Run) -> None:
-    said = run("mkfs", "/dev/dax987.0", "--size", "64M")
+@pytest.mark.parametrize("size", [[], ["--size", "64M"]])
+def test_a_mistyped_device_is_not_made_a_file(run: Run, size: list[str]) -> None:
+    said = run("mkfs", "/dev/dax987.0", *size)
     assert_two_lines(said, 16, "cxlfs mkfs", "no device /dev/dax987.0", "daxctl")
     assert not Path("/dev/dax987.0").exists()
 

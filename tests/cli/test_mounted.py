@@ -137,6 +137,36 @@ def test_foreground_serves_until_it_is_told_to_end(run: Run, place: Workplace) -
 # --- a mounted store, asked -----------------------------------------------------------------------
 
 
+def test_the_process_says_what_it_serves(place: Workplace) -> None:
+    place.mount()
+    process = Path(f"/proc/{place.daemon_pid}")
+    title = process.joinpath("cmdline").read_bytes().rstrip(b"\0")
+    assert title == os.fsencode(f"cxlfs: {place.mountpoint} ({place.source})")
+    assert process.joinpath("comm").read_text() == "cxlfs\n"
+
+
+def test_without_an_argument_every_mount_is_shown(run: Run, place: Workplace) -> None:
+    place.mount()
+    mine = [found for found in run("status", "--json").documents if is_of(found, place)]
+    assert [(found["schema"], found["state"]) for found in mine] == [("cxlfs.status/1", "ONLINE")]
+    assert f"{place.mountpoint}, process {place.daemon_pid}" in run("status").stdout
+    mine = [found for found in run("list", "--json").documents if is_of(found, place)]
+    assert [(found["schema"], found["checkpoints"]) for found in mine] == [("cxlfs.list/1", [])]
+    place.mountpoint.stat()
+    place.kill_daemon()
+    place.announced.append("recover|dead mount|not closed")
+    said = run("status", "--json")
+    assert said.code == 21
+    (found,) = (found for found in said.documents if is_of(found, place))
+    assert (found["schema"], found["id"]) == ("cxlfs.unreachable/1", "mount-failed")
+    assert "is a dead mount" in run("status").stdout
+    assert run("umount", place.mountpoint).code == 0
+
+
+def is_of(found: dict[str, object], place: Workplace) -> bool:
+    return found["mountpoint"] == str(place.mountpoint)
+
+
 def test_status_by_mount_point_and_by_source(run: Run, place: Workplace) -> None:
     place.mount()
     (place.mountpoint / "d").mkdir()
@@ -182,10 +212,17 @@ def test_list_through_the_daemon(run: Run, place: Workplace) -> None:
         file.write(b"beginning")
         file.flush()
         entries = run("list", place.mountpoint, "--json").document["checkpoints"]
-        assert [(e["path"], e["kind"], e["state"]) for e in entries] == [
-            ("/open.log", "file", "incomplete"),
-            ("/run1", "directory", "complete"),
+        states = [(e["path"], e["kind"], e["state"], e["being_written"]) for e in entries]
+        assert states == [
+            ("/open.log", "file", "incomplete", True),
+            ("/run1", "directory", "complete", False),
         ]
+        os.fsync(file.fileno())  # what is there is complete, and goes on growing
+        assert (
+            run("list", place.mountpoint)
+            .stdout.splitlines()[1]
+            .startswith("complete, being written ")
+        )
     assert run("list", place.source).stdout.splitlines()[1].startswith("complete")
     for path in ("run1", "/run1", place.mountpoint / "run1"):
         found = run("list", place.mountpoint, path, "--json").document
@@ -262,6 +299,17 @@ def test_a_busy_mount_point(run: Run, place: Workplace) -> None:
     assert run("mkfs", other, "--size", "64M").code == 0
     said = run("mount", other, place.mountpoint)
     assert_two_lines(said, 11, "cxlfs mount", str(place.mountpoint), "in use", str(place.source))
+
+
+def test_a_mount_that_failed_leaves_no_empty_log(run: Run, place: Workplace) -> None:
+    assert run("mount", place.root / "no", place.mountpoint).code == 16
+    assert list(place.runtime.glob("*.log")) == []
+    assert run("mount", place.source, place.mountpoint).code == 0
+    assert run("umount", place.mountpoint).code == 0
+    (log,) = place.runtime.glob("*.log")
+    before = log.read_text()
+    assert run("mount", place.root / "no", place.mountpoint).code == 16
+    assert log.read_text().startswith(before), "what was there is kept"
 
 
 def test_a_missing_mount_point(run: Run, place: Workplace) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cxlfs.cli.list import Checkpoint
 from cxlfs.cli.status import Status
 from cxlfs.control.discovery import Registration
 from cxlfs.media import open_media
@@ -240,7 +241,7 @@ def test_list_shows_states_sizes_and_commits(run: Run, filled: Path) -> None:
         "complete",
         "incomplete, kept aside",
         "incomplete",
-        "complete",
+        "complete, set unknown",
     ]
 
 
@@ -257,12 +258,39 @@ def test_list_json(run: Run, filled: Path) -> None:
         "kind": "file",
         "state": "complete",
         "kept_aside": False,
+        "being_written": False,
+        "set_known": True,
         "size_bytes": 3 * MIB,
         "files": 1,
     }
     assert second["path"] == "/run1/b\\xff\n.pt"
     assert second["path_b64"] == "L3J1bjEvYv8KLnB0"
     assert second["size_bytes"] == 5000
+
+
+def entry_of(**changes: object) -> Checkpoint:
+    plain = {"path": "/x", "kind": "file", "state": "complete", "size_bytes": 1, "files": 1}
+    return Checkpoint.from_message(plain | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "complete"),
+        ({"being_written": True}, "complete, being written"),
+        ({"being_written": True, "size_bytes": 0}, "complete, being written"),
+        ({"state": "incomplete", "being_written": True}, "incomplete, being written"),
+        ({"state": "incomplete"}, "incomplete"),
+        ({"size_bytes": 0}, "complete, empty"),
+        ({"state": "incomplete", "kept_aside": True}, "incomplete, kept aside"),
+        ({"kind": "directory"}, "complete, set unknown"),
+        ({"kind": "directory", "files": 0}, "empty"),
+        ({"kind": "directory", "state": "damaged"}, "damaged"),
+        ({"kind": "directory", "being_written": True}, "complete, being written"),
+    ],
+)
+def test_list_says_what_is_known(changes: dict[str, object], words: str) -> None:
+    assert entry_of(**changes).words == words
 
 
 def test_list_of_what_is_kept_aside(run: Run, filled: Path) -> None:

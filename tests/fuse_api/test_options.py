@@ -125,3 +125,24 @@ def test_permissions_are_checked_unless_only_root_may_enter(
     config = make_config("/a", "/m", options=options)
     assert checks_permissions(config, is_root=is_root) is checked
     assert ("default_permissions" in fuse_options(config, is_root=is_root)) is checked
+
+
+@pytest.mark.parametrize(
+    ("option", "message", "next_step"),
+    [
+        ("remount", "cannot be remounted", "cxlfs umount MOUNTPOINT"),
+        ("alow_other", "not known: alow_other", "did you mean allow_other?"),
+        ("allow-other", "not known: allow-other", "did you mean allow_other?"),
+        ("verfy=off", "not known: verfy=off", "did you mean verify=off?"),
+        ("comit=5", "not known: comit=5", "did you mean commit=5?"),
+        ("commit", "without a value: commit", "commit=SECONDS"),
+        ("verify", "without a value: verify", "verify=read|off"),
+        ("zzz", "not known: zzz", "known are ro, rw"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_what_was_meant(
+    option: str, message: str, next_step: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        make_config("/s", "/m", options=[option])
+    assert next_step in caught.value.next_step

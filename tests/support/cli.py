@@ -68,8 +68,8 @@ def run_program(
     """
     entry = {
         "cxlfs": "from cxlfs.cli import main",
-        "mount.cxlfs": "from cxlfs.cli.system import mount_main as main",
-        "fsck.cxlfs": "from cxlfs.cli.system import fsck_main as main",
+        "mount.cxlfs": "from cxlfs.cli import mount_main as main",
+        "fsck.cxlfs": "from cxlfs.cli import fsck_main as main",
     }[program]
     become = (
         "" if user is None else f"; {_IMPORT_ALL}; import os; os.setresuid({user}, {user}, {user})"
