@@ -342,9 +342,10 @@ typedef struct cxl_transport cxl_transport;
 typedef struct cxl_worker cxl_worker;   /* what one thread needs to serve requests */
 typedef struct cxl_port cxl_port;       /* one open file as the threads see it */
 
-/* A request that the control plane must answer (cxl_transport_reply), before the next cxl_transport_serve. */
+/* A request that a worker's thread takes to the control plane, which must answer it (cxl_transport_reply) before the
+ * thread's next cxl_worker_serve. */
 typedef struct {
-    uint32_t opcode;        /* of the FUSE protocol; CXL_CALL_LEASE: nothing to answer */
+    uint32_t opcode;        /* of the FUSE protocol; CXL_UPCALL_LEASE: nothing to answer */
     uint32_t uid;
     uint32_t gid;
     uint32_t pid;           /* the calling thread; 0: the kernel itself */
@@ -354,17 +355,18 @@ typedef struct {
     uint64_t length;
     uint64_t done;          /* WRITE: that many bytes of it are already in the live content */
     int32_t error;          /* WRITE: -EREMOTEIO when a fence failed, see cxl_fault */
-} cxl_call;
+} cxl_upcall;
 
-enum { CXL_CALL_LEASE = 0 };  /* the live content of inode will soon want another lease */
+enum { CXL_UPCALL_LEASE = 0 };  /* the live content of inode will soon want another lease */
 
 typedef struct {
     uint64_t reads;         /* requests that the threads answered */
     uint64_t writes;
     uint64_t read_bytes;
     uint64_t write_bytes;
-    uint64_t calls;         /* that they handed to the control plane */
+    uint64_t upcalls;       /* that they handed to the control plane */
     uint64_t forwarded;     /* to the other end of the socket */
+    uint64_t waited;        /* of these two: that had to wait, for a worker or for room in the socket */
     uint64_t read_copies;   /* reads that were copied because they lie in several places */
     uint64_t spliced_reads; /* reads whose answer went through a pipe */
     uint64_t ahead_bytes;   /* of reads: verified before they were asked for */
@@ -374,12 +376,14 @@ typedef struct {
 } cxl_transport_stats;
 
 typedef struct {
-    uint64_t file_size_max; /* bytes; writes beyond it become calls */
-    uint64_t calls;         /* bit n is set when requests with opcode n become calls, beside those that must */
+    uint64_t file_size_max; /* bytes; writes beyond it become upcalls */
+    uint64_t upcalls;       /* bit n is set when requests with opcode n become upcalls, beside those that must */
+    uint64_t waiting_bytes_max; /* of upcalls, and of requests for the socket, that wait: more holds up a worker */
     uint64_t poll_ns;       /* how long a worker that serves alone looks for the next request before it sleeps */
     uint64_t splice_min;    /* reads of as many bytes are answered through a pipe; 0: none. For /dev/fuse: a
                              * socket that keeps the borders of messages would cut the answer */
-    uint32_t request_max;   /* largest READ and WRITE, bytes; a multiple of 4096 */
+    uint32_t request_max;   /* largest WRITE, bytes; a multiple of the page size */
+    uint32_t read_max;      /* largest READ that the kernel was told to send, at most request_max */
     int32_t verify;         /* as cxl_map_read */
 } cxl_transport_settings;
 
@@ -389,15 +393,16 @@ int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, const cxl
 void cxl_transport_free(cxl_transport *transport);   /* after all workers and ports */
 /* Pass the answers from the socket on to the kernel, in a thread of its own. */
 int cxl_transport_start(cxl_transport *transport);
-/* Make every cxl_transport_serve return 0, wait until they have, and end the thread above. */
+/* Make every cxl_worker_serve return 0, wait until they have, and end the thread above. */
 void cxl_transport_stop(cxl_transport *transport);
 void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out);
 
 int cxl_worker_new(cxl_transport *transport, cxl_worker **out);
 void cxl_worker_free(cxl_worker *worker);
-/* Answer the call before, unless unique is 0, with error (an errno) or with data; then serve requests until one
- * must become a call: 1; 0 when stopped or unmounted; or -errno. */
-int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void *data, uint64_t length, cxl_call *out);
+/* Answer the upcall before, unless unique is 0, with error (an errno) or with data; then serve requests until one
+ * must become an upcall: 1; 0 when stopped or unmounted; or -errno. */
+int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void *data, uint64_t length,
+                     cxl_upcall *out);
 /* Answer with error (an errno) or with data. 0, or -errno when the kernel could not take it. */
 int cxl_transport_reply(cxl_transport *transport, uint64_t unique, int error, const void *data, uint64_t length);
 /* Drop what the kernel caches of an inode; attributes_only: keep its pages. May wait for requests, also for as long
@@ -409,14 +414,14 @@ int cxl_port_new(uint64_t inode, cxl_map *live, cxl_port **out);
 void cxl_port_free(cxl_port *port);                  /* no handle may lead to it any more */
 /* The live content is another one now; call it between cxl_port_stop and the next cxl_handle_allow. */
 void cxl_port_set_map(cxl_port *port, cxl_map *live);
-/* From here on, until allowed again, every write becomes a call. Waits for writes that are being copied.
+/* From here on, until allowed again, every write becomes an upcall. Waits for writes that are being copied.
  * Returns the time of the last write since the last call of this or cxl_port_written, ns since 1970, or 0. */
 uint64_t cxl_port_stop(cxl_port *port);
 uint64_t cxl_port_written(cxl_port *port);
 /* Handles: what the kernel names an open file by. Reading is allowed at once where readable. */
 int cxl_handle_open(cxl_transport *transport, uint64_t handle, cxl_port *port, int readable);
 void cxl_handle_close(cxl_transport *transport, uint64_t handle);
-/* Let writes by this thread, and by those allowed before, through this handle go on without a call, until
+/* Let writes by this thread, and by those allowed before, through this handle go on without an upcall, until
  * cxl_port_stop. */
 void cxl_handle_allow(cxl_transport *transport, uint64_t handle, uint32_t pid);
 

@@ -16,8 +16,10 @@
 static bool deliver_bytes(cxl_worker *worker, const request *r, const void *bytes, size_t length)
 {
     cxl_transport *t = worker->transport;
-    bool spliced = splice_reply(worker, r->header->unique, bytes, length);
-    if (!spliced && reply(t, r->header->unique, 0, bytes, length) != 0)
+    fuse_wire_reply *header = (void *)worker->buffer;  /* the request lies at the other end of the headroom */
+    *header = (fuse_wire_reply){.length = (uint32_t)(sizeof(*header) + length), .unique = r->header->unique};
+    bool spliced = pipe_reply(&worker->pipe, t->fuse_fd, header, bytes, length);
+    if (!spliced && reply(t->fuse_fd, r->header->unique, 0, bytes, length) != 0)
         return false;
     atomic_fetch_add_explicit(&t->spliced_reads, spliced, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->reads, 1, memory_order_relaxed);
@@ -33,7 +35,7 @@ static bool read_in_place(cxl_worker *worker, const request *r, const fuse_wire_
     extent_range rest = *range;
     cxl_fault fault;
     if (t->settings.verify) {
-        uint64_t done = ahead_take(t, in->handle, range);
+        uint64_t done = handle_take_ahead(t->ports, in->handle, range);
         rest.extent_offset += done;
         rest.length -= done;
         if (rest.length > 0 && extent_read(t->engine, &rest, NULL, true, &fault) != 0)
@@ -74,7 +76,7 @@ bool serve_read(cxl_worker *worker, const request *r)
     cxl_map *map;
     if (r->length < sizeof(*in) || in->size > worker->transport->settings.request_max)
         return false;
-    cxl_port *port = port_for_read(worker->transport, in->handle, &map);
+    cxl_port *port = port_for_read(worker->transport->ports, in->handle, &map);
     if (port == NULL)
         return false;
     bool served = read_map(worker, r, map, in);
@@ -117,12 +119,12 @@ bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *erro
     *error = 0;
     if (!is_plain_write(t, r))
         return false;
-    cxl_port *port = port_for_write(t, in->handle, r->header->pid, &map);
+    cxl_port *port = port_for_write(t->ports, in->handle, r->header->pid, &map);
     if (port == NULL)
         return false;
     *done = write_map(map, in, r->arguments + sizeof(*in), error);
     if (cxl_map_wants_lease(map))
-        worker->lease_inode = port->inode;
+        worker->lease_inode = port_inode(port);
     cxl_map_free(map);
     port_wrote(port, *done > 0);
     port_drop(port);

@@ -9,9 +9,17 @@
  *
  * Never: copies a byte, leaves one in the pipe: what a failed call may have left goes with the pipe.
  *
+ * A pipe has a slot for each page of an answer and one for its header, and the kernel wants the whole answer in
+ * the pipe: a pipe of 1 MiB, which is what fs.pipe-max-size permits a daemon without CAP_SYS_RESOURCE (that of
+ * any ordinary container), takes answers of up to 255 pages, and so none of 1 MiB. Where that is all there is,
+ * the kernel is told at mounting to ask for 512 KiB at most (max_read; fuse/request_sizes.py): two such answers
+ * through the pipe are a tenth faster than one that is written. A user whose pipes take up
+ * fs.pipe-user-pages-soft gets pipes of two pages: answers are written then.
+ *
  * Invariants
- * - The pipe holds pages only within splice_reply, so no longer than the caller holds what they belong to.
- * - A request whose answer did not go through the pipe can still be answered.
+ * - The pipe holds pages only within pipe_reply, so no longer than the caller holds what they belong to.
+ * - Where pipe_reply says no, nothing was answered, or the kernel has answered with an error what it could
+ *   not take; then it takes no other answer for that request, which is no error (is_gone).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,46 +41,39 @@ static size_t room_for(const void *data, size_t length)
     return page + (begin + length + page - 1) / page * page;
 }
 
-/* An ordinary user may be refused what the longest answer needs (fs.pipe-max-size): then the shorter ones
- * go through the pipe. */
-void splice_open(cxl_worker *worker)
+void pipe_open(answer_pipe *p, size_t longest, size_t shortest)
 {
-    const cxl_transport_settings *settings = &worker->transport->settings;
-    if (settings->splice_min == 0 || pipe2(worker->pipe, O_CLOEXEC) != 0)
+    *p = (answer_pipe){.longest = longest, .shortest = shortest};
+    if (shortest == 0 || pipe2(p->ends, O_CLOEXEC) != 0)
         return;
-    size_t wanted = room_for((const void *)1, settings->request_max);
-    while (fcntl(worker->pipe[1], F_SETPIPE_SZ, (int)wanted) < 0 && wanted > settings->splice_min)
+    size_t wanted = room_for((const void *)1, longest);
+    while (fcntl(p->ends[1], F_SETPIPE_SZ, (int)wanted) < 0 && wanted > shortest)
         wanted /= 2;
-    worker->pipe_bytes = (size_t)fcntl(worker->pipe[1], F_GETPIPE_SZ);
+    p->bytes = (size_t)fcntl(p->ends[1], F_GETPIPE_SZ);
 }
 
-void splice_close(cxl_worker *worker)
+void pipe_close(answer_pipe *p)
 {
-    if (worker->pipe_bytes == 0)
+    if (p->bytes == 0)
         return;
-    close(worker->pipe[0]);
-    close(worker->pipe[1]);
-    worker->pipe_bytes = 0;
+    close(p->ends[0]);
+    close(p->ends[1]);
+    p->bytes = 0;
 }
 
-bool splice_reply(cxl_worker *worker, uint64_t unique, const void *data, size_t length)
+bool pipe_reply(answer_pipe *p, int fuse_fd, fuse_wire_reply *header, const void *data, size_t length)
 {
-    const cxl_transport *t = worker->transport;
-    if (length < t->settings.splice_min || room_for(data, length) > worker->pipe_bytes)
+    if (length < p->shortest || room_for(data, length) > p->bytes)
         return false;
-    /* The request lies at the other end of the headroom. */
-    fuse_wire_reply *header = (void *)worker->buffer;
     const ssize_t all = (ssize_t)(sizeof(*header) + length);
-    *header = (fuse_wire_reply){.length = (uint32_t)all, .unique = unique};
     const struct iovec parts[2] = {
         {header, sizeof(*header)},
         {(void *)(uintptr_t)data, length},
     };
-    if (vmsplice(worker->pipe[1], parts, 2, SPLICE_F_NONBLOCK) == all &&
-        !cxl_fault_hit(CXL_FAULT_SPLICE) &&
-        splice(worker->pipe[0], NULL, t->fuse_fd, NULL, (size_t)all, 0) == all)
+    if (vmsplice(p->ends[1], parts, 2, SPLICE_F_NONBLOCK) == all && !cxl_fault_hit(CXL_FAULT_SPLICE) &&
+        splice(p->ends[0], NULL, fuse_fd, NULL, (size_t)all, 0) == all)
         return true;
-    splice_close(worker);
-    splice_open(worker);
+    pipe_close(p);
+    pipe_open(p, p->longest, p->shortest);
     return false;
 }

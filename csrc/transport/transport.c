@@ -4,7 +4,7 @@
  *
  * Invariants
  * - A request that was read is served, handed to the control plane or passed on, also while stopping.
- * - A worker that reads data never waits for the control plane: READ and WRITE that it can serve need
+ * - A worker that serves data never waits for the control plane: READ and WRITE that it can serve need
  *   nothing but the extent map.
  */
 #include <errno.h>
@@ -22,7 +22,14 @@ enum { WAKE_AGAIN_NS = 5000000 };
 
 /* ------------------------------------------------------------------------------------ answers */
 
-int reply(cxl_transport *t, uint64_t unique, int error, const void *data, size_t length)
+bool is_gone(int error)
+{
+    /* ENOENT: the request was interrupted. ENODEV, ECONNABORTED: the mount is gone; the second one where it went
+     * while the kernel was copying a request or an answer. */
+    return error == ENOENT || error == ENODEV || error == ECONNABORTED;
+}
+
+int reply(int fuse_fd, uint64_t unique, int error, const void *data, size_t length)
 {
     fuse_wire_reply header = {
         .length = (uint32_t)(sizeof(header) + length), .error = error, .unique = unique,
@@ -33,19 +40,18 @@ int reply(cxl_transport *t, uint64_t unique, int error, const void *data, size_t
     };
     ssize_t done;
     do {
-        done = writev(t->fuse_fd, parts, length == 0 ? 1 : 2);
+        done = writev(fuse_fd, parts, length == 0 ? 1 : 2);
     } while (done < 0 && errno == EINTR);
-    /* ENOENT: the request was interrupted; ENODEV: the mount is gone. Nobody waits any more. */
-    return done >= 0 || errno == ENOENT || errno == ENODEV ? 0 : -errno;
+    return done >= 0 || is_gone(errno) ? 0 : -errno;
 }
 
 int cxl_transport_reply(cxl_transport *transport, uint64_t unique, int error, const void *data,
                         uint64_t length)
 {
-    int result = reply(transport, unique, -error, data, error == 0 ? length : 0);
+    int result = reply(transport->fuse_fd, unique, -error, data, error == 0 ? length : 0);
     /* The requester's memory, or the bytes of the answer, cannot be reached. */
     if (result != 0)
-        reply(transport, unique, -EIO, NULL, 0);
+        reply(transport->fuse_fd, unique, -EIO, NULL, 0);
     return result;
 }
 
@@ -69,9 +75,15 @@ int cxl_fuse_invalidate(int fuse_fd, uint64_t inode, int attributes_only)
 
 /* ------------------------------------------------------------------------------------ workers */
 
+/* Of a request and what belongs to it; few are as long as a WRITE may be, but no SETXATTR must be too long. */
+static size_t request_bytes(const cxl_transport *t)
+{
+    return larger(t->settings.request_max, CONTROL_BYTES_MAX) + BLOCK_BYTES;
+}
+
 static size_t buffer_bytes(const cxl_transport *t)
 {
-    return HEADROOM_BYTES + (size_t)t->settings.request_max + BLOCK_BYTES;
+    return HEADROOM_BYTES + request_bytes(t);
 }
 
 int cxl_worker_new(cxl_transport *transport, cxl_worker **out)
@@ -88,7 +100,8 @@ int cxl_worker_new(cxl_transport *transport, cxl_worker **out)
         return -ENOMEM;
     }
     worker->buffer = buffer;
-    splice_open(worker);
+    pipe_open(&worker->pipe, transport->settings.read_max, transport->settings.splice_min);
+    upcalls_add_worker(transport->upcalls);
     pthread_mutex_lock(&transport->workers_lock);
     worker->next = transport->workers;
     transport->workers = worker;
@@ -102,14 +115,15 @@ void cxl_worker_free(cxl_worker *worker)
     if (worker == NULL)
         return;
     cxl_transport *t = worker->transport;
-    turn_leave(worker);
+    turn_leave(t->turns, &worker->turn);
+    upcalls_remove_worker(t->upcalls, &worker->upcall);
     pthread_mutex_lock(&t->workers_lock);
     cxl_worker **link = &t->workers;
     while (*link != worker)
         link = &(*link)->next;
     *link = worker->next;
     pthread_mutex_unlock(&t->workers_lock);
-    splice_close(worker);
+    pipe_close(&worker->pipe);
     munmap(worker->buffer, buffer_bytes(t));
     free(worker);
 }
@@ -121,7 +135,7 @@ static int next_request(cxl_worker *worker, request *r)
     uint8_t *start = worker->buffer + HEADROOM_BYTES - PREFIX_BYTES;
     /* Arguments that a short request lacks must not be those of the one before. */
     memset(start, 0, PREFIX_BYTES);
-    ssize_t length = read(t->fuse_fd, start, PREFIX_BYTES + t->settings.request_max + BLOCK_BYTES);
+    ssize_t length = read(t->fuse_fd, start, PREFIX_BYTES + request_bytes(t));
     if (length >= (ssize_t)sizeof(fuse_wire_header)) {
         r->header = (fuse_wire_header *)(void *)start;
         r->arguments = start + sizeof(fuse_wire_header);
@@ -134,13 +148,13 @@ static int next_request(cxl_worker *worker, request *r)
     return errno == EINTR || errno == EAGAIN || errno == ENOENT ? 0 : -errno;
 }
 
-static bool becomes_call(const cxl_transport *t, uint32_t opcode)
+static bool becomes_upcall(const cxl_transport *t, uint32_t opcode)
 {
-    return opcode < 64 && t->settings.calls >> opcode & 1;
+    return opcode < 64 && t->settings.upcalls >> opcode & 1;
 }
 
 /* True: *out is for the control plane. */
-static bool serve(cxl_worker *worker, request *r, cxl_call *out)
+static bool serve(cxl_worker *worker, request *r, cxl_upcall *out)
 {
     cxl_transport *t = worker->transport;
     const fuse_wire_header *header = r->header;
@@ -152,32 +166,34 @@ static bool serve(cxl_worker *worker, request *r, cxl_call *out)
     } else if (header->opcode == FUSE_WIRE_WRITE) {
         if (serve_write(worker, r, &done, &error))
             return false;
-    } else if (!becomes_call(t, header->opcode)) {
-        forward(t, r);
+    } else if (!becomes_upcall(t, header->opcode)) {
+        forward(t->forwarding, r);
         return false;
     }
-    *out = (cxl_call){
+    *out = (cxl_upcall){
         .opcode = header->opcode, .uid = header->uid, .gid = header->gid, .pid = header->pid,
         .unique = header->unique, .inode = header->inode, .arguments = r->arguments,
         .length = r->length, .done = done, .error = error,
     };
-    atomic_fetch_add_explicit(&t->call_count, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->upcall_count, 1, memory_order_relaxed);
     return true;
 }
 
-/* 1: *out is for the control plane. */
-static int serve_one(cxl_worker *worker, request *r, cxl_call *out)
+/* 1: the worker goes with *out to the control plane. */
+static int serve_one(cxl_worker *worker, request *r, cxl_upcall *out)
 {
-    turn_took(worker, r);
-    bool calls = serve(worker, r, out);
-    if (!calls && worker->lease_inode != 0) {
-        *out = (cxl_call){.opcode = CXL_CALL_LEASE, .inode = worker->lease_inode};
-        calls = true;
+    cxl_transport *t = worker->transport;
+    turn_took(t->turns, &worker->turn, r);
+    bool any = serve(worker, r, out);
+    if (!any && worker->lease_inode != 0) {
+        *out = (cxl_upcall){.opcode = CXL_UPCALL_LEASE, .inode = worker->lease_inode};
+        any = true;
     }
     worker->lease_inode = 0;
-    if (!calls)
-        turn_end(worker);
-    return calls;
+    bool goes = any && upcall_begin(t->upcalls, &worker->upcall, out);
+    if (!goes)
+        turn_end(t->turns, &worker->turn);
+    return goes;
 }
 
 static void enter(cxl_worker *worker)
@@ -197,17 +213,19 @@ static void leave(cxl_worker *worker)
 }
 
 int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void *data,
-                     uint64_t length, cxl_call *out)
+                     uint64_t length, cxl_upcall *out)
 {
     cxl_transport *t = worker->transport;
     int result = 0;
     request r;
     if (unique != 0)
         cxl_transport_reply(t, unique, error, data, length);
-    turn_end(worker);
+    if (upcall_next(t->upcalls, &worker->upcall, out))
+        return 1;
+    turn_end(t->turns, &worker->turn);
     enter(worker);
     while (result == 0 && !atomic_load(&t->stopping)) {
-        turn_begin(worker);
+        turn_begin(t->turns, &worker->turn);
         int got = next_request(worker, &r);
         if (got < 0)
             result = got;
@@ -216,13 +234,13 @@ int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void 
     }
     leave(worker);
     if (result <= 0)
-        turn_leave(worker);
-    return result == -ENODEV ? 0 : result;
+        turn_leave(t->turns, &worker->turn);
+    return result < 0 && is_gone(-result) ? 0 : result;
 }
 
 /* ---------------------------------------------------------------------------------------- life */
 
-static int wake_signal(void)
+int wake_signal(void)
 {
     return SIGRTMIN + 4;
 }
@@ -232,12 +250,22 @@ static void wake_handler(int number)
     (void)number;                  /* it ends a system call with EINTR, no more */
 }
 
+static bool settings_make_sense(const cxl_transport_settings *settings)
+{
+    uint32_t page = (uint32_t)sysconf(_SC_PAGESIZE);
+    return settings->request_max >= page && settings->request_max % page == 0 &&
+           settings->request_max / page <= UINT16_MAX && settings->read_max <= settings->request_max;
+}
+
 int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd,
                       const cxl_transport_settings *settings, cxl_transport **out)
 {
-    if (settings->request_max < CONTROL_BYTES_MAX || settings->request_max % BLOCK_BYTES != 0 ||
-        settings->request_max / BLOCK_BYTES > UINT16_MAX)
+    if (!settings_make_sense(settings))
         return -EINVAL;
+    const forwarding_settings passed_on = {
+        .fuse_fd = fuse_fd, .control_fd = control_fd, .request_max = settings->request_max,
+        .waiting_bytes_max = settings->waiting_bytes_max,
+    };
     cxl_transport *t = cxl_allocate_zeroed(1, sizeof(*t));
     if (t == NULL)
         return -ENOMEM;
@@ -245,57 +273,45 @@ int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd,
     sigaction(wake_signal(), &action, NULL);
     t->engine = engine;
     t->fuse_fd = fuse_fd;
-    t->control_fd = control_fd;
     t->settings = *settings;
-    turns_init(&t->turns);
     pthread_mutex_init(&t->workers_lock, NULL);
     pthread_cond_init(&t->worker_left, NULL);
-    t->message = cxl_allocate(MESSAGE_BYTES);
-    if (ports_init(t) != 0 || t->message == NULL) {
-        ports_free(t);
-        turns_free(&t->turns);
-        free(t->message);
-        free(t);
-        return -ENOMEM;
-    }
-    *out = t;
-    return 0;
+    t->ports = ports_new();
+    t->turns = turns_new(fuse_fd, settings->poll_ns);
+    t->upcalls = upcalls_new(settings->waiting_bytes_max);
+    int error = forwarding_new(&passed_on, &t->forwarding);
+    if (error == 0 && (t->ports == NULL || t->turns == NULL || t->upcalls == NULL))
+        error = -ENOMEM;
+    if (error != 0)
+        cxl_transport_free(t);
+    else
+        *out = t;
+    return error;
 }
 
 void cxl_transport_free(cxl_transport *transport)
 {
     if (transport == NULL)
         return;
-    cxl_transport_stop(transport);
+    if (transport->turns != NULL && transport->forwarding != NULL)
+        cxl_transport_stop(transport);
     while (transport->workers != NULL)
         cxl_worker_free(transport->workers);
-    ports_free(transport);
-    free(transport->message);
-    turns_free(&transport->turns);
+    ports_free(transport->ports);
+    turns_free(transport->turns);
+    upcalls_free(transport->upcalls);
+    forwarding_free(transport->forwarding);
     pthread_mutex_destroy(&transport->workers_lock);
     pthread_cond_destroy(&transport->worker_left);
     free(transport);
 }
 
-/* The relay takes no signal but the one that wakes it: those of the process are for other threads. */
 int cxl_transport_start(cxl_transport *transport)
 {
-    sigset_t all, before;
-    if (transport->relay_started)
-        return -EINVAL;
-    sigfillset(&all);
-    sigdelset(&all, wake_signal());
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int result = cxl_fault_hit(CXL_FAULT_ALLOCATE)
-        ? EAGAIN : pthread_create(&transport->relay, NULL, relay_main, transport);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (result == 0)
-        pthread_setname_np(transport->relay, "cxlfs-relay");
-    transport->relay_started = result == 0;
-    return -result;
+    return forwarding_start(transport->forwarding);
 }
 
-static struct timespec soon(void)
+struct timespec wake_again(void)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -318,7 +334,7 @@ static void stop_workers(cxl_transport *t)
                 pthread_kill(worker->thread, wake_signal());
             }
         }
-        const struct timespec until = soon();
+        const struct timespec until = wake_again();
         if (any)
             pthread_cond_timedwait(&t->worker_left, &t->workers_lock, &until);
     }
@@ -328,34 +344,48 @@ static void stop_workers(cxl_transport *t)
 void cxl_transport_stop(cxl_transport *transport)
 {
     atomic_store(&transport->stopping, true);
-    turns_stop(&transport->turns);
+    turns_stop(transport->turns);
+    forwarding_hurry(transport->forwarding);
     stop_workers(transport);
-    if (!transport->relay_started)
-        return;
-    struct timespec until;
-    do {
-        pthread_kill(transport->relay, wake_signal());
-        until = soon();
-    } while (pthread_timedjoin_np(transport->relay, NULL, &until) == ETIMEDOUT);
-    transport->relay_started = false;
+    forwarding_stop(transport->forwarding);
 }
 
 void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out)
 {
-    uint32_t active, busy, offered = atomic_load(&transport->kernel_flags2);
-    turns_count(&transport->turns, &active, &busy);
+    uint32_t active, busy;
+    uint64_t forwards_waited;
+    turns_count(transport->turns, &active, &busy);
+    uint64_t forwarded = forwarding_count(transport->forwarding, &forwards_waited);
     *out = (cxl_transport_stats){
         .reads = atomic_load(&transport->reads),
         .writes = atomic_load(&transport->writes),
         .read_bytes = atomic_load(&transport->read_bytes),
         .write_bytes = atomic_load(&transport->write_bytes),
-        .calls = atomic_load(&transport->call_count),
-        .forwarded = atomic_load(&transport->forwarded),
+        .upcalls = atomic_load(&transport->upcall_count),
+        .forwarded = forwarded,
+        .waited = upcalls_waited(transport->upcalls) + forwards_waited,
         .read_copies = atomic_load(&transport->read_copies),
         .ahead_bytes = atomic_load(&transport->ahead_bytes),
         .spliced_reads = atomic_load(&transport->spliced_reads),
         .active_workers = active,
         .busy_workers = busy,
-        .direct_mapping = offered & FUSE_WIRE2_DIRECT_IO_ALLOW_MMAP ? 1 : 0,
+        .direct_mapping = forwarding_direct_mapping(transport->forwarding) ? 1 : 0,
     };
+}
+
+/* ------------------------------------------------------------------------------------ handles */
+
+int cxl_handle_open(cxl_transport *transport, uint64_t id, cxl_port *port, int readable)
+{
+    return handle_open(transport->ports, id, port, readable != 0);
+}
+
+void cxl_handle_close(cxl_transport *transport, uint64_t id)
+{
+    handle_close(transport->ports, id);
+}
+
+void cxl_handle_allow(cxl_transport *transport, uint64_t id, uint32_t pid)
+{
+    handle_allow(transport->ports, id, pid);
 }

@@ -1,4 +1,4 @@
-/* transport.h - what the files of the transport share: requests, buffers, open files, calls.
+/* transport.h - what the files of the transport share: requests, and what each part does for the others.
  *
  * Never: touches Python, decides when data is committed, waits for the control plane while holding a
  * lock that the control plane may want.
@@ -10,13 +10,14 @@
  * with one writer, 6.4 against 6.8 with two, and on line-granular media 2.9 and 5.5); splice through a
  * pipe was slower than both.
  *
- * Locks, in the order in which they are taken: handles, port.lock. None is held over a copy, a system
- * call, or a lock of the extent map. turns.lock and workers_lock are taken alone.
+ * Each part keeps its state and its locks to itself. None is held over a copy, a system call that may
+ * sleep, or a lock of the extent map, and none while another part is called.
  *
  * Invariants
- * - Every request that the kernel waits for is answered once: here, by the control plane (a call), or
+ * - Every request that the kernel waits for is answered once: here, by the control plane (an upcall), or
  *   by whoever serves the other end of the socket.
- * - A worker that has taken a request waits for nobody but the kernel, and for room in the socket.
+ * - A worker that has taken a request waits for nobody but the kernel; what cannot go on at once is put
+ *   aside (backlog.h). Only where that is full a worker goes with it, or waits for room in the socket.
  * - Between cxl_port_stop and the next cxl_handle_allow no write of a worker is under way.
  */
 #ifndef CXLFS_TRANSPORT_H
@@ -32,44 +33,9 @@ enum {
     PREFIX_BYTES = sizeof(fuse_wire_header) + sizeof(fuse_wire_write),
     CONTROL_BYTES_MAX = 128 << 10, /* of one message: an ordinary user's socket takes about 208 KiB */
     MESSAGE_BYTES = CONTROL_BYTES_MAX + BLOCK_BYTES,
-    HANDLE_BUCKETS_MIN = 64,
-    WRITERS_MAX = 8,              /* threads of one handle that may write without a call */
     /* A request from here on is long: all workers wait for the next one. Of a program that is alone 256 KiB
      * are a tenth faster with one worker, which polls, 1 MiB a tenth slower. */
     LONG_BYTES = 512 << 10,
-};
-
-struct cxl_port {
-    uint64_t inode;
-    pthread_mutex_t lock;         /* of the following */
-    pthread_cond_t quiet;         /* writing became 0 */
-    cxl_map *map;
-    uint64_t generation;          /* handles allowed in an older one must ask again */
-    uint64_t written_ns;
-    uint32_t writing;             /* writes that are being copied */
-    uint32_t users;               /* handles, requests, and the owner */
-};
-
-/* What the next read of a handle will want, verified already: ahead.c. */
-typedef struct {
-    uint64_t serial;              /* of the work on it; 0: there is none */
-    uint64_t extent_id;
-    uint64_t extent_offset;
-    uint64_t done;                /* bytes verified */
-    uint64_t began_ns;
-} verified_ahead;
-
-typedef struct handle handle;
-struct handle {
-    handle *next;                 /* in its bucket */
-    uint64_t id;
-    cxl_port *port;
-    bool readable;
-    uint64_t allowed;             /* generation of the port; 0: never */
-    uint32_t writers[WRITERS_MAX];
-    uint32_t writer_count;
-    uint64_t read_end;            /* port->lock, as the following: where the last long read ended */
-    verified_ahead ahead;
 };
 
 /* A request between reading and answering it: header, arguments and payload, one after the other. */
@@ -79,64 +45,6 @@ typedef struct {
     size_t length;                /* of the arguments with the payload */
 } request;
 
-/* Who reads the next request: turns.c. */
-typedef struct {
-    pthread_mutex_t lock;         /* of the following */
-    pthread_cond_t rest;
-    pthread_cond_t look;
-    uint32_t active;              /* workers that wait for a request, or serve one */
-    uint32_t busy;                /* of these: serve one */
-    uint32_t client;              /* the thread whose request came last */
-    uint32_t in_a_row;            /* requests of that thread, none of them long */
-    uint64_t taken;               /* requests */
-    bool looking;                 /* one of those that rest sees to it that the active one is enough */
-    bool dozing;                  /* nothing happens, so it waits to be told */
-    bool polling_pays;
-} turns;
-
-struct cxl_worker {
-    cxl_transport *transport;
-    cxl_worker *next;             /* transport.workers_lock */
-    pthread_t thread;             /* that serves just now, if any */
-    bool serving;                 /* transport.workers_lock */
-    uint8_t *buffer;
-    int pipe[2];
-    size_t pipe_bytes;            /* 0: there is none */
-    uint64_t lease_inode;         /* to be told with the next call; 0: none */
-    uint64_t began_ns;            /* to wait for a request */
-    bool active;                  /* counted as such in turns */
-    bool busy;
-};
-
-struct cxl_transport {
-    cxl_engine *engine;
-    int fuse_fd;
-    int control_fd;
-    cxl_transport_settings settings;
-    turns turns;
-
-    atomic_bool stopping;
-    pthread_t relay;
-    bool relay_started;
-    uint8_t *message;             /* the relay's */
-    pthread_mutex_t workers_lock; /* of the workers' list */
-    pthread_cond_t worker_left;
-    cxl_worker *workers;
-
-    pthread_rwlock_t handles;     /* of the following */
-    handle **buckets;
-    uint64_t bucket_count;
-    uint64_t handle_count;
-
-    _Atomic uint64_t init_unique; /* of the INIT request under way */
-    _Atomic uint32_t kernel_flags; /* what it offers */
-    _Atomic uint32_t kernel_flags2;
-
-    _Atomic uint64_t reads, writes, read_bytes, write_bytes, call_count, forwarded, read_copies, spliced_reads,
-                     ahead_bytes;
-    _Atomic uint64_t ahead_serial;
-};
-
 static inline uint64_t monotonic_ns(void)
 {
     struct timespec now;
@@ -144,60 +52,163 @@ static inline uint64_t monotonic_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* ports.c */
-int ports_init(cxl_transport *t);
-void ports_free(cxl_transport *t);
+/* -------------------------------------------------------------------------- ports.c: open files */
+
+typedef struct ports ports;
+
+ports *ports_new(void);            /* NULL: no memory */
+void ports_free(ports *p);
+/* As cxl_handle_open, cxl_handle_close and cxl_handle_allow. */
+int handle_open(ports *p, uint64_t id, cxl_port *port, bool readable);
+void handle_close(ports *p, uint64_t id);
+void handle_allow(ports *p, uint64_t id, uint32_t pid);
 /* The port of a handle for reading, in use until port_drop, with its map in use; or NULL. */
-cxl_port *port_for_read(cxl_transport *t, uint64_t id, cxl_map **map);
-/* The same for a write by pid, counted as being copied until port_wrote; NULL: it must be a call. */
-cxl_port *port_for_write(cxl_transport *t, uint64_t id, uint32_t pid, cxl_map **map);
+cxl_port *port_for_read(ports *p, uint64_t id, cxl_map **map);
+/* The same for a write by pid, counted as being copied until port_wrote; NULL: it must be an upcall. */
+cxl_port *port_for_write(ports *p, uint64_t id, uint32_t pid, cxl_map **map);
 void port_wrote(cxl_port *port, bool any);
 void port_drop(cxl_port *port);
-/* The handle, which stays until handle_unlock, with its port's lock; NULL: it was closed. */
-handle *handle_lock(cxl_transport *t, uint64_t id);
-void handle_unlock(cxl_transport *t, handle *h);
+uint64_t port_inode(const cxl_port *port);
 
-/* ahead.c */
-/* How many bytes at the beginning of range are verified, for one answer by this handle. */
-uint64_t ahead_take(cxl_transport *t, uint64_t id, const extent_range *range);
-/* After an answer of count bytes: verify the same number behind them, until a read wants them. */
-void ahead_verify(cxl_worker *worker, cxl_map *map, const fuse_wire_read *in, uint64_t count);
+/* What the next read of a handle will want, verified already: ahead.c. How many bytes at the beginning of
+ * range are, for one answer. */
+uint64_t handle_take_ahead(ports *p, uint64_t id, const extent_range *range);
+/* A long read of count bytes at offset is answered. The number of the work on next, which follows, or 0:
+ * the read was none of a row, or nothing is left. */
+uint64_t handle_begin_ahead(ports *p, uint64_t id, uint64_t offset, uint64_t count, const extent_range *next);
+/* So many bytes of that work are done. False: somebody took them, or began anew. */
+bool handle_note_ahead(ports *p, uint64_t id, uint64_t serial, uint64_t done);
+
+/* ----------------------------------------------------------- turns.c: who reads the next request */
+
+typedef struct turns turns;
+
+/* A worker's own part. */
+typedef struct {
+    uint64_t began_ns;            /* to wait for a request */
+    bool active;                  /* it waits for a request, or serves one */
+    bool busy;                    /* it serves one */
+} turn;
+
+turns *turns_new(int fuse_fd, uint64_t poll_ns);
+void turns_free(turns *s);
+/* Let go of the workers that rest; nobody rests or polls from here on. */
+void turns_stop(turns *s);
+void turns_count(turns *s, uint32_t *active, uint32_t *busy);
+/* Return when it is this worker's turn to read a request, or all is to stop. */
+void turn_begin(turns *s, turn *own);
+void turn_took(turns *s, turn *own, const request *r);
+/* The request that it took, if any, is served. */
+void turn_end(turns *s, turn *own);
+/* Whether requests are taken without the caller, who serves one. */
+bool turn_others_wait(turns *s);
+/* It will not begin again for now. */
+void turn_leave(turns *s, turn *own);
+
+/* ---------------------------------------- upcalls.c: which worker goes with a request to the control plane */
+
+typedef struct upcalls upcalls;
+
+/* A worker's own part. */
+typedef struct {
+    bool under_way;
+    struct waiting *held;         /* what its upcall's arguments lie in, where it had to wait */
+} upcall_state;
+
+upcalls *upcalls_new(uint64_t waiting_bytes_max);
+void upcalls_free(upcalls *u);
+void upcalls_add_worker(upcalls *u);
+void upcalls_remove_worker(upcalls *u, upcall_state *own);
+/* True: the caller goes with it; false: it waits for another worker, and the caller serves on. */
+bool upcall_begin(upcalls *u, upcall_state *own, const cxl_upcall *upcall);
+/* The caller is back from its upcall, if it was with one. True: *out is the next one for it. */
+bool upcall_next(upcalls *u, upcall_state *own, cxl_upcall *out);
+uint64_t upcalls_waited(upcalls *u);
+
+/* ----------------------------------------- forward.c: requests for the other end of the socket, and answers */
+
+typedef struct forwarding forwarding;
+
+typedef struct {
+    int fuse_fd;
+    int control_fd;
+    uint32_t request_max;         /* what the kernel is told at INIT */
+    uint64_t waiting_bytes_max;
+} forwarding_settings;
+
+int forwarding_new(const forwarding_settings *settings, forwarding **out);
+void forwarding_free(forwarding *f);
+int forwarding_start(forwarding *f);
+/* A worker that waits for room in the socket, and is woken, gives its request up. */
+void forwarding_hurry(forwarding *f);
+/* End the thread that passes answers back; what waits is answered with EIO. Idempotent. */
+void forwarding_stop(forwarding *f);
+void forward(forwarding *f, request *r);
+uint64_t forwarding_count(forwarding *f, uint64_t *waited);
+/* The kernel lets files that bypass its page cache be mapped. */
+bool forwarding_direct_mapping(forwarding *f);
+
+/* --------------------------------------------------------------------- splice.c: long answers */
+
+typedef struct {
+    int ends[2];
+    size_t bytes;                 /* 0: there is none */
+    size_t longest, shortest;     /* answers that it is for */
+} answer_pipe;
+
+/* Make it as large as the longest answer needs, or as is permitted; or there is none. */
+void pipe_open(answer_pipe *p, size_t longest, size_t shortest);
+void pipe_close(answer_pipe *p);
+/* Answer with many bytes, which stay as they are meanwhile, as does header, a page of its own. False: they
+ * must be written instead. */
+bool pipe_reply(answer_pipe *p, int fuse_fd, fuse_wire_reply *header, const void *data, size_t length);
+
+/* -------------------------------------------------------------------- transport.c: what joins them */
+
+struct cxl_worker {
+    cxl_transport *transport;
+    cxl_worker *next;             /* transport.workers_lock */
+    pthread_t thread;             /* that serves just now, if any */
+    bool serving;                 /* transport.workers_lock */
+    uint8_t *buffer;
+    answer_pipe pipe;
+    turn turn;
+    upcall_state upcall;
+    uint64_t lease_inode;         /* to be told with the next upcall; 0: none */
+};
+
+struct cxl_transport {
+    cxl_engine *engine;
+    int fuse_fd;
+    cxl_transport_settings settings;
+    ports *ports;
+    turns *turns;
+    upcalls *upcalls;
+    forwarding *forwarding;
+
+    atomic_bool stopping;
+    pthread_mutex_t workers_lock; /* of the workers' list */
+    pthread_cond_t worker_left;
+    cxl_worker *workers;
+
+    _Atomic uint64_t reads, writes, read_bytes, write_bytes, upcall_count, read_copies, spliced_reads, ahead_bytes;
+};
+
+/* Nobody waits for an answer any more: the request was interrupted, or the mount is gone. */
+bool is_gone(int error);
+/* Write an answer to the kernel; that nobody waits for it any more is no error. */
+int reply(int fuse_fd, uint64_t unique, int error, const void *data, size_t length);
+/* The signal that ends a system call of a worker, or of the thread that passes answers back. */
+int wake_signal(void);
+/* Who was woken in the moment before such a call is woken again then. */
+struct timespec wake_again(void);
 
 /* io.c: false: the control plane must serve it. */
 bool serve_read(cxl_worker *worker, const request *r);
 /* *done: bytes that are in the file now; *error: -EREMOTEIO when a fence failed. */
 bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *error);
 
-/* forward.c */
-/* Pass a request to the other end of the socket. */
-void forward(cxl_transport *t, request *r);
-/* The thread that passes answers and notifications back. */
-void *relay_main(void *transport);
-
-/* splice.c */
-/* Make the worker's pipe, if that is possible: else there is none. */
-void splice_open(cxl_worker *worker);
-void splice_close(cxl_worker *worker);
-/* Answer with many bytes, which stay as they are meanwhile. False: they must be written instead. */
-bool splice_reply(cxl_worker *worker, uint64_t unique, const void *data, size_t length);
-
-/* turns.c */
-void turns_init(turns *s);
-void turns_free(turns *s);
-/* Let go of the workers that rest; after stopping was set. */
-void turns_stop(turns *s);
-void turns_count(turns *s, uint32_t *active, uint32_t *busy);
-/* Return when it is this worker's turn to read a request, or the transport is stopping. */
-void turn_begin(cxl_worker *worker);
-void turn_took(cxl_worker *worker, const request *r);
-/* The request that it took, if any, is served. */
-void turn_end(cxl_worker *worker);
-/* Whether requests are taken without the caller, who serves one. */
-bool turn_others_wait(turns *s);
-/* It will not begin again for now. */
-void turn_leave(cxl_worker *worker);
-
-/* transport.c: write an answer to the kernel; that nobody waits for it any more is no error. */
-int reply(cxl_transport *t, uint64_t unique, int error, const void *data, size_t length);
+/* ahead.c: after an answer of count bytes verify the same number behind them, until a read wants them. */
+void ahead_verify(cxl_worker *worker, cxl_map *map, const fuse_wire_read *in, uint64_t count);
 
 #endif

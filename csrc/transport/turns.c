@@ -20,8 +20,27 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
 
 #include "transport/transport.h"
+
+/* Who reads the next request. */
+struct turns {
+    int fuse_fd;
+    uint64_t poll_ns;
+    atomic_bool stopping;
+    pthread_mutex_t lock;         /* of the following */
+    pthread_cond_t rest;
+    pthread_cond_t look;
+    uint32_t active;              /* workers that wait for a request, or serve one */
+    uint32_t busy;                /* of these: serve one */
+    uint32_t client;              /* the thread whose request came last */
+    uint32_t in_a_row;            /* requests of that thread, none of them long */
+    uint64_t taken;               /* requests */
+    bool looking;                 /* one of those that rest sees to it that the active one is enough */
+    bool dozing;                  /* nothing happens, so it waits to be told */
+    bool polling_pays;
+};
 
 enum {
     LOOK_NS = 1000000,
@@ -41,8 +60,13 @@ static bool is_alone(const turns *s)
     return s->in_a_row >= ALONE_REQUESTS;
 }
 
-void turns_init(turns *s)
+turns *turns_new(int fuse_fd, uint64_t poll_ns)
 {
+    turns *s = cxl_allocate_zeroed(1, sizeof(*s));
+    if (s == NULL)
+        return NULL;
+    s->fuse_fd = fuse_fd;
+    s->poll_ns = poll_ns;
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -50,17 +74,22 @@ void turns_init(turns *s)
     pthread_cond_init(&s->rest, NULL);
     pthread_cond_init(&s->look, &attributes);
     pthread_condattr_destroy(&attributes);
+    return s;
 }
 
 void turns_free(turns *s)
 {
+    if (s == NULL)
+        return;
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->rest);
     pthread_cond_destroy(&s->look);
+    free(s);
 }
 
 void turns_stop(turns *s)
 {
+    atomic_store(&s->stopping, true);
     pthread_mutex_lock(&s->lock);
     pthread_cond_broadcast(&s->rest);
     pthread_cond_broadcast(&s->look);
@@ -98,10 +127,9 @@ static void look(turns *s)
 }
 
 /* With the lock: wait while the active ones are enough. Who comes back sends the next one to look. */
-static void rest(cxl_transport *t)
+static void rest(turns *s)
 {
-    turns *s = &t->turns;
-    while (is_alone(s) && s->active > 0 && !atomic_load(&t->stopping)) {
+    while (is_alone(s) && s->active > 0 && !atomic_load(&s->stopping)) {
         if (s->looking)
             pthread_cond_wait(&s->rest, &s->lock);
         else
@@ -113,38 +141,34 @@ static void rest(cxl_transport *t)
 
 /* --------------------------------------------------------------------------------------- turns */
 
-static bool is_request_waiting(const cxl_transport *t)
+static bool is_request_waiting(const turns *s)
 {
-    struct pollfd fuse = {.fd = t->fuse_fd, .events = POLLIN};
+    struct pollfd fuse = {.fd = s->fuse_fd, .events = POLLIN};
     return poll(&fuse, 1, 0) != 0;
 }
 
-void turn_begin(cxl_worker *worker)
+void turn_begin(turns *s, turn *own)
 {
-    cxl_transport *t = worker->transport;
-    turns *s = &t->turns;
     pthread_mutex_lock(&s->lock);
-    s->active -= worker->active;
+    s->active -= own->active;
     if (is_alone(s) && s->active > s->busy)
-        rest(t);
+        rest(s);
     s->active++;
-    worker->active = true;
+    own->active = true;
     bool polls = is_alone(s) && s->polling_pays;
     pthread_mutex_unlock(&s->lock);
-    worker->began_ns = monotonic_ns();
-    while (polls && !is_request_waiting(t))
-        polls = monotonic_ns() - worker->began_ns < t->settings.poll_ns && !atomic_load(&t->stopping);
+    own->began_ns = monotonic_ns();
+    while (polls && !is_request_waiting(s))
+        polls = monotonic_ns() - own->began_ns < s->poll_ns && !atomic_load(&s->stopping);
 }
 
-void turn_took(cxl_worker *worker, const request *r)
+void turn_took(turns *s, turn *own, const request *r)
 {
-    const cxl_transport *t = worker->transport;
-    turns *s = &worker->transport->turns;
-    uint64_t waited_ns = monotonic_ns() - worker->began_ns;
+    uint64_t waited_ns = monotonic_ns() - own->began_ns;
     uint32_t client = r->header->pid;  /* 0: the kernel asks for something that nobody waits for */
-    worker->busy = true;
+    own->busy = true;
     pthread_mutex_lock(&s->lock);
-    s->polling_pays = waited_ns < t->settings.poll_ns;
+    s->polling_pays = waited_ns < s->poll_ns;
     s->taken++;
     s->busy++;
     if (takes_long(r) || (client != 0 && client != s->client)) {
@@ -158,12 +182,11 @@ void turn_took(cxl_worker *worker, const request *r)
     pthread_mutex_unlock(&s->lock);
 }
 
-void turn_end(cxl_worker *worker)
+void turn_end(turns *s, turn *own)
 {
-    turns *s = &worker->transport->turns;
-    if (!worker->busy)
+    if (!own->busy)
         return;
-    worker->busy = false;
+    own->busy = false;
     pthread_mutex_lock(&s->lock);
     s->busy--;
     pthread_mutex_unlock(&s->lock);
@@ -176,13 +199,12 @@ bool turn_others_wait(turns *s)
     return active > busy;
 }
 
-void turn_leave(cxl_worker *worker)
+void turn_leave(turns *s, turn *own)
 {
-    turns *s = &worker->transport->turns;
-    turn_end(worker);
+    turn_end(s, own);
     pthread_mutex_lock(&s->lock);
-    s->active -= worker->active;
-    worker->active = false;
+    s->active -= own->active;
+    own->active = false;
     pthread_cond_signal(&s->look);
     pthread_mutex_unlock(&s->lock);
 }

@@ -35,17 +35,18 @@ _FLAGS = {
 _CLEARED_BY = {"suid": linux.MS_NOSUID, "dev": linux.MS_NODEV, "exec": linux.MS_NOEXEC}
 
 
-def attach(config: MountConfig) -> int:
-    """Mount on ``config.mountpoint``; returns the descriptor whose end is the end of the mount.
+def attach(config: MountConfig, *, read_bytes_max: int) -> int:
+    """Mount on ``config.mountpoint``; returns the descriptor whose end is the end of the mount. The
+    kernel will not read more than ``read_bytes_max`` with one request.
 
     Nobody answers yet. Raises MountError, FuseUnavailableError.
     """
     if os.geteuid() == 0:
-        return _attach_as_root(config)
-    return _attach_with_helper(config)
+        return _attach_as_root(config, read_bytes_max)
+    return _attach_with_helper(config, read_bytes_max)
 
 
-def _attach_as_root(config: MountConfig) -> int:
+def _attach_as_root(config: MountConfig, read_bytes_max: int) -> int:
     try:
         descriptor = os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -55,6 +56,7 @@ def _attach_as_root(config: MountConfig) -> int:
         "rootmode=40000",
         f"user_id={os.getuid()}",
         f"group_id={os.getgid()}",
+        f"max_read={read_bytes_max}",
     ]
     if checks_permissions(config, is_root=linux.is_root()):
         data.append("default_permissions")
@@ -76,14 +78,15 @@ def _attach_as_root(config: MountConfig) -> int:
     return descriptor
 
 
-def _attach_with_helper(config: MountConfig) -> int:
+def _attach_with_helper(config: MountConfig, read_bytes_max: int) -> int:
     helper = shutil.which("fusermount3")
     if helper is None:
         raise FuseUnavailableError(
             "mounting as an ordinary user needs fusermount3, which is not installed"
         )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    command = [helper, "-o", helper_options(config), "--", config.mountpoint]
+    options = f"{helper_options(config)},max_read={read_bytes_max}"
+    command = [helper, "-o", options, "--", config.mountpoint]
     with ours:
         with theirs:
             done = _run_helper(command, theirs)

@@ -35,8 +35,9 @@ from cxlfs.daemon.preflight import CONTAINER_STEP
 from cxlfs.daemon.verify_request import verify
 from cxlfs.errors import BusyError, CxlfsError, MountError
 from cxlfs.fuse import direct
-from cxlfs.fuse.data_plane import Workers
 from cxlfs.fuse.operations import Operations
+from cxlfs.fuse.request_sizes import request_sizes
+from cxlfs.fuse.workers import Workers
 from cxlfs.store import Store
 
 log = logging.getLogger(__name__)
@@ -117,17 +118,28 @@ def _mount(store: Store, config: MountConfig) -> _Connection:
         _init(operations, config, config.mountpoint, fuse_options(config, is_root=linux.is_root()))
         workers = None
     else:
-        workers = Workers(
-            store, attach(config), calls=direct.CALLS, busy_poll_us=config.busy_poll_us
-        )
-        try:
-            operations = Operations(store, data_plane=workers)
-            _init(operations, config, f"/dev/fd/{workers.serves_fd}", set(pyfuse3.default_options))
-        except BaseException:
-            workers.close()
-            raise
+        operations, workers = _mount_with_workers(store, config)
     store.on_event = operations.on_store_event
     return _Connection(operations, workers)
+
+
+def _mount_with_workers(store: Store, config: MountConfig) -> tuple[Operations, Workers]:
+    sizes = request_sizes()
+    workers = Workers(
+        store,
+        attach(config, read_bytes_max=sizes.read),
+        upcalls=direct.UPCALLS,
+        sizes=sizes,
+        busy_poll_us=config.busy_poll_us,
+    )
+    try:
+        operations = Operations(store, data_plane=workers)
+        _init(operations, config, f"/dev/fd/{workers.serves_fd}", set(pyfuse3.default_options))
+    except BaseException:
+        os.close(workers.serves_fd)  # which pyfuse3 closes only where it has begun to serve it
+        workers.close()
+        raise
+    return operations, workers
 
 
 def _init(operations: Operations, config: MountConfig, target: str, options: set[str]) -> None:
@@ -273,7 +285,7 @@ class _Server:
             with contextlib.suppress(trio.RunFinishedError):
                 token.run_sync_soon(ended.set)
 
-        workers.start(direct.Direct(self._operations, workers.transport), on_end)
+        workers.start(direct.Direct(self._operations, workers.transport).serve, on_end)
         await ended.wait()
         if errors:
             raise errors[0]

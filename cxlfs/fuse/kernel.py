@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from pathlib import Path
 
 from cxlfs.fuse.attributes import CACHE_SECONDS, IO_SIZE_BYTES, sectors_of
 from cxlfs.store.namespace import Attributes
@@ -114,12 +113,3 @@ def opened_reply(handle: int, *, direct: bool, keep_cache: bool) -> bytes:
 def names(arguments: memoryview, start: int) -> list[bytes]:
     """The names, each ended by a zero, from ``start`` on."""
     return bytes(arguments[start:]).split(b"\0")[:-1]
-
-
-def request_pages_max(proc_root: Path = Path("/proc")) -> int:
-    """How many pages one request of the kernel may carry (a limit since Linux 6.13; 256 before)."""
-    try:
-        limit = (proc_root / "sys" / "fs" / "fuse" / "max_pages_limit").read_text("ascii")
-        return int(limit)
-    except (OSError, ValueError):
-        return 256

@@ -277,11 +277,13 @@ class Requests:
         if writer is not None:
             file.note_writer(writer, self._processes.is_alive)
         self._content_changed(file)
+        if self.data_plane.writes_past_store and self._may_write_alone(handle, file):
+            self.data_plane.allow_writes(handle, tid)
+            self.store.files.lease_ahead(file.ino)
         return written
 
-    def may_write_alone(self, handle: int) -> bool:
+    def _may_write_alone(self, handle: int, file: OpenFile) -> bool:
         """Nobody here needs to know of further writes by the thread that wrote last."""
-        file = self.files.get(handle)
         return not self._concerned_by_writes(file) and self.store.files.may_write_alone(handle)
 
     def _may_begin_alone(self, handle: int) -> bool:

@@ -3,8 +3,8 @@
 Never: mounts, closes a descriptor, decides what a request means.
 
 Invariants
-- No byte of file data is handled here: a call's data is a view of the kernel's buffer.
-- Every call but CALL_LEASE is answered exactly once.
+- No byte of file data is handled here: an upcall's data is a view of the kernel's buffer.
+- Every upcall but UPCALL_LEASE is answered exactly once.
 - A transport keeps its engine alive; what was closed raises.
 """
 
@@ -25,12 +25,18 @@ if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
 
 
-CALL_LEASE = 0
-"""Opcode of a call that needs no answer: the file of ``inode`` will soon want another lease."""
+UPCALL_LEASE = 0
+"""Opcode of an upcall that needs no answer: the file of ``inode`` will soon want another lease."""
 
 
-class Call(NamedTuple):
-    """A request that the control plane must answer before its worker serves on.
+WAITING_BYTES_MAX = 64 << 20
+"""Of requests that wait for a worker or for the socket: dozens of large writes, as many small ones
+as there can be threads that wait for them.
+"""
+
+
+class Upcall(NamedTuple):
+    """A request that a worker's thread takes to the control plane, before it serves on.
 
     ``opcode``: of the FUSE protocol. ``pid``: the calling thread, 0 when the kernel itself asks.
     ``arguments``: what follows the header. ``done``: bytes of a WRITE that are already in the live
@@ -49,7 +55,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """To a call: an errno, or 0 and data."""
+    """To an upcall: an errno, or 0 and data."""
 
     unique: int
     error: int
@@ -60,17 +66,19 @@ _NO_ANSWER = Answer(0, 0, b"")
 
 
 class TransportStatistics(NamedTuple):
-    """Requests and bytes since the start; ``ahead_bytes``: of reads, verified before they were
-    asked for; ``direct_mapping``: the kernel lets files that bypass its page cache be mapped;
-    ``active_workers``: that do not rest just now, ``busy_workers``: of these, serve a request.
+    """Requests and bytes since the start; ``waited``: upcalls and forwarded requests that could not
+    go at once; ``ahead_bytes``: of reads, verified before they were asked for; ``direct_mapping``:
+    the kernel lets files that bypass its page cache be mapped; ``active_workers``: that do not rest
+    just now, ``busy_workers``: of these, serve a request.
     """
 
     reads: int
     writes: int
     read_bytes: int
     write_bytes: int
-    calls: int
+    upcalls: int
     forwarded: int
+    waited: int
     read_copies: int
     spliced_reads: int
     ahead_bytes: int
@@ -82,11 +90,14 @@ class TransportStatistics(NamedTuple):
 class Transport:
     """Serves READ and WRITE of ``fuse_fd`` in its workers, and passes the rest on.
 
-    ``control_fd``: an end of a SOCK_SEQPACKET pair. ``calls``: opcodes that become calls, beside
-    READ and WRITE that cannot be served. ``poll_ns``: how long a worker that serves alone looks for
-    the next request before it sleeps. ``splice_bytes_min``: reads from this size on are answered
-    through a pipe (0: none), which needs a descriptor that takes an answer in parts, as /dev/fuse
-    does. The descriptors stay the caller's, open until :meth:`close`.
+    ``control_fd``: an end of a SOCK_SEQPACKET pair. ``upcalls``: opcodes that become some, beside
+    READ and WRITE that cannot be served. ``request_bytes_max``: in whole pages, of which the kernel
+    is told; ``read_bytes_max``: what it reads at most, where that is less. ``poll_ns``: how long a
+    worker that serves alone looks for the next request before it sleeps. ``splice_bytes_min``:
+    reads from this size on are answered through a pipe (0: none), which needs a descriptor that
+    takes an answer in parts, as /dev/fuse does. ``waiting_bytes_max``: of upcalls that wait for a
+    worker, and of requests that wait for the socket. The descriptors stay the caller's, open until
+    :meth:`close`.
     """
 
     def __init__(
@@ -97,20 +108,24 @@ class Transport:
         control_fd: int,
         request_bytes_max: int,
         file_bytes_max: int,
-        calls: Iterable[int],
+        upcalls: Iterable[int],
         verify: bool,
         poll_ns: int = 0,
         splice_bytes_min: int = 0,
+        read_bytes_max: int | None = None,
+        waiting_bytes_max: int = WAITING_BYTES_MAX,
     ) -> None:
         self._transport: Any = None
         self._fuse_fd = fuse_fd
         self.engine = engine
         settings = {
             "file_size_max": file_bytes_max,
-            "calls": sum(1 << opcode for opcode in calls),
+            "upcalls": sum(1 << opcode for opcode in upcalls),
             "poll_ns": poll_ns,
             "splice_min": splice_bytes_min,
             "request_max": request_bytes_max,
+            "read_max": request_bytes_max if read_bytes_max is None else read_bytes_max,
+            "waiting_bytes_max": waiting_bytes_max,
             "verify": verify,
         }
         out = ffi.new("cxl_transport **")
@@ -137,7 +152,7 @@ class Transport:
     def stop(self) -> None:
         """No request is read afterwards: every :meth:`Worker.serve` returns. Idempotent.
 
-        The threads may still be busy with a call: they end before :meth:`close`.
+        The threads may still be busy with an upcall: they end before :meth:`close`.
         """
         if self._transport is not None:
             lib.cxl_transport_stop(self._transport)
@@ -154,14 +169,14 @@ class Transport:
     # ---------------------------------------------------------------------------------- answers
 
     def reply(self, unique: int, data: Buffer = b"") -> None:
-        """Answer a call at once. A requester who has gone away meanwhile is no error."""
+        """Answer an upcall at once. A requester who has gone away meanwhile is no error."""
         view = ffi.from_buffer(data)
         lib.cxl_transport_reply(self.handle, unique, 0, view, len(view))
 
     # ----------------------------------------------------------------------------------- handles
 
     def open_handle(self, handle: int, port: Port, *, readable: bool) -> None:
-        """The kernel knows ``port``'s file by this handle, too; reads need no call from here on."""
+        """The kernel knows ``port``'s file by this handle, too; reads need no upcall."""
         code = lib.cxl_handle_open(self.handle, handle, port.handle, readable)
         if code != 0:
             raise failure(code, f"open handle {handle}")
@@ -170,7 +185,7 @@ class Transport:
         lib.cxl_handle_close(self.handle, handle)
 
     def allow_writes(self, handle: int, pid: int) -> None:
-        """Writes by the thread ``pid`` need no call from here on, until the port is stopped."""
+        """Writes by the thread ``pid`` need no upcall from here on, until the port is stopped."""
         lib.cxl_handle_allow(self.handle, handle, pid)
 
     # --------------------------------------------------------------------------------- the rest
@@ -178,7 +193,7 @@ class Transport:
     def invalidate(self, inode: int, attributes_only: bool) -> None:  # noqa: FBT001  as pyfuse3's
         """Make the kernel forget what it caches of ``inode``. Raises OSError.
 
-        Waits for requests that are being served: not for the thread that serves calls. The
+        Waits for requests that are being served: not for the thread that serves upcalls. The
         descriptor stays open meanwhile; the transport may be closed.
         """
         code = lib.cxl_fuse_invalidate(self._fuse_fd, inode, attributes_only)
@@ -193,8 +208,9 @@ class Transport:
             out.writes,
             out.read_bytes,
             out.write_bytes,
-            out.calls,
+            out.upcalls,
             out.forwarded,
+            out.waited,
             out.read_copies,
             out.spliced_reads,
             out.ahead_bytes,
@@ -207,7 +223,7 @@ class Transport:
 class Worker:
     """Serves requests in the thread that calls :meth:`serve`; one thread at a time."""
 
-    __slots__ = ("_call", "_transport", "_worker")
+    __slots__ = ("_transport", "_upcall", "_worker")
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -216,35 +232,35 @@ class Worker:
         if code != 0:
             raise failure(code, "make a worker")
         self._worker = out[0]
-        self._call = ffi.new("cxl_call *")
+        self._upcall = ffi.new("cxl_upcall *")
 
-    def serve(self, answer: Answer | None = None) -> Call | None:
-        """Give the answer to the call before, if it is not given yet; then serve until there is
+    def serve(self, answer: Answer | None = None) -> Upcall | None:
+        """Give the answer to the upcall before, if it is not given yet; then serve until there is
         another one, or, with None, until stopped or unmounted.
 
         Both in one step, because giving up the interpreter's lock and waiting for it again costs
-        more than either. The call and its arguments are valid until the next :meth:`serve`. Raises
-        OSError when /dev/fuse fails.
+        more than either. The upcall and its arguments are valid until the next :meth:`serve`.
+        Raises OSError when /dev/fuse fails.
         """
         invariant(self._transport.handle, "a transport lives as long as its workers serve")
-        call = self._call
+        upcall = self._upcall
         unique, error, data = answer if answer is not None else _NO_ANSWER
         view = ffi.from_buffer(data)
-        code = lib.cxl_worker_serve(self._worker, unique, error, view, len(view), call)
+        code = lib.cxl_worker_serve(self._worker, unique, error, view, len(view), upcall)
         if code == 0:
             return None
         if code < 0:
             raise OSError(-code, os.strerror(-code))
-        return Call(
-            call.opcode,
-            call.unique,
-            call.inode,
-            call.uid,
-            call.gid,
-            call.pid,
-            memoryview(ffi.buffer(call.arguments, call.length)).toreadonly(),
-            call.done,
-            call.error == NOT_DURABLE,
+        return Upcall(
+            upcall.opcode,
+            upcall.unique,
+            upcall.inode,
+            upcall.uid,
+            upcall.gid,
+            upcall.pid,
+            memoryview(ffi.buffer(upcall.arguments, upcall.length)).toreadonly(),
+            upcall.done,
+            upcall.error == NOT_DURABLE,
         )
 
 
@@ -273,7 +289,7 @@ class Port:
         lib.cxl_port_set_map(self.handle, content.handle)
 
     def stop(self) -> int:
-        """Make every write a call from here on; returns as :meth:`written`.
+        """Make every write an upcall from here on; returns as :meth:`written`.
 
         Waits for writes that are being copied, which wait for nothing else.
         """

@@ -7,25 +7,30 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cxlfs.daemon import server
+from cxlfs.daemon.options import MountConfig, make_config
 from cxlfs.errors import MountError, OutOfMemoryError
-from cxlfs.fuse.data_plane import Workers
-from cxlfs.fuse.direct import CALLS, Direct
+from cxlfs.fuse.direct import UPCALLS, Direct
 from cxlfs.fuse.kernel import Opcode
 from cxlfs.fuse.operations import Operations
+from cxlfs.fuse.request_sizes import RequestSizes
 from cxlfs.fuse.requests import Caller
+from cxlfs.fuse.workers import Workers
 from cxlfs.media import MemoryMedia
 from cxlfs.native import FaultKind, set_fault
-from cxlfs.native.transport import Answer, Call
+from cxlfs.native.transport import Answer, Upcall
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
 from tests.support.fuse_socket import SECONDS_MAX, request
 
 ROOT = 1
 BY_ROOT = Caller(0, 0, 0)
+SIZES = RequestSizes(1 << 20, 1 << 20)
 
 
 class Plane:
@@ -35,13 +40,13 @@ class Plane:
         self.store = store
         self.kernel, fuse = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.kernel.settimeout(SECONDS_MAX)
-        self.workers = Workers(store, fuse.detach(), calls=CALLS, count=2)
+        self.workers = Workers(store, fuse.detach(), upcalls=UPCALLS, sizes=SIZES, count=2)
         self.operations = Operations(store, data_plane=self.workers)
         store.on_event = self.operations.on_store_event
         self.errors: list[MountError | None] = []
 
     def start(self, direct: Direct) -> None:
-        self.workers.start(direct, self.errors.append)
+        self.workers.start(direct.serve, self.errors.append)
 
 
 @contextlib.contextmanager
@@ -74,7 +79,7 @@ class Slow(Direct):
         super().__init__(*arguments)
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def serve(self, call: Call) -> Answer | None:
+    def serve(self, call: Upcall) -> Answer | None:
         self.begun.set()
         assert self.go_on.wait(SECONDS_MAX)
         return super().serve(call)
@@ -125,11 +130,45 @@ def test_an_open_without_memory_leaves_nothing(plane: Plane) -> None:
         assert failed == 2, "a port and a handle take memory"
 
 
+def test_a_mount_that_libfuse_refuses_closes_what_it_had(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, fuse = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def attach(_config: MountConfig, *, read_bytes_max: int) -> int:
+        assert read_bytes_max >= SIZES.read // 2
+        return fuse.detach()
+
+    def refuse(*_arguments: object) -> None:
+        raise RuntimeError("fuse_session_new() failed")
+
+    monkeypatch.setattr(server, "attach", attach)
+    monkeypatch.setattr(server.pyfuse3, "init", refuse)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(MountError, match="cannot mount"):
+        server._mount(plane.store, make_config("/source", "/mnt"))
+    assert kernel.recv(1) == b"", "the connection is closed"
+    assert len(list(Path("/proc/self/fd").iterdir())) == before - 1, "and nothing else is open"
+    kernel.close()
+
+
+def test_a_processor_that_is_alone_has_a_worker_for_data(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    kernel, fuse = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    workers = Workers(plane.store, fuse.detach(), upcalls=UPCALLS, sizes=SIZES)
+    assert workers.count == 2
+    workers.close()
+    os.close(workers.serves_fd)
+    kernel.close()
+
+
 def test_workers_that_cannot_be_made_close_what_was_theirs(plane: Plane) -> None:
     kernel, fuse = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     set_fault(FaultKind.ALLOCATE, 1)
     with pytest.raises(OutOfMemoryError):
-        Workers(plane.store, fuse.detach(), calls=CALLS)
+        Workers(plane.store, fuse.detach(), upcalls=UPCALLS, sizes=SIZES)
     set_fault(FaultKind.ALLOCATE, 0)
     assert kernel.recv(1) == b""
     kernel.close()

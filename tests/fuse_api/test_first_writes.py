@@ -75,17 +75,17 @@ class Caller:
 
     def write(self, inode: int, handle: int, offset: int, data: bytes) -> bool:
         """True: no call was needed."""
-        calls = self.calls
+        upcalls = self.upcalls
         self.ask(Opcode.WRITE, inode, kernel.WRITE.pack(handle, offset, len(data)) + data)
-        return self.calls == calls
+        return self.upcalls == upcalls
 
     def end(self, opcode: int, inode: int, handle: int) -> None:
         """FLUSH, FSYNC or RELEASE."""
         self.ask(opcode, inode, struct.pack("=Q16x", handle))
 
     @property
-    def calls(self) -> int:
-        return self.plane.workers.transport.statistics().calls
+    def upcalls(self) -> int:
+        return self.plane.workers.transport.statistics().upcalls
 
     def content(self, inode: int) -> bytes:
         """What is committed."""

@@ -215,7 +215,7 @@ from cxlfs.daemon.attach import attach
 from cxlfs.daemon.mount import make_config
 
 INIT, STATFS = 26, 17
-fuse = attach(make_config(sys.argv[1], sys.argv[2]))
+fuse = attach(make_config(sys.argv[1], sys.argv[2]), read_bytes_max=1 << 20)
 ask = (linux.answer_apart, (sys.argv[2],), {"seconds": 60})
 threading.Thread(target=ask[0], args=ask[1], kwargs=ask[2], daemon=True).start()
 while True:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import os
 import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from cxlfs.errors import InvariantError
-from cxlfs.native.transport import CALL_LEASE, Port
+from cxlfs.native.transport import UPCALL_LEASE, Port, Worker
 from tests.support.extents import Room, pattern, room
 from tests.support.fuse_socket import (
     BATCH_FORGET,
@@ -25,6 +28,7 @@ from tests.support.fuse_socket import (
     READER,
     REPLY,
     REQUEST_BYTES_MAX,
+    SECONDS_MAX,
     TID,
     WRITE,
     WRITER,
@@ -62,18 +66,18 @@ def test_an_allowed_writer_needs_no_call(fuse: FuseSocket) -> None:
     assert fuse.write(100, data) == (2, 0, written(len(data)))
     assert fuse.write(70_100, b"more").data == written(4)
     assert fuse.content.read(0, 1 << 20) == bytes(100) + data + b"more"
-    assert fuse.no_call()
+    assert fuse.no_upcall()
     counts = fuse.transport.statistics()
-    assert (counts.writes, counts.write_bytes, counts.calls) == (2, 70_004, 0)
+    assert (counts.writes, counts.write_bytes, counts.upcalls) == (2, 70_004, 0)
 
 
 @pytest.mark.parametrize(("handle", "pid"), [(WRITER, TID + 1), (WRITER, 0), (99, TID)])
 def test_who_is_not_known_makes_a_call(fuse: FuseSocket, handle: int, pid: int) -> None:
     assert fuse.write(5, b"data", handle=handle, pid=pid).error == errno.ENOSYS
-    call = fuse.call()
-    assert call[0] == WRITE
-    assert call.arguments == IN.pack(handle, 5, 4) + b"data"
-    assert (call.pid, call.done) == (pid, 0)
+    upcall = fuse.upcall()
+    assert upcall[0] == WRITE
+    assert upcall.arguments == IN.pack(handle, 5, 4) + b"data"
+    assert (upcall.pid, upcall.done) == (pid, 0)
     assert fuse.content.size == 0
 
 
@@ -81,11 +85,11 @@ def test_a_permission_ends_when_the_port_is_stopped(fuse: FuseSocket) -> None:
     fuse.write(0, b"one")
     fuse.port.stop()
     assert fuse.write(0, b"two").error == errno.ENOSYS
-    assert fuse.call().done == 0
+    assert fuse.upcall().done == 0
     assert fuse.content.read(0, 3) == b"one"
     fuse.transport.allow_writes(WRITER, TID)
     assert fuse.write(0, b"two").error == 0
-    assert fuse.no_call()
+    assert fuse.no_upcall()
 
 
 def test_each_of_many_threads_is_remembered_but_the_first(fuse: FuseSocket) -> None:
@@ -101,11 +105,11 @@ def test_a_used_up_lease_makes_a_call_with_what_is_done(place: Room) -> None:
     content = place.new_map(capacity=16_384)
     data = pattern(40_000, 2)
     with fuse_socket(place.engine, content) as fuse:
-        fuse.on_call = accept
+        fuse.on_upcall = accept
         assert fuse.write(0, data).data == written(16_384)
-        call = fuse.call()
-        assert (call.opcode, call.done) == (WRITE, 16_384)
-        assert call.arguments[IN.size :] == data
+        upcall = fuse.upcall()
+        assert (upcall.opcode, upcall.done) == (WRITE, 16_384)
+        assert upcall.arguments[IN.size :] == data
         assert content.read(0, 1 << 20) == data[:16_384]
 
 
@@ -115,29 +119,29 @@ def test_the_next_lease_takes_over_in_mid_write(place: Room) -> None:
     data = pattern(40_000, 3)
     with fuse_socket(place.engine, content) as fuse:
         assert fuse.write(0, data).data == written(len(data))
-        assert fuse.no_call() or fuse.call().opcode == CALL_LEASE
+        assert fuse.no_upcall() or fuse.upcall().opcode == UPCALL_LEASE
         assert content.read(0, 1 << 20) == data
 
 
 def test_a_lease_is_asked_for_in_time(fuse: FuseSocket) -> None:
     fuse.write(0, bytes(90_000))
-    assert fuse.no_call()
+    assert fuse.no_upcall()
     fuse.write(0, bytes(20_000))
-    assert fuse.call().opcode == CALL_LEASE
+    assert fuse.upcall().opcode == UPCALL_LEASE
 
 
 def test_no_file_grows_beyond_its_limit(fuse: FuseSocket) -> None:
     fuse.write(0, b"x")
     for offset, size in ((FILE_BYTES_MAX, 1), (FILE_BYTES_MAX - 3, 4), (2**64 - 2, 4)):
         assert fuse.write(offset, bytes(size)).error == errno.ENOSYS
-        assert fuse.call().done == 0
+        assert fuse.upcall().done == 0
     assert fuse.content.size == 1
 
 
 def test_a_write_that_contradicts_itself_is_a_call(fuse: FuseSocket) -> None:
     for size in (0, 3, 5, 2**32 - 1):
         assert fuse.ask(WRITE, IN.pack(WRITER, 0, size) + b"data").error == errno.ENOSYS
-        assert fuse.call().opcode == WRITE
+        assert fuse.upcall().opcode == WRITE
     assert fuse.ask(WRITE, IN.pack(WRITER, 0, 0)).error == errno.ENOSYS
     assert fuse.content.size == 0
 
@@ -171,7 +175,7 @@ def test_reads_of_one_piece_several_pieces_and_holes(fuse: FuseSocket) -> None:
     for offset, size in ((0, 70_003), (19_999, 10_002), (45_000, 25_002), (60_000, 100)):
         assert fuse.read(offset, size).data == expected[offset : offset + size]
     assert fuse.transport.statistics().read_copies == before + 4
-    assert fuse.no_call()
+    assert fuse.no_upcall()
 
 
 def test_reads_at_and_behind_the_end_of_file(fuse: FuseSocket) -> None:
@@ -181,13 +185,13 @@ def test_reads_at_and_behind_the_end_of_file(fuse: FuseSocket) -> None:
     assert fuse.read(2**63, 100).data == b""
     assert fuse.read(2**64 - 1, 100).data == b""
     assert fuse.read(0, 0).data == b""
-    assert fuse.no_call()
+    assert fuse.no_upcall()
 
 
 @pytest.mark.parametrize("handle", [WRITER, 99, 2**64 - 1])
 def test_who_may_not_read_makes_a_call(fuse: FuseSocket, handle: int) -> None:
     assert fuse.read(0, 10, handle=handle).error == errno.ENOSYS
-    assert fuse.call().opcode == READ
+    assert fuse.upcall().opcode == READ
 
 
 def test_a_read_that_is_too_large_or_too_short_is_a_call(fuse: FuseSocket) -> None:
@@ -196,7 +200,7 @@ def test_a_read_that_is_too_large_or_too_short_is_a_call(fuse: FuseSocket) -> No
     assert fuse.read(0, 2**32 - 1).error == errno.ENOSYS
     assert fuse.ask(READ, IN.pack(READER, 0, 5)[:-1]).error == errno.ENOSYS
     assert fuse.ask(READ).error == errno.ENOSYS
-    assert [fuse.call().opcode for _ in range(4)] == [READ] * 4
+    assert [fuse.upcall().opcode for _ in range(4)] == [READ] * 4
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -210,7 +214,7 @@ def test_damage_is_never_delivered_where_it_is_looked_for(place: Room, verify: b
         answer = fuse.read(66_000, 10_000)
         if verify:
             assert answer.error == errno.ENOSYS
-            assert fuse.call().opcode == READ
+            assert fuse.upcall().opcode == READ
             assert fuse.read(0, 1 << 16).data == data[: 1 << 16], "another chunk"
         else:
             assert len(answer.data) == 10_000
@@ -221,9 +225,9 @@ def test_damage_is_never_delivered_where_it_is_looked_for(place: Room, verify: b
 
 def test_chosen_opcodes_become_calls_and_others_are_passed_on(place: Room) -> None:
     content = place.new_map()
-    with fuse_socket(place.engine, content, calls=[GETATTR, FORGET]) as fuse:
+    with fuse_socket(place.engine, content, upcalls=[GETATTR, FORGET]) as fuse:
         assert fuse.ask(GETATTR, b"arguments").error == errno.ENOSYS
-        assert fuse.call().arguments == b"arguments"
+        assert fuse.upcall().arguments == b"arguments"
         unique = fuse.send(STATFS, b"arguments")
         message = fuse.served.recv(1 << 20)
         assert HEADER.unpack_from(message)[:3] == (len(message), STATFS, unique)
@@ -329,6 +333,60 @@ def test_stop_ends_workers_that_wait(place: Room) -> None:
         fuse.send(READ, IN.pack(READER, 0, 4))
         assert fuse._fuse.recv(1 << 20, 0)[HEADER.size :] == IN.pack(READER, 0, 4)
         fuse.transport.stop()
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_ushort),
+        ("if_true", ctypes.c_ubyte),
+        ("if_false", ctypes.c_ubyte),
+        ("k", ctypes.c_uint),
+    )
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filters", ctypes.POINTER(_Filter)))
+
+
+READ_CALL = {"x86_64": 0, "aarch64": 63}
+
+
+def fail_reads_of(descriptor: int, number: int) -> None:
+    """In this thread, for good: read(2) of the descriptor fails. See seccomp(2)."""
+    load, equal, end = 0x20, 0x15, 0x06
+    number_at, first_argument_at = 0, 16
+    allow, fail = 0x7FFF0000, 0x00050000 | number
+    filters = (_Filter * 6)(
+        _Filter(load, 0, 0, number_at),
+        _Filter(equal, 0, 2, READ_CALL[os.uname().machine]),
+        _Filter(load, 0, 0, first_argument_at),
+        _Filter(equal, 1, 0, descriptor),
+        _Filter(end, 0, 0, allow),
+        _Filter(end, 0, 0, fail),
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0
+    program = _Program(len(filters), filters)
+    done = libc.prctl(set_seccomp, filter_mode, ctypes.byref(program), 0, 0)
+    assert done == 0, os.strerror(ctypes.get_errno())
+
+
+@pytest.mark.skipif(os.uname().machine not in READ_CALL, reason="number of read(2) not known")
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.ECONNABORTED])
+def test_a_mount_that_goes_while_a_request_is_read_is_no_error(place: Room, number: int) -> None:
+    """ECONNABORTED comes where the kernel was copying the request: many files closed at the end."""
+    found: list[object] = []
+    with fuse_socket(place.engine, place.new_map(), workers=0) as fuse:
+
+        def serve() -> None:
+            fail_reads_of(fuse._fuse.fileno(), number)
+            found.append(Worker(fuse.transport).serve())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        thread.join(SECONDS_MAX)
+    assert found == [None]
 
 
 def test_a_broken_connection_is_an_error(place: Room) -> None:

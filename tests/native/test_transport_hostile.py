@@ -13,7 +13,7 @@ import pytest
 
 from cxlfs.errors import InvariantError, OutOfMemoryError
 from cxlfs.native import FaultKind, fault_count, set_fault
-from cxlfs.native.transport import CALL_LEASE, Answer, Port, Worker
+from cxlfs.native.transport import UPCALL_LEASE, Answer, Port, Worker
 from tests.support.extents import nothing_held, pattern, room, seeds
 from tests.support.fuse_socket import (
     HEADER,
@@ -74,8 +74,8 @@ def test_every_request_that_wants_an_answer_gets_one(seed: int) -> None:
     with room() as place:
         content = place.new_map(capacity=200_000)
         place.write(content, 0, pattern(100_000, seed))
-        calls = rng.sample(range(64), 20)
-        with fuse_socket(place.engine, content, calls=calls, workers=2) as fuse:
+        upcalls = rng.sample(range(64), 20)
+        with fuse_socket(place.engine, content, upcalls=upcalls, workers=2) as fuse:
             other = threading.Thread(target=echo, args=(fuse,))
             other.start()
             for _ in range(1500):
@@ -152,14 +152,14 @@ def test_a_content_is_replaced_under_its_readers() -> None:
             swapper.join()
             assert len(seen) > 1
             assert fuse.read(0, 10).data == bytes([8]) * 10
-            assert fuse.no_call()
+            assert fuse.no_upcall()
         contents[7].close()
         assert nothing_held(place.engine)
 
 
 def test_nothing_is_written_between_a_stop_and_a_permission() -> None:
-    """A stop returns when the writes under way have ended: what comes then is a call, and finds the
-    content as the stop left it.
+    """A stop returns when the writes under way have ended: what comes then is an upcall, and finds
+    the content as the stop left it.
     """
     with room(segments=300) as place:
         content = place.new_map(capacity=place.segment_bytes - 4096)
@@ -168,17 +168,17 @@ def test_nothing_is_written_between_a_stop_and_a_permission() -> None:
             left_by_stop = [-1]
             asked = threading.Event()
 
-            def finish(call: Kept) -> Answer:
+            def finish(upcall: Kept) -> Answer:
                 now = place.engine.statistics().bytes_written
-                changed.append(now - left_by_stop[0] - call.done)
+                changed.append(now - left_by_stop[0] - upcall.done)
                 asked.set()
-                return accept(call)
+                return accept(upcall)
 
             def push() -> None:
                 while not done.is_set():
                     fuse.write(0, bytes(100_000))
 
-            fuse.on_call = finish
+            fuse.on_upcall = finish
             done = threading.Event()
             pusher = threading.Thread(target=push)
             pusher.start()
@@ -194,8 +194,8 @@ def test_nothing_is_written_between_a_stop_and_a_permission() -> None:
                 fuse.transport.allow_writes(WRITER, TID)
             done.set()
             pusher.join()
-            while not fuse.no_call():
-                assert fuse.call().opcode in (WRITE, CALL_LEASE)
+            while not fuse.no_upcall():
+                assert fuse.upcall().opcode in (WRITE, UPCALL_LEASE)
             assert len(changed) >= 150
         content.close()
 
@@ -273,9 +273,9 @@ def test_a_write_without_memory_is_a_call() -> None:
                 answer = fuse.write(nth * 5000, data)
                 set_fault(FaultKind.ALLOCATE, 0)
                 if answer.error:
-                    assert fuse.call().done == 0
+                    assert fuse.upcall().done == 0
                     assert fuse.write(nth * 5000, data).error == 0
                 assert fuse.read(nth * 5000, 100).data == data
-            assert fuse.no_call()
+            assert fuse.no_upcall()
         content.close()
         assert nothing_held(place.engine)

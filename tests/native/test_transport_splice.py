@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import resource
 from collections.abc import Iterator
@@ -10,14 +12,18 @@ from pathlib import Path
 import pytest
 
 from cxlfs import native
+from cxlfs.fuse.request_sizes import answer_bytes_max, pipe_bytes_max
 from cxlfs.native import FaultKind
 from tests.support.extents import Room, pattern, room
 from tests.support.fuse_socket import FuseSocket, fuse_socket
 
 LEAST = 64 << 10
 REQUEST_BYTES_MAX = 1 << 20
+LONGEST = answer_bytes_max(REQUEST_BYTES_MAX, pipe_bytes_max(REQUEST_BYTES_MAX + (2 << 12)))
+"""Without CAP_SYS_RESOURCE, as in a container, pipes have 1 MiB."""
 DATA = pattern(3 << 20, 1)
 NOBODY = 65534
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture
@@ -57,7 +63,8 @@ def check(fuse: FuseSocket, offset: int, size: int) -> None:
 
 
 def test_long_answers_go_through_the_pipe(fuse: FuseSocket) -> None:
-    for size in (LEAST, LEAST + 1, 200_001, REQUEST_BYTES_MAX):
+    assert LONGEST in (REQUEST_BYTES_MAX, REQUEST_BYTES_MAX // 2)
+    for size in (LEAST, LEAST + 1, 200_001, LONGEST):
         for offset in (0, 1, 4095, 4096, 123_457):
             before = spliced(fuse)
             check(fuse, offset, size)
@@ -136,13 +143,43 @@ def test_a_pipe_that_is_too_small_takes_what_fits() -> None:
         os.seteuid(user)
 
 
+def test_without_room_for_pipes_answers_are_written(place: Room) -> None:
+    """A user whose pipes have all the pages that fs.pipe-user-pages-soft grants gets tiny ones."""
+    granted = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text("ascii"))
+    user = os.geteuid()
+    ends: list[int] = []
+    if user == 0:
+        os.seteuid(NOBODY)
+    try:
+        while (granted > 0 and not ends) or fcntl.fcntl(
+            ends[-1], fcntl.F_GETPIPE_SZ
+        ) > PAGE_BYTES * 2:
+            ends += os.pipe()
+            with contextlib.suppress(PermissionError):
+                granted -= fcntl.fcntl(ends[-1], fcntl.F_SETPIPE_SZ, 1 << 20) // PAGE_BYTES
+        with fuse_socket(
+            place.engine,
+            place.new_map(capacity=8 << 20),
+            request_bytes_max=REQUEST_BYTES_MAX,
+            splice_bytes_min=LEAST,
+        ) as fuse:
+            fill(fuse)
+            check(fuse, 0, REQUEST_BYTES_MAX)
+            check(fuse, 5, LEAST)
+            assert spliced(fuse) == 0
+    finally:
+        os.seteuid(user)
+        for end in ends:
+            os.close(end)
+
+
 def test_a_worker_closes_its_pipe(place: Room) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
     before = descriptors()
     content = place.new_map(capacity=8 << 20)
-    for splice_bytes_min, more in ((0, 4), (LEAST, 4 + 2 * 3)):
+    for splice_bytes_min, more in ((0, 5), (LEAST, 5 + 2 * 3)):
         with fuse_socket(place.engine, content, workers=3, splice_bytes_min=splice_bytes_min):
             assert descriptors() == before + more
         assert descriptors() == before

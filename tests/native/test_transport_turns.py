@@ -27,7 +27,7 @@ from tests.support.mount import wait_until
 
 WORKERS = 3
 CALL = 9
-"""Opcode of a request that becomes a call."""
+"""Opcode of a request that becomes an upcall."""
 REQUESTS_MAX = 200
 LONG_BYTES = 512 << 10
 
@@ -39,7 +39,7 @@ def fuse(request: pytest.FixtureRequest) -> Iterator[FuseSocket]:
         with fuse_socket(
             place.engine,
             content,
-            calls=[CALL],
+            upcalls=[CALL],
             workers=WORKERS,
             poll_ns=request.param,
             request_bytes_max=LONG_BYTES,
@@ -80,11 +80,11 @@ def take_long(fuse: FuseSocket) -> None:
     """A call that ends after many other requests."""
     over = threading.Event()
 
-    def wait(call: Kept) -> transport.Answer | None:
+    def wait(upcall: Kept) -> transport.Answer | None:
         assert over.wait(SECONDS_MAX)
-        return refuse(call)
+        return refuse(upcall)
 
-    fuse.on_call = wait
+    fuse.on_upcall = wait
     try:
         slow = fuse.send(CALL)
         for _ in range(REQUESTS_MAX):
@@ -137,10 +137,10 @@ def test_nobody_waits_for_a_call_that_takes_long(fuse: FuseSocket) -> None:
 def test_nobody_waits_for_a_worker_that_is_gone(fuse: FuseSocket) -> None:
     leave_alone(fuse)
 
-    def fail(call: Kept) -> transport.Answer | None:
-        raise InterruptedError(call.opcode)
+    def fail(upcall: Kept) -> transport.Answer | None:
+        raise InterruptedError(upcall.opcode)
 
-    fuse.on_call = fail
+    fuse.on_upcall = fail
     fuse.send(CALL)
     for _ in range(REQUESTS_MAX):
         read(fuse)

@@ -32,7 +32,7 @@ static uint8_t noise[4 * REGION];   /* never 0 */
 
 /* ----------------------------------------------------------------------------------- the daemon's side */
 
-static void finish_write(connection *c, const cxl_call *call, file *f)
+static void finish_write(connection *c, const cxl_upcall *call, file *f)
 {
     const fuse_wire_write *in = (const void *)call->arguments;
     const uint8_t *bytes = call->arguments + sizeof(*in);
@@ -64,12 +64,12 @@ static void lease_ahead(file *f)
         CHECK(cxl_engine_close_lease(engine, id, &place, &length) == 0, "a spare lease cannot be closed");
 }
 
-static void serve_call(connection *c, const cxl_call *call)
+static void serve_call(connection *c, const cxl_upcall *call)
 {
-    CHECK(call->opcode == CXL_CALL_LEASE || call->opcode == FUSE_WIRE_WRITE, "a call for %u", call->opcode);
+    CHECK(call->opcode == CXL_UPCALL_LEASE || call->opcode == FUSE_WIRE_WRITE, "a call for %u", call->opcode);
     pthread_mutex_lock(&store);
     file *f = &files[call->inode];
-    if (call->opcode == CXL_CALL_LEASE)
+    if (call->opcode == CXL_UPCALL_LEASE)
         lease_ahead(f);
     else
         finish_write(c, call, f);
@@ -84,7 +84,7 @@ typedef struct {
 static void *worker_main(void *argument)
 {
     work job = *(work *)argument;
-    cxl_call call = {.unique = 0};
+    cxl_upcall call = {.unique = 0};
     fuse_wire_write_reply answer = {.size = 0};
     int result;
     free(argument);
@@ -243,7 +243,8 @@ static void connect_all(connection *c)
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0, "no sockets");
     c->control = pair[0], c->served = pair[1];
     const cxl_transport_settings settings = {
-        .request_max = REQUEST_MAX, .file_size_max = FILE_BYTES, .verify = 1, .poll_ns = POLL_NS,
+        .request_max = REQUEST_MAX, .read_max = REQUEST_MAX, .file_size_max = FILE_BYTES, .verify = 1,
+        .poll_ns = POLL_NS, .waiting_bytes_max = WAITING_MAX,
     };
     CHECK(cxl_transport_new(engine, c->fuse, c->control, &settings, &c->transport) == 0, "new");
     for (uint64_t i = 0; i < FILES; i++) {

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from cxlfs.native import transport
 from cxlfs.native.extents import Engine, FileMap
-from cxlfs.native.transport import CALL_LEASE, Call, Port, Transport, Worker
+from cxlfs.native.transport import UPCALL_LEASE, Port, Transport, Upcall, Worker
 
 FORGET, READ, WRITE, INIT, READDIR, INTERRUPT = 2, 15, 16, 26, 28, 36
 NOTIFY_REPLY, BATCH_FORGET = 41, 42
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A call, with bytes of its own."""
+    """A upcall, with bytes of its own."""
 
     opcode: int
     unique: int
@@ -61,22 +61,22 @@ def request(
     return HEADER.pack(HEADER.size + len(body), opcode, unique, inode, uid, 0, pid, 0) + body
 
 
-def refuse(call: Kept) -> transport.Answer | None:
+def refuse(upcall: Kept) -> transport.Answer | None:
     """Give the answer that nobody else gives."""
-    if call.opcode in UNANSWERED:
+    if upcall.opcode in UNANSWERED:
         return None
-    return transport.Answer(call.unique, errno.ENOSYS, b"")
+    return transport.Answer(upcall.unique, errno.ENOSYS, b"")
 
 
-def accept(call: Kept) -> transport.Answer:
-    """A write is as long as it was when it became a call."""
-    return transport.Answer(call.unique, 0, struct.pack("=II", call.done, 0))
+def accept(upcall: Kept) -> transport.Answer:
+    """A write is as long as it was when it became an upcall."""
+    return transport.Answer(upcall.unique, 0, struct.pack("=II", upcall.done, 0))
 
 
 class FuseSocket:
     """A transport whose workers serve one file, and both of its other ends.
 
-    A call is kept in ``calls`` and goes to ``on_call``, in the thread of its worker.
+    A upcall is kept in ``calls`` and goes to ``on_upcall``, in the thread of its worker.
     """
 
     def __init__(
@@ -84,11 +84,12 @@ class FuseSocket:
         engine: Engine,
         content: FileMap,
         *,
-        calls: Iterable[int] = (),
+        upcalls: Iterable[int] = (),
         verify: bool = True,
         poll_ns: int = 0,
         request_bytes_max: int = REQUEST_BYTES_MAX,
         splice_bytes_min: int = 0,
+        waiting_bytes_max: int = transport.WAITING_BYTES_MAX,
     ) -> None:
         self.engine, self.content = engine, content
         self._stream = splice_bytes_min > 0
@@ -106,10 +107,11 @@ class FuseSocket:
                 control_fd=self._control.fileno(),
                 request_bytes_max=request_bytes_max,
                 file_bytes_max=FILE_BYTES_MAX,
-                calls=calls,
+                upcalls=upcalls,
                 verify=verify,
                 poll_ns=poll_ns,
                 splice_bytes_min=splice_bytes_min,
+                waiting_bytes_max=waiting_bytes_max,
             )
             undo.callback(self.transport.close)
             self.port = Port(INO, content)
@@ -117,8 +119,8 @@ class FuseSocket:
             self.transport.open_handle(READER, self.port, readable=True)
             self.transport.open_handle(WRITER, self.port, readable=False)
             undo.pop_all()
-        self.calls: queue.Queue[Kept] = queue.Queue()
-        self.on_call: Callable[[Kept], transport.Answer | None] = refuse
+        self.upcalls: queue.Queue[Kept] = queue.Queue()
+        self.on_upcall: Callable[[Kept], transport.Answer | None] = refuse
         self.errors: list[Exception] = []
         self.uniques = itertools.count(2, 2)
         self._threads: list[threading.Thread] = []
@@ -133,17 +135,19 @@ class FuseSocket:
     def _serve(self, worker: Worker) -> None:
         try:
             answer = None
-            while (call := worker.serve(answer)) is not None:
-                kept = Kept(call.opcode, call.unique, call.pid, bytes(call.arguments), call.done)
-                self._check(call)
-                self.calls.put(kept)
-                answer = self.on_call(kept) if kept.opcode != CALL_LEASE else None
+            while (upcall := worker.serve(answer)) is not None:
+                kept = Kept(
+                    upcall.opcode, upcall.unique, upcall.pid, bytes(upcall.arguments), upcall.done
+                )
+                self._check(upcall)
+                self.upcalls.put(kept)
+                answer = self.on_upcall(kept) if kept.opcode != UPCALL_LEASE else None
         except Exception as error:  # noqa: BLE001  the test looks at them
             self.errors.append(error)
 
-    def _check(self, call: Call) -> None:
-        assert call.opcode == CALL_LEASE or call.inode == INO
-        assert not call.not_durable
+    def _check(self, upcall: Upcall) -> None:
+        assert upcall.opcode == UPCALL_LEASE or upcall.inode == INO
+        assert not upcall.not_durable
 
     def take_errors(self) -> list[Exception]:
         """Those so far, which were to be expected."""
@@ -194,12 +198,12 @@ class FuseSocket:
     def write(self, offset: int, data: bytes, *, handle: int = WRITER, pid: int = TID) -> Answer:
         return self.ask(WRITE, IN.pack(handle, offset, len(data)) + data, pid=pid)
 
-    def call(self) -> Kept:
-        """The next call."""
-        return self.calls.get(timeout=SECONDS_MAX)
+    def upcall(self) -> Kept:
+        """The next upcall."""
+        return self.upcalls.get(timeout=SECONDS_MAX)
 
-    def no_call(self) -> bool:
-        return self.calls.empty()
+    def no_upcall(self) -> bool:
+        return self.upcalls.empty()
 
 
 @contextlib.contextmanager
@@ -207,22 +211,24 @@ def fuse_socket(
     engine: Engine,
     content: FileMap,
     *,
-    calls: Iterable[int] = (),
+    upcalls: Iterable[int] = (),
     verify: bool = True,
     workers: int = 1,
     poll_ns: int = 0,
     request_bytes_max: int = REQUEST_BYTES_MAX,
     splice_bytes_min: int = 0,
+    waiting_bytes_max: int = transport.WAITING_BYTES_MAX,
 ) -> Iterator[FuseSocket]:
     """Started; the writer's thread TID may write without calls."""
     made = FuseSocket(
         engine,
         content,
-        calls=calls,
+        upcalls=upcalls,
         verify=verify,
         poll_ns=poll_ns,
         request_bytes_max=request_bytes_max,
         splice_bytes_min=splice_bytes_min,
+        waiting_bytes_max=waiting_bytes_max,
     )
     try:
         made.start(workers)
