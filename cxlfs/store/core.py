@@ -68,8 +68,10 @@ class DirectoryEntry(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class _DirectoryHandle:
+    """``end``: the first cookie that does not belong to the listing any more; 0: none was begun."""
+
     inode: Inode
-    names: list[tuple[bytes, int]] | None = None
+    end: int = 0
 
 
 def format_store(
@@ -355,19 +357,19 @@ class Store:
     def read_directory(self, handle: int, cookie: int) -> Iterator[DirectoryEntry]:
         """Entries behind ``cookie``; 0 begins anew with what is there now.
 
-        Names removed since are left out; names made since appear in the next listing.
+        Names removed since are left out; names made since appear in the next listing, so that a
+        reader who renames what it finds comes to an end.
         """
-        listing = self._directories.get(handle)
-        if listing is None:
+        opened = self._directories.get(handle)
+        if opened is None:
             raise BadHandleError(f"no open directory {handle}")
-        entries = listing.inode.entries or {}
-        if cookie == 0 or listing.names is None:
-            listing.names = list(entries.items())
-        for position in range(cookie, len(listing.names)):
-            name, ino = listing.names[position]
-            if entries.get(name) == ino:
-                kind = self.namespace.inodes[ino].kind
-                yield DirectoryEntry(name, ino, kind, position + 1)
+        names = opened.inode.ordered_names
+        if cookie == 0 or opened.end == 0:
+            opened.end = names.end
+        for place, name in names.after(cookie, opened.end):
+            inode = self.namespace.find(opened.inode.ino, name)
+            if inode is not None:
+                yield DirectoryEntry(name, inode.ino, inode.kind, place)
 
     def release_directory(self, handle: int) -> None:
         listing = self._directories.pop(handle, None)

@@ -29,6 +29,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import layout
 from cxlfs.format.operations import InodeOperation
+from cxlfs.store.listing import Listing
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class Inode:
         "ino",
         "kind",
         "links",  # names that mean this inode
+        "listing",  # directories that were read: the order of their names, else None
         "live",  # files: FileMap, else None
         "mode",
         "mtime_ns",
@@ -176,6 +178,7 @@ class Inode:
         self.parent = 0
         self.name = b""
         self.entries: dict[bytes, int] | None = {} if kind is _DIRECTORY else None
+        self.listing: Listing | None = None
         self.target = b""
         self.xattrs: dict[bytes, bytes] | None = None
         self.live: FileMap | None = None
@@ -186,6 +189,13 @@ class Inode:
         self.first_writer: Writer | None = None
         self.uncommitted = False
         self.damaged = False
+
+    @property
+    def ordered_names(self) -> Listing:
+        """The order of a directory's names, from now on kept."""
+        if self.listing is None:
+            self.listing = Listing(entries_of(self))
+        return self.listing
 
     @property
     def is_directory(self) -> bool:
@@ -384,6 +394,8 @@ class Namespace:
         inode = self.get(ino)
         entries = entries_of(directory)
         replaced = self.unlink(parent, name) if name in entries else None
+        if directory.listing is not None:
+            directory.listing.add(name)
         entries[name] = ino
         self.name_bytes += len(name)
         self.string_items += 1
@@ -400,6 +412,8 @@ class Namespace:
         ino = entries_of(directory).pop(name, None)
         if ino is None:
             raise NotFoundError("no such name")
+        if directory.listing is not None:
+            directory.listing.remove(name)
         inode = self.inodes[ino]
         inode.links -= 1
         self.name_bytes -= len(name)
