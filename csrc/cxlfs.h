@@ -158,6 +158,11 @@ typedef struct {
 } cxl_span;
 
 typedef struct {
+    uint64_t start;
+    uint64_t end;
+} cxl_range;
+
+typedef struct {
     uint64_t extents;        /* extents known */
     uint64_t refs;           /* references in all maps */
     uint64_t crcs;           /* checksums kept */
@@ -220,6 +225,13 @@ int cxl_map_wants_lease(cxl_map *map);
 
 /* Empty, size 0, dirty from 0: its delta is all of it. */
 int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out);
+/* Promise room to ranges of the map (sorted, apart), instead of those before: as many blocks of 4096 bytes as
+ * their holes would fill. -ENOMEM changes nothing. */
+int cxl_map_promise(cxl_map *map, const cxl_range *ranges, uint64_t count);
+/* Bytes promised to the map and not written yet; *inside: not 0 when some of them lie in [offset, +length). */
+uint64_t cxl_map_promised(cxl_map *map, uint64_t offset, uint64_t length, uint64_t *inside);
+/* The same for all maps: no walk. */
+uint64_t cxl_engine_promised(cxl_engine *engine);
 /* How what the map references counts: kept (0, as in the beginning), replaced (1) or aside (2). One walk. */
 int cxl_map_count_as(cxl_map *map, int kind);
 int cxl_map_clone(cxl_map *map, cxl_map **out);                      /* same content, clean, no lease */

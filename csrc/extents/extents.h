@@ -113,6 +113,7 @@ struct cxl_engine {
 
     _Atomic uint64_t covered[COVER_KINDS];
     _Atomic uint64_t leased;
+    _Atomic uint64_t promised_blocks;
     _Atomic uint64_t refs;
     _Atomic uint64_t crcs;
     _Atomic uint64_t memory;
@@ -238,6 +239,13 @@ struct leaf {
     reference refs[];
 };
 
+/* Room promised to a range of the file; holes: bytes of it. */
+typedef struct {
+    uint64_t start;
+    uint64_t end;
+    uint64_t holes;
+} promised_range;
+
 /* Sorted references without overlap in a row of leaves. Every leaf has some; when there is more
  * than one leaf all have room for LEAF_MAX. Two references that continue each other are one. */
 typedef struct {
@@ -250,6 +258,9 @@ typedef struct {
     uint64_t refs;
     uint64_t bytes;           /* mapped */
     uint8_t kind;             /* how it counts: COVER_KEPT ... */
+    promised_range *promised; /* promise.c, as are the next ones */
+    uint32_t promised_count;
+    uint64_t promised_blocks;
 } tree;
 
 typedef struct {
@@ -281,6 +292,11 @@ int tree_replace(cxl_engine *engine, tree *content, uint64_t start, uint64_t end
 /* Make the next count replacements by one reference each succeed for certain. */
 int tree_reserve(cxl_engine *engine, tree *content, uint64_t count);
 void tree_unreserve(cxl_engine *engine, tree *content);
+
+/* promise.c: around every change of [start, end). */
+void promise_before(cxl_engine *engine, tree *content, uint64_t start, uint64_t end);
+void promise_after(cxl_engine *engine, tree *content, uint64_t start, uint64_t end);
+void promise_clear(cxl_engine *engine, tree *content);
 
 /* ----------------------------------------------------------------------------------- coverage */
 

@@ -99,6 +99,7 @@ void tree_clear(cxl_engine *engine, tree *content)
         }
         leaf_free(engine, old);
     }
+    promise_clear(engine, content);
     tree_unreserve(engine, content);
     if (content->leaves != &content->only)
         engine_release(engine, content->leaves, content->leaf_capacity * sizeof(leaf *));

@@ -265,8 +265,10 @@ int tree_replace(cxl_engine *engine, tree *content, uint64_t start, uint64_t end
     result = cover_replace(engine, content, start, end, with, count, must);
     if (result == 0) {
         plan(content, start, end, with, count, &work);
+        promise_before(engine, content, start, end);
         if (!change_in_place(engine, content, &work))
             result = change_leaves(engine, content, &work);
+        promise_after(engine, content, start, end);
         if (result != 0)
             cover_restore(engine, content, start, end, with, count);
     }

@@ -191,6 +191,11 @@ class Engine:
             out.leased_bytes,
         )
 
+    @property
+    def promised_bytes(self) -> int:
+        """Of all contents, see ``FileMap.promise``. No walk."""
+        return int(lib.cxl_engine_promised(self.handle))
+
     # --------------------------------------------------------------------------------- extents
 
     def define(self, infos: Rows, crcs: npt.NDArray[np.uint32]) -> None:

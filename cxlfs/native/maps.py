@@ -41,6 +41,8 @@ from cxlfs.native.extent_calls import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from _typeshed import ReadableBuffer, WriteableBuffer
 
     from cxlfs.native.extents import Engine
@@ -115,6 +117,19 @@ class FileMap:
         if code != 0:
             raise failure(code, "clone a map")
         return FileMap(self.engine, owner=self.owner, handle=out[0])
+
+    def promise(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Promise room to these ranges [start, end), sorted and apart, instead of those before."""
+        rows = ffi.new("cxl_range[]", list(ranges) or 1)
+        code = lib.cxl_map_promise(self.handle, rows, len(ranges))
+        if code != 0:
+            raise failure(code, "promise room")
+
+    def promised(self, offset: int = 0, length: int = 0) -> tuple[int, bool]:
+        """Bytes promised and not written yet, in blocks; and whether some lie in a range."""
+        inside = scratch.bad
+        count = lib.cxl_map_promised(self.handle, offset, length, inside)
+        return int(count), bool(inside[0])
 
     def count_as(self, counting: int) -> None:
         """How what it refers to counts from now on (``extents.Counting``). One walk, where that is

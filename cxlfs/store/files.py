@@ -75,6 +75,8 @@ class Files:
         self.allow_incomplete_overwrite = False
         self._reclaim = reclaim
         self._handles: dict[int, Handle] = {}
+        self._writable: dict[int, dict[int, Handle]] = {}
+        """Those that may write, of each inode that has any."""
         self._next_id = 1
 
     # --- open and release -------------------------------------------------------------------
@@ -101,16 +103,29 @@ class Files:
             self.volume.require_writable()
         handle = Handle(self._next_id, inode, access != os.O_WRONLY, writable)
         self._next_id += 1
-        self._handles[handle.id] = handle
-        inode.handles += 1
+        self._add(handle)
         try:
             if flags & os.O_TRUNC:
                 self._empty(inode, handle)
         except BaseException:
-            del self._handles[handle.id]
-            inode.handles -= 1
+            self._remove(handle)
             raise
         return handle
+
+    def _add(self, handle: Handle) -> None:
+        self._handles[handle.id] = handle
+        handle.inode.handles += 1
+        if handle.writable:
+            self._writable.setdefault(handle.inode.ino, {})[handle.id] = handle
+
+    def _remove(self, handle: Handle) -> None:
+        del self._handles[handle.id]
+        handle.inode.handles -= 1
+        if handle.writable:
+            others = self._writable[handle.inode.ino]
+            del others[handle.id]
+            if not others:
+                del self._writable[handle.inode.ino]
 
     def _empty(self, inode: Inode, handle: Handle) -> None:
         """What O_TRUNC asks for."""
@@ -121,11 +136,9 @@ class Files:
 
     def release(self, handle_id: int) -> None:
         """The last descriptor is gone: settle what the handle left open."""
-        handle = self._handles.pop(handle_id, None)
-        if handle is None:
-            raise BadHandleError(f"no open file {handle_id}")
+        handle = self.get(handle_id)
+        self._remove(handle)
         inode = handle.inode
-        inode.handles -= 1
         if handle.writable and not self._has_writer(inode):
             inode.note_writes()
             try:
@@ -136,9 +149,7 @@ class Files:
         self.volume.namespace.reap(inode.ino)
 
     def _has_writer(self, inode: Inode) -> bool:
-        if inode.handles == 0:
-            return False
-        return any(h.writable and h.inode is inode for h in self._handles.values())
+        return inode.ino in self._writable
 
     def _settle(self, inode: Inode, handle: Handle) -> None:
         """The last writer is gone."""
@@ -163,8 +174,8 @@ class Files:
     def truncate_to_nothing(self, inode: Inode, handle: Handle | None) -> None:
         """O_TRUNC, ftruncate(0), truncate(0): the beginning of an overwrite."""
         others = any(
-            h.inode is inode and h is not handle and h.wrote and not h.truncated
-            for h in self._handles.values()
+            h is not handle and h.wrote and not h.truncated
+            for h in self._writable.get(inode.ino, {}).values()
         )
         atomic = handle is not None and not others and not self.allow_incomplete_overwrite
         if handle is not None:

@@ -275,7 +275,8 @@ class Inode:
     def attributes(self) -> Attributes:
         self.note_writes()
         if self.live is not None:
-            size, allocated = self.live.size, self.live.allocated
+            size = self.live.size
+            allocated = self.live.allocated + self.live.promised()[0]
         elif self.entries is not None:
             size, allocated = DIRECTORY_SIZE_BYTES, 0
         else:

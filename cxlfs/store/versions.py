@@ -149,7 +149,7 @@ class Versions:
             if inode.aside is not None
         }
         self.open_versions: dict[int, Inode] = {}
-        self.promises = Promises(lease_bytes_max=volume.space.lease_bytes_max)
+        self.promises = Promises(volume.engine, lease_bytes_max=volume.space.lease_bytes_max)
         self.leases = Leases(volume, self.promises)
         self.clones = Clones(self.close_map)
         self._new_names: dict[int, bytes] = {}
@@ -413,6 +413,7 @@ class Versions:
                     self.drop_aside(inode)
         if inode.committed is None:
             raise InvariantError("an overwrite keeps the committed content")
+        self.promises.drop(inode)
         given_up = inode.content
         inode.committed.count_as(Counting.KEPT)
         inode.replace_live(inode.committed)
@@ -448,7 +449,6 @@ class Versions:
         """No writer is left: give back the lease, and the second map (but see ``clones``)."""
         if inode.live is None:
             return
-        self.promises.drop(inode)
         self.leases.close(inode.live)
         if inode.version is None:
             self.clones.keep(inode)

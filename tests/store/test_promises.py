@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 
 import pytest
 
 from cxlfs.errors import NoSpaceError
 from cxlfs.store import Store
+from cxlfs.store.promises import RANGES_MAX
 from tests.store.test_ranges import data_of
 from tests.support.shop import close, create, until_no_space
 from tests.support.stores import read_file, write_file
@@ -67,7 +69,7 @@ def test_a_file_keeps_its_own_promise(store: Store) -> None:
 
 
 def test_a_promise_ends(store: Store) -> None:
-    """By writing, punching, truncation, overwriting, and the last close."""
+    """By writing, punching, truncation and overwriting; not by closing."""
     free = store.statfs().free_bytes
     promised = store.versions.promises.bytes_open
 
@@ -84,7 +86,7 @@ def test_a_promise_ends(store: Store) -> None:
     store.fsync(handle)
     assert promised() == room_for(400_000)
     store.write(handle, 0, bytes(200_000))
-    assert promised() == room_for(200_000)
+    assert promised() == room_for(401_408 - 200_000), "whole blocks are promised"
     store.allocate(handle, 200_000, 100_000, keep_size=True, punch=True)
     assert promised() == room_for(100_000)
     store.set_attributes(store.files.get(handle).inode.ino, size=350_000, handle=handle)
@@ -94,10 +96,90 @@ def test_a_promise_ends(store: Store) -> None:
     store.set_attributes(store.files.get(handle).inode.ino, size=0, handle=handle)
     assert promised() == 0
     store.allocate(handle, 0, 100_000, keep_size=True)
-    reader = store.open_file(store.files.get(handle).inode.ino, os.O_RDONLY)
+    ino = store.files.get(handle).inode.ino
     close(store, handle)
+    assert promised() == room_for(100_000)
+    handle = store.open_file(ino, os.O_WRONLY)
+    store.write(handle, 0, bytes(50_000))
+    close(store, handle)
+    assert promised() == room_for(102_400 - 50_000)
+    close(store, store.open_file(ino, os.O_WRONLY | os.O_TRUNC))
     assert promised() == 0
-    store.release(reader)
+    handle = store.open_file(ino, os.O_WRONLY)
+    store.allocate(handle, 0, 100_000, keep_size=True)
+    store.unlink(1, b"a")
+    assert promised() == room_for(100_000)
+    store.release(handle)
+    assert promised() == 0
+
+
+def test_blocks_show_what_is_promised(store: Store) -> None:
+    """As du shows it; also of a range that begins and ends inside blocks."""
+    ino, handle = create(store, b"a")
+
+    def blocks() -> int:
+        assert store.get_attributes(ino).allocated_bytes % 4096 == 0
+        return store.get_attributes(ino).allocated_bytes // 4096
+
+    store.allocate(handle, 1, 4096, keep_size=True)
+    assert blocks() == 2
+    store.allocate(handle, 40_960, 8192)
+    assert blocks() == 4
+    store.write(handle, 40_960, bytes(4096))
+    assert blocks() == 4
+    store.write(handle, 81_920, bytes(4096))
+    assert blocks() == 5
+    close(store, handle)
+    assert blocks() == 5
+    store.set_attributes(ino, size=4096)
+    assert blocks() == 1
+    assert store.get_attributes(ino).size == 4096
+
+
+def test_many_small_promises_become_few(store: Store) -> None:
+    ino, handle = create(store, b"a")
+    count = RANGES_MAX + 40
+    for number in range(count):
+        store.allocate(handle, number * 8192, 1, keep_size=True)
+    inode = store.namespace.get(ino)
+    assert len(store.versions.promises.of(inode)) == RANGES_MAX
+    assert inode.content.promised()[0] == (count + 40) * 4096
+    for number in range(count):
+        store.write(handle, number * 8192, data_of(4096, number))
+    assert inode.content.promised()[0] == 40 * 4096
+    close(store, handle)
+
+
+def test_promises_against_a_count_of_holes(store: Store, rng: random.Random) -> None:
+    """Whatever is written, punched, cut and shared."""
+    ino, handle = create(store, b"a")
+    _, other = create(store, b"b", data_of(100_000))
+    inode = store.namespace.get(ino)
+    end = 200_000
+    for _ in range(300):
+        offset, length = rng.randrange(end), rng.randrange(1, 20_000)
+        what = rng.randrange(6)
+        if what == 0:
+            store.allocate(handle, offset, length, keep_size=rng.random() < 0.5)
+        elif what == 1:
+            store.allocate(handle, offset, length, keep_size=True, punch=True)
+        elif what == 2:
+            store.allocate(handle, offset, length, zero=True)
+        elif what == 3:
+            store.copy_range(other, rng.randrange(80_000), handle, offset, length)
+        elif what == 4:
+            store.write(handle, offset, data_of(length))
+        else:
+            size = rng.randrange(1, inode.content.size + 5000)
+            store.set_attributes(ino, size=size, handle=handle)
+        blocks = 0
+        for low, high in store.versions.promises.of(inode):
+            holes = high - low - inode.content.mapped(low, high - low)[0]
+            blocks += -(-holes // 4096)
+        assert inode.content.promised()[0] == blocks * 4096
+        assert store.volume.engine.promised_bytes == blocks * 4096
+    close(store, handle)
+    close(store, other)
 
 
 def test_allocating_makes_room(store: Store) -> None:
