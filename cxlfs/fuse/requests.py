@@ -340,7 +340,11 @@ class Requests:
             caller = file.opener
         elif caller != file.opener and caller not in file.writers:
             return
-        self.store.flush(handle, writer_killed=self._processes.is_being_killed(caller))
+        self.store.flush(
+            handle,
+            writer_killed=self._processes.is_being_killed(caller),
+            still_held=lambda: self._processes.holds(caller, file.ino),
+        )
 
     def release_file(self, handle: int) -> None:
         file = self.files.remove(handle)

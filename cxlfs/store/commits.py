@@ -6,6 +6,8 @@ Never here: what a version is (``versions``), closing and fsync (``files``).
 Invariants
 - An overwrite that would be atomic is staged aside, never published before its writer says so;
   everything else is published as it is, a new file marked incomplete.
+- What a shell redirected and has grown by less than LOG_BYTES until the first of these commits is a
+  log: whoever looks why its program was killed wants its last lines, not those of the run before.
 - A version with a failed range waits: its close must still tell the error.
 """
 
@@ -21,6 +23,10 @@ from cxlfs.store.versions import Version
 if TYPE_CHECKING:
     from cxlfs.store.namespace import Inode
     from cxlfs.store.versions import Versions
+
+
+LOG_BYTES = 1 << 20
+"""A checkpoint that is written through a shell's redirection is larger after some seconds."""
 
 
 class Commits:
@@ -66,6 +72,10 @@ class Commits:
             return False
         if version.failed or not (inode.content.is_dirty or inode.uncommitted):
             return False
+        if version.redirection is not None and inode.content.size < LOG_BYTES:
+            version.redirection.ordinary = True
+            version.redirection = None
+            version.atomic = False
         if version.atomic and not inode.uncommitted:
             self.versions.stage(inode)
         else:

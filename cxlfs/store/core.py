@@ -396,8 +396,10 @@ class Store:
     def write(self, handle: int, offset: int, data: bytes | memoryview, *, done: int = 0) -> int:
         return self.files.write(handle, offset, data, done=done)
 
-    def flush(self, handle: int, *, writer_killed: bool) -> None:
-        self.files.flush(handle, writer_killed=writer_killed)
+    def flush(
+        self, handle: int, *, writer_killed: bool, still_held: Callable[[], bool] | None = None
+    ) -> None:
+        self.files.flush(handle, writer_killed=writer_killed, still_held=still_held)
 
     def fsync(self, handle: int, *, data_only: bool = False) -> None:
         """Durable publication; ``data_only`` saves nothing here: size and data are one record."""

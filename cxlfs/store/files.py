@@ -5,8 +5,10 @@ Never here: names and directories, how a version is made durable (``versions``).
 Invariants
 - close (FLUSH of a living writer) and fsync publish durably, or raise the error of a write that
   failed and was not repaired; nothing is published then.
-- A handle that truncated the file makes an atomic overwrite, until it was flushed without having
-  written (shell redirection), or somebody who did not truncate writes too: then it is ordinary.
+- A handle that truncated the file makes an atomic overwrite, until its last descriptor in the
+  process was closed without a write, or somebody who did not truncate writes too: then it is
+  ordinary. Shell redirection closes a copy first; what it overwrites is atomic until the periodic
+  commit finds so little written that it must be a log (``commits``).
 - A killed writer of an atomic overwrite that nobody else goes on with brings the old content back
   when the last handle is released; a new file that it leaves is committed, marked incomplete. To go
   on is to write: who only opened the file too, or truncated it before, publishes nothing of it.
@@ -46,7 +48,9 @@ _PEEK_BYTES_MIN = 16384
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Handle:
-    """One open file description. ``truncated``: it began the overwrite; ``ordinary``: see above."""
+    """One open file description. ``truncated``: it began the overwrite; ``ordinary``: see above;
+    ``redirected``: a shell made it for another program, or for several.
+    """
 
     id: int
     inode: Inode
@@ -54,6 +58,7 @@ class Handle:
     writable: bool
     truncated: bool = False
     ordinary: bool = False
+    redirected: bool = False
     wrote: bool = False
     killed: bool = False
 
@@ -401,10 +406,18 @@ class Files:
 
     # --- commit points ----------------------------------------------------------------------
 
-    def flush(self, handle_id: int, *, writer_killed: bool) -> None:
+    def flush(
+        self,
+        handle_id: int,
+        *,
+        writer_killed: bool,
+        still_held: Callable[[], bool] | None = None,
+    ) -> None:
         """A descriptor of the handle was closed: publish durably, unless its writer was killed.
 
-        Raises the error of a failed write that was not repaired; nothing is published then.
+        ``still_held``: whether whoever closed it has another descriptor of the file; asked only
+        before the first write. Raises the error of a failed write that was not repaired; nothing is
+        published then.
         """
         handle = self.get(handle_id)
         if not handle.writable:
@@ -417,9 +430,23 @@ class Files:
             return
         handle.inode.note_writes()
         handle.killed = False
-        if handle.truncated and not handle.wrote:
-            handle.ordinary = True
+        if not handle.wrote and (handle.truncated or handle.inode.uncommitted):
+            if still_held is not None and still_held():
+                self._redirected(handle)
+                return
+            handle.ordinary = handle.truncated
         self._publish_checked(handle)
+        if handle.redirected:  # one of several programs has ended, and what was before is gone
+            handle.ordinary = True
+
+    def _redirected(self, handle: Handle) -> None:
+        """A copy of a descriptor was closed before the first write, and another is left: so a shell
+        begins ``program > file``. Nothing is over; the old content stays until something is.
+        """
+        version = handle.inode.version
+        handle.redirected = True
+        if isinstance(version, Version) and version.atomic:
+            version.redirection = handle
 
     def fsync(self, handle_id: int) -> None:
         """Publish durably; raises as flush."""

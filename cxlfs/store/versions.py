@@ -16,7 +16,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cxlfs.errors import CxlfsError, InvariantError, MediaError, NoSpaceError, invariant
 from cxlfs.format import layout
@@ -57,6 +57,12 @@ class FailedRange:
     error: CxlfsError
 
 
+class Redirection(Protocol):
+    """A handle that may become ordinary: what is written through it is published as it comes."""
+
+    ordinary: bool
+
+
 @dataclasses.dataclass(slots=True)
 class Version:
     """Live content that is not committed.
@@ -64,7 +70,8 @@ class Version:
     ``atomic``: an overwrite; the previous content comes back unless it is published. ``whole``: it
     began empty, so that nothing of the previous content is in it.
     ``staged``: ``inode.aside`` holds what the periodic commit has made durable of it. ``killed``: a
-    writer was killed; who has written nothing does not publish what that one left.
+    writer was killed; who has written nothing does not publish what that one left. ``redirection``:
+    the handle through which a shell has begun it.
     """
 
     atomic: bool
@@ -72,6 +79,7 @@ class Version:
     whole: bool = False
     staged: bool = False
     killed: bool = False
+    redirection: Redirection | None = None
     lease_bytes: int = LEASE_BYTES_MIN
     failed: list[FailedRange] = dataclasses.field(default_factory=list)
 

@@ -144,3 +144,41 @@ def test_a_zombie_is_alive_and_what_was_waited_for_is_not(tmp_path: Path) -> Non
     assert table.is_alive(Process(10, 500))
     assert not table.is_alive(Process(10, 501)), "the number is used again"
     assert not table.is_alive(Process(11, 500))
+
+
+# --- what a process holds -----------------------------------------------------------------------
+
+
+def write_descriptor(
+    root: Path, pid: int, number: int, *, flags: int, mount: int, ino: int | None
+) -> None:
+    directory = root / str(pid) / "fdinfo"
+    directory.mkdir(exist_ok=True)
+    tail = "" if ino is None else f"ino:\t{ino}\n"
+    (directory / str(number)).write_text(f"pos:\t0\nflags:\t0{flags:o}\nmnt_id:\t{mount}\n{tail}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "mount", "ino", "held"),
+    [
+        (os.O_WRONLY, 77, 5, True),
+        (os.O_RDWR | os.O_APPEND, 77, 5, True),
+        (os.O_RDONLY, 77, 5, False),
+        (os.O_WRONLY, 7, 5, False),  # another file system
+        (os.O_WRONLY, 77, 55, False),
+        (os.O_WRONLY, 77, None, False),  # Linux before 5.14 does not say
+    ],
+)
+def test_what_a_process_holds(
+    tmp_path: Path, flags: int, mount: int, ino: int | None, held: bool
+) -> None:
+    write_process(tmp_path, 10)
+    (tmp_path / "10" / "mountinfo").write_text(
+        "7 1 8:1 / / rw - ext4 /dev/x rw\n77 7 0:50 / /mnt rw shared:1 - fuse.cxlfs src rw\n"
+    )
+    write_descriptor(tmp_path, 10, 0, flags=os.O_RDONLY, mount=7, ino=3)
+    write_descriptor(tmp_path, 10, 1, flags=flags, mount=mount, ino=ino)
+    table = ProcessTable(tmp_path)
+    assert table.holds(table.identify(10), 5) is held
+    assert table.holds(None, 5) is False
+    assert table.holds(Process(99, 1), 5) is False

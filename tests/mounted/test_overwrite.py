@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,3 +175,95 @@ def test_the_temporary_name_of_a_killed_writer_can_be_removed(mnt: Path, place: 
     kill(writer)
     (mnt / "checkpoint.tmp").unlink()
     assert list(mnt.iterdir()) == []
+
+
+# --- shell redirection --------------------------------------------------------------------------
+
+_SAVE = """
+import sys
+sys.stdout.buffer.write(b"n" * 1500000)
+sys.stdout.flush()
+print("ready", file=sys.stderr, flush=True)
+sys.stdin.readline()
+"""
+_NEEDS_INO = pytest.mark.skipif(
+    "ino:" not in Path("/proc/self/fdinfo/0").read_text(), reason="needs Linux 5.14"
+)
+
+
+def redirected(place: Workplace, shell: str, path: Path, line: str) -> subprocess.Popen[bytes]:
+    """``line`` in a shell, with $1 the program and $2 the file; returns when it has written."""
+    process = subprocess.Popen(
+        [shell, "-c", line, shell, _SAVE, str(path), sys.executable],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    place._processes.append(process)
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"ready\n"
+    return process
+
+
+@_NEEDS_INO
+@pytest.mark.parametrize(
+    ("shell", "line", "transport"),
+    [
+        ("sh", '"$3" -c "$1" > "$2"', "native"),
+        ("sh", '"$3" -c "$1" > "$2"', "pyfuse3"),
+        ("bash", '"$3" -c "$1" > "$2"', "native"),
+        ("sh", 'exec "$3" -c "$1" 1> "$2" 3>&1', "native"),
+    ],
+)
+def test_a_killed_program_behind_a_redirection(
+    unmounted: Workplace, shell: str, line: str, transport: str
+) -> None:
+    """``train.py > checkpoint``: the shell opens it, closes a copy, and becomes the program."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    place = unmounted
+    place.mount(f"transport={transport}")
+    place.announced.append(REVERTED)
+    path = place.mountpoint / "checkpoint"
+    path.write_bytes(OLD)
+    process = redirected(place, shell, path, line)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: path.read_bytes() == OLD, "the old version is back")
+    new = place.mountpoint / "new"
+    process = redirected(place, shell, new, line)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: os.getxattr(new, "user.cxlfs.state") == b"incomplete", "it is told")
+    assert new.read_bytes() == b"n" * 1_500_000
+
+
+@pytest.mark.parametrize(
+    ("line", "content"),
+    [
+        ('echo one > "$1"', b"one\n"),
+        (': > "$1"', b""),
+        ('> "$1"', b""),
+        ('no-such-program-anywhere > "$1" 2>&1 || true', None),
+        ('{ echo one; cat /dev/null; echo two; } > "$1"', b"one\ntwo\n"),
+        ('(echo one; sh -c "echo two") > "$1"', b"one\ntwo\n"),
+        ('exec > "$1"; echo one; sh -c "echo two"; echo three', b"one\ntwo\nthree\n"),
+        ('echo one > "$1"; echo two >> "$1"', b"one\ntwo\n"),
+        ('cat "$0" | cat > "$1"', None),
+    ],
+)
+def test_what_a_shell_writes_is_there_when_it_ends(
+    place: Workplace, line: str, content: bytes | None
+) -> None:
+    path = place.mountpoint / "file"
+    path.write_bytes(OLD)
+    subprocess.run(["sh", "-c", line, sys.executable, str(path)], check=True)
+    if content is not None:
+        assert path.read_bytes() == content
+    assert path.read_bytes() != OLD
+    assert os.getxattr(path, "user.cxlfs.state") == b"complete"
+    place.kill_daemon()
+    place.announced.append("recover|dead mount|not closed")
+    place.mount()
+    if content is not None:
+        assert path.read_bytes() == content

@@ -236,7 +236,7 @@ def test_a_failed_write_is_not_published_by_names(store: Store, verb: str) -> No
 
 
 def test_flush_before_the_first_write_makes_it_ordinary(shop: Shop, store: Store, old: int) -> None:
-    """Shell redirection: the shell closes its copy of the descriptor, then the program writes."""
+    """Closed by one process while another has it: nobody can tell whether that one will write."""
     handle = store.open_file(old, os.O_WRONLY | os.O_TRUNC)
     store.flush(handle, writer_killed=False)
     store.write(handle, 0, b"logged\n")
