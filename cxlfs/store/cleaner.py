@@ -6,7 +6,7 @@ that a write fails (``files``).
 Invariants
 - Work is done in short steps: a verb of ``mover``, or a rollover, and never more than one of them
   before others may have their turn.
-- The cleaner takes at most one segment out of the reserve before a rollover gives some back.
+- The cleaner takes at most its own segments out of the reserve before a rollover gives some back.
 - A segment that is being written to, or that is damaged, is left as it is.
 
 Which segments are compacted, and when, follows Rosenblum and Ousterhout, "The Design and
@@ -67,6 +67,8 @@ class Cleaner:
         """
         self._emptied = False
         """Something was, since the last rollover."""
+        self._borrowed = -1
+        """Behind so many rollovers the cleaner took a segment of what was less than the reserve."""
 
     # --- verbs ------------------------------------------------------------------------------
 
@@ -99,8 +101,8 @@ class Cleaner:
     def _reclaim(self, needed_bytes: int) -> bool:
         """A rollover for what was emptied waits until it gives back more than it takes."""
         dead = self.volume.space.collect_dead()
-        goes_on = self._victims or 0 < dead < self._image_segments()
-        if goes_on and self.compact(FOREGROUND_USED_MAX):
+        waits = dead and not self._is_worth_a_rollover(dead)
+        if (self._victims or waits) and self.compact(FOREGROUND_USED_MAX):
             return True
         return self.room.make(needed_bytes) or self.compact(FOREGROUND_USED_MAX)
 
@@ -112,12 +114,12 @@ class Cleaner:
             return False
         dead = space.collect_dead()
         spare = space.free_count - reserve
-        if dead and spare <= dead // _LOW:
+        if spare <= dead // _LOW and self._is_worth_a_rollover(dead):
             return self._free_dead()
         scarce = len(space.states) / _SCARCE
         ease = min(1.0, max(0.0, (spare + dead) / scarce))
         used_max = ease * BACKGROUND_USED_MAX + (1 - ease) * FOREGROUND_USED_MAX
-        if spare > 0 and spare + dead < low and self.compact(used_max, background=True):
+        if spare + dead < low and self.compact(used_max, background=True):
             return True
         if dead * _LOW >= low or (dead and self._emptied):
             return self._free_dead()
@@ -130,13 +132,28 @@ class Cleaner:
         self.room.free_dead()
         return self.volume.space.free_count > free_before
 
-    def _image_segments(self) -> int:
-        return max(1, len(self.volume.current.image_segments))
+    def _is_worth_a_rollover(self, dead: int) -> bool:
+        """So many segments are dead that freeing them is worth an image, or no more can be."""
+        least = max(len(self.volume.current.image_segments), self.volume.cleaner_segments)
+        return dead >= least or (dead > 0 and not self._may_move())
 
     def _may_move(self) -> bool:
-        """The cleaner has room, or may take it from the reserve."""
-        space = self.volume.space
-        return space.cleaner_room_bytes > 0 or space.free_count >= self.volume.refresh_reserve()
+        """The cleaner has room, or may take a segment: its own ones of the reserve, and below these
+        one until the next rollover, if a rollover that gives up the fallback is possible then.
+        """
+        space, volume = self.volume.space, self.volume
+        if space.cleaner_room_bytes > 0 or space.free_count > self._least_free():
+            return True
+        usable = space.free_count + len(volume.fallback.segments)
+        return (
+            self._borrowed != volume.counters.rollovers
+            and space.free_count > 0
+            and usable > volume.metadata_set_segments()
+        )
+
+    def _least_free(self) -> int:
+        """What must stay free when the cleaner's own segments are used up."""
+        return self.volume.refresh_reserve() - self.volume.cleaner_segments
 
     # --- compacting -------------------------------------------------------------------------
 
@@ -177,7 +194,10 @@ class Cleaner:
         born = max(self._victims.values())
 
         def lease(needed_bytes: int) -> tuple[int, int]:
-            return self.volume.space.cleaner_lease(needed_bytes, born=born)
+            space = self.volume.space
+            if space.cleaner_room_bytes == 0 and space.free_count <= self._least_free():
+                self._borrowed = self.volume.counters.rollovers
+            return space.cleaner_lease(needed_bytes, born=born)
 
         try:
             self.mover.move(chosen, found.owners, lease)
@@ -235,7 +255,7 @@ class Cleaner:
         """New victims, as many as there is room for what is alive in them; by place."""
         space = self.volume.space
         payload = self.volume.superblock.segment_payload_bytes
-        room = (space.free_count - self.volume.refresh_reserve() + 1) * payload
+        room = max(0, space.free_count - self._least_free()) * payload
         room += space.cleaner_room_bytes
         victims: dict[int, int] = {}
         for index, used in self.candidates(used_max):

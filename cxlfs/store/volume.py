@@ -46,7 +46,10 @@ log = logging.getLogger(__name__)
 
 RECORD_BYTES_MAX = 1 << 20
 """A larger transaction is staged in several records: one record never fills a journal."""
-_CLEANER_SEGMENTS = 1
+_CLEANER_PART = 64
+"""One in so many segments is the cleaner's, at least one: what it can empty between two rollovers.
+Each of these writes an image of all metadata, so that with less room a full store of scattered
+blocks writes mostly images."""
 _IMAGE_SLACK_BYTES = 64 << 10
 _EVENT_NAMES_MAX = 1000
 """So many names are searched for that of an event's file; else the message names its number."""
@@ -293,6 +296,11 @@ class Volume:
         )
         return -(-estimate // self.superblock.segment_payload_bytes) + 2
 
+    @property
+    def cleaner_segments(self) -> int:
+        """So many of the reserve are for moved data."""
+        return max(1, self.superblock.segment_count // _CLEANER_PART)
+
     def refresh_reserve(self, growth_bytes: int = 0) -> int:
         """Recompute how many segments must stay free: the next metadata set (with an image that has
         grown so much), what the two sets after it need beyond what they release, and the cleaner's.
@@ -300,7 +308,7 @@ class Volume:
         wanted = self.metadata_set_segments(growth_bytes)
         kept = (self.current, self.fallback)
         growth = sum(max(0, wanted - len(each.segments)) for each in kept)
-        self.space.reserve = wanted + growth + _CLEANER_SEGMENTS
+        self.space.reserve = wanted + growth + self.cleaner_segments
         return self.space.reserve
 
     @property
