@@ -23,6 +23,7 @@ from cxlfs.native.extents import Engine
 from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
 from cxlfs.store.commits import Commits
+from cxlfs.store.defragmenter import Defragmenter
 from cxlfs.store.files import Files
 from cxlfs.store.health import Health
 from cxlfs.store.names import Names, root_attributes
@@ -144,7 +145,9 @@ class Store:
         self.namespace = volume.namespace
         self.versions = Versions(volume)
         self.commits = Commits(self.versions)
-        self.cleaner = Cleaner(volume, self.versions, Room(volume, self.versions, self.commits))
+        room = Room(volume, self.versions, self.commits)
+        self.cleaner = Cleaner(volume, self.versions, room)
+        self.defragmenter = Defragmenter(volume, self.cleaner.mover, room)
         self.files = Files(
             volume,
             self.versions,
@@ -476,7 +479,7 @@ class Store:
         if now_monotonic - self._fenced_monotonic >= interval:
             self._fenced_monotonic = now_monotonic
             self.volume.fence()
-        return self.cleaner.step() or worked
+        return self.cleaner.step() or self.defragmenter.step(now_monotonic) or worked
 
     def path_of(self, ino: int) -> bytes | None:
         return path_of(self.namespace, ino)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from cxlfs.format import superblock
 from cxlfs.format.operations import (
     ContentOperation,
@@ -250,6 +252,39 @@ def moved_reference_lost(patch: Patch) -> None:
 def moved_data_not_fenced_on_pages(patch: Patch) -> None:
     """On page media the record of a move may be durable before the data that it moved."""
     during(patch, mover.Mover, "_commit", (versions.Versions, "fence_data", nothing))
+
+
+@mutant("one/LINE/gathering_a_file_in_pieces", 8, 16)
+def gathered_data_copied_after_its_record(patch: Patch) -> None:
+    """A file is committed in its new place before its data is there."""
+    original = mover.Mover.move
+
+    def move(self: mover.Mover, chosen: Any, owners: Any, lease: Any) -> int:
+        engine, copy = self.volume.engine, type(self.volume.engine).copy_ranges
+        place = [0, 0]
+
+        def remember(size: int) -> tuple[int, int]:
+            place[:] = lease(size)
+            return place[0], place[1]
+
+        def copy_and_hide(ranges: Any, target_id: int) -> Any:
+            moves = copy(engine, ranges, target_id)
+            data = self.volume.media.read(place[0], place[1])
+            self.volume.media.copy(place[0], bytes(place[1]))
+            self.volume.media.fence()
+            hidden.append((place[0], data))
+            return moves
+
+        hidden: list[tuple[int, bytes]] = []
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(type(engine), "copy_ranges", lambda _, *args: copy_and_hide(*args))
+            moved = original(self, chosen, owners, remember)
+        for offset, data in hidden:
+            self.volume.media.copy(offset, data)
+            self.volume.media.fence()
+        return moved
+
+    patch.setattr(mover.Mover, "move", move)
 
 
 # --- mkfs -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tests.support.crash.bench import Bench
 from tests.support.stores import clean_round, write_file
 
 Workload = Callable[[Bench], None]
+BLOCK_BYTES = 4096
 SCATTERED = 460
 """References of 32 bytes: one more record than a quarter of a 64 KiB segment."""
 
@@ -123,6 +124,26 @@ def cleaning_under_open_files(bench: Bench) -> None:
     operations.go_on(bench)
 
 
+def gathering_a_file_in_pieces(bench: Bench) -> None:
+    """Its blocks, overwritten one by one, become one piece in the background, in two records."""
+    store = bench.store
+    ino = write_file(store, 1, b"pieces", bench.fresh(10 * BLOCK_BYTES))
+    handle = store.open_file(ino, os.O_RDWR)
+    for block in (7, 2, 9, 4, 0, 8, 1, 6, 3, 5):
+        store.write(handle, block * BLOCK_BYTES, bench.fresh(BLOCK_BYTES))
+    store.flush(handle, writer_killed=False)
+    store.release(handle)
+    store.fsync_directory(1)
+    bench.tape.start()
+
+    def gather() -> None:
+        for now in range(5):
+            store.defragmenter.step(float(now))
+
+    bench.do("gather", gather, late=True)
+    assert store.namespace.get(ino).content.ref_count <= 2
+
+
 def committing_what_is_open(bench: Bench) -> None:
     operations.create_left_open(bench)
     operations.overwrite_left_open(bench)
@@ -201,6 +222,6 @@ SITUATIONS: list[Workload] = [
     rollovers_around_the_ring, journal_wraps_in_a_verb, segment_wraps_in_a_write,
     space_of_a_removed_file,
     rollover_without_room, aside_dropped_and_its_room_used, aside_replaced, cleaning_many,
-    cleaning_under_open_files, committing_what_is_open, closing_cleanly, staging,
-    staging_a_new_file, renaming_over_an_open_file, unlinking_on_a_full_store,
+    cleaning_under_open_files, gathering_a_file_in_pieces, committing_what_is_open,
+    closing_cleanly, staging, staging_a_new_file, renaming_over_an_open_file, unlinking_on_a_full_store,
 ]  # fmt: skip
