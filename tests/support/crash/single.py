@@ -223,5 +223,6 @@ SITUATIONS: list[Workload] = [
     space_of_a_removed_file,
     rollover_without_room, aside_dropped_and_its_room_used, aside_replaced, cleaning_many,
     cleaning_under_open_files, gathering_a_file_in_pieces, committing_what_is_open,
-    closing_cleanly, staging, staging_a_new_file, renaming_over_an_open_file, unlinking_on_a_full_store,
+    closing_cleanly, staging, staging_a_new_file, renaming_over_an_open_file,
+    unlinking_on_a_full_store,
 ]  # fmt: skip
