@@ -219,6 +219,8 @@ def _read_only_action(get: Getter, source: str, daemon: Registration) -> str:
     mountpoint = daemon.mountpoint
     if get.text("reason") == "it was opened read-only":
         return f"to write: cxlfs umount {mountpoint}; cxlfs mount {source} {mountpoint}"
+    if get.text("reason") == "it was remounted read-only":
+        return f"to write: mount -o remount,rw {mountpoint}"
     log = "the log" if daemon.log_path is None else f"the log {daemon.log_path}"
     return f"read {log}, then unmount and run: cxlfs verify {source}"
 

@@ -21,8 +21,10 @@ from cxlfs.cli.output import Output
 from cxlfs.cli.program import run
 from cxlfs.cli.target import served_by
 from cxlfs.cli.verify import check
+from cxlfs.daemon.linux import is_root
 from cxlfs.daemon.mount import make_config, mount_background
 from cxlfs.daemon.preflight import prepare
+from cxlfs.daemon.remount import is_remount, remount
 from cxlfs.errors import BusyError, UsageError
 
 MOUNT_USAGE = 1
@@ -85,7 +87,13 @@ def mount_command(
 ) -> None:
     """See MOUNT_HELP."""
     del file_system_type, no_mtab
-    texts = [*(["rw"] if writable else []), *(["ro"] if read_only else []), *options]
+    # mount(8) leaves out suid and dev, as they are what root gets from any other file system.
+    given = ["suid,dev"] if is_root() else []
+    texts = [*given, *(["rw"] if writable else []), *(["ro"] if read_only else []), *options]
+    if is_remount(texts):
+        if not fake:
+            remount(mountpoint, texts)
+        return
     if sloppy:
         texts = [option for text in texts for option in text.split(",") if _is_known(option)]
     config = make_config(source, mountpoint, options=texts, debug=wants_debug())

@@ -46,6 +46,15 @@ def attach(config: MountConfig, *, read_bytes_max: int) -> int:
     return _attach_with_helper(config, read_bytes_max)
 
 
+def mount_flags(config: MountConfig) -> int:
+    """Those of mount(2). Later options win; nosuid and nodev unless told otherwise."""
+    flags = linux.MS_NOSUID | linux.MS_NODEV
+    for option in ("ro" if config.read_only else "rw", *config.kernel_options):
+        flags |= _FLAGS.get(option, 0)
+        flags &= ~_CLEARED_BY.get(option, 0)
+    return flags
+
+
 def _attach_as_root(config: MountConfig, read_bytes_max: int) -> int:
     try:
         descriptor = os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC)
@@ -62,14 +71,9 @@ def _attach_as_root(config: MountConfig, read_bytes_max: int) -> int:
         data.append("default_permissions")
     if config.allow_other:
         data.append("allow_other")
-    flags = linux.MS_NOSUID | linux.MS_NODEV
-    for option in ("ro" if config.read_only else "rw", *config.kernel_options):
-        flags |= _FLAGS.get(option, 0)
-        flags &= ~_CLEARED_BY.get(option, 0)
+    kind, flags = mountinfo.FILE_SYSTEM_TYPE, mount_flags(config)
     try:
-        linux.mount(
-            config.source, config.mountpoint, mountinfo.FILE_SYSTEM_TYPE, flags, ",".join(data)
-        )
+        linux.mount(config.source, config.mountpoint, kind, flags, ",".join(data))
     except OSError as error:
         os.close(descriptor)
         raise MountError(

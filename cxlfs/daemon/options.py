@@ -120,9 +120,7 @@ def make_config(
         debug=debug,
         log_path=log_path,
     )
-    for text in options:
-        for option in text.split(","):
-            config = _apply(config, option.strip())
+    config = with_options(config, options)
     if verify is not None:
         config = _apply(config, f"verify={verify}")
     if transport is not None:
@@ -132,6 +130,14 @@ def make_config(
         read_only=config.read_only or read_only,
         allow_other=config.allow_other or allow_other,
     )
+
+
+def with_options(config: MountConfig, options: Iterable[str]) -> MountConfig:
+    """``config`` with the ``-o`` texts applied to it. Raises UsageError."""
+    for text in options:
+        for option in text.split(","):
+            config = _apply(config, option.strip())
+    return config
 
 
 def _apply(config: MountConfig, option: str) -> MountConfig:
@@ -161,8 +167,9 @@ def _unknown(option: str) -> UsageError:
     """With the name that was probably meant."""
     if option == "remount":
         return UsageError(
-            "a cxlfs mount cannot be remounted with other options",
-            next_step="cxlfs umount MOUNTPOINT, then mount it with the options wanted",
+            "cxlfs mount makes mounts and changes none: remount",
+            next_step="mount -o remount,... MOUNTPOINT (for ro, rw, suid, dev, exec); or "
+            "cxlfs umount MOUNTPOINT, then mount it with the options wanted",
         )
     key, has_value, value = option.partition("=")
     near = difflib.get_close_matches(key.replace("-", "_"), _NAMES, n=1, cutoff=0.7)

@@ -32,6 +32,7 @@ from cxlfs.daemon.control_server import ControlServer, Message, status
 from cxlfs.daemon.detach import detach
 from cxlfs.daemon.options import MountConfig, fuse_options
 from cxlfs.daemon.preflight import CONTAINER_STEP
+from cxlfs.daemon.remount_request import remount_handler
 from cxlfs.daemon.verify_request import verify
 from cxlfs.errors import BusyError, CxlfsError, MountError
 from cxlfs.fuse import direct
@@ -182,6 +183,7 @@ class _Server:
         self._workers = connection.workers
         self._control = ControlServer(service.store, operations)
         self._control.register("verify", verify)
+        self._control.register("remount", remount_handler(service.config, is_root=linux.is_root()))
         self._control.register("status", self._status)
         self._registration: Path | None = None
         self._failure: Exception | None = None

@@ -214,13 +214,14 @@ class Store:
         self._closed = True
         try:
             if not self.read_only:
-                self._settle_all()
+                self.settle_all()
             if not self.read_only:
                 self.volume.close_cleanly()
         finally:
             self.volume.engine.close()
 
-    def _settle_all(self) -> None:
+    def settle_all(self) -> None:
+        """Publish what is open and changed, or keep it aside, as closing does."""
         for inode in list(self.versions.open_versions.values()):
             version = inode.version
             if inode.links == 0 or not isinstance(version, Version):

@@ -130,7 +130,7 @@ def test_permissions_are_checked_unless_only_root_may_enter(
 @pytest.mark.parametrize(
     ("option", "message", "next_step"),
     [
-        ("remount", "cannot be remounted", "cxlfs umount MOUNTPOINT"),
+        ("remount", "changes none: remount", "cxlfs umount MOUNTPOINT"),
         ("alow_other", "not known: alow_other", "did you mean allow_other?"),
         ("allow-other", "not known: allow-other", "did you mean allow_other?"),
         ("verfy=off", "not known: verfy=off", "did you mean verify=off?"),

@@ -161,7 +161,7 @@ def closing_cleanly(bench: Bench) -> None:
     bench.tape.start()
 
     def close() -> None:
-        bench.store._settle_all()
+        bench.store.settle_all()
         bench.store.volume.close_cleanly()
 
     bench.do("close", close, commits=True, steps=True)
