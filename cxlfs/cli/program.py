@@ -37,18 +37,21 @@ Make a store, mount it, let training write into it, look at it:
   cxlfs list /mnt/ckpt
   cxlfs umount /mnt/ckpt
 """
-_SHORT_HELP = {
+SHORT_HELP = {
     "mkfs": "Make an empty store on a region or in a new file.",
     "mount": "Mount a store; returns when the mount answers.",
     "umount": "Unmount a store and close it cleanly.",
     "verify": "Check structures and data; repair what can be repaired.",
     "status": "Show the state of a store and what to do about it.",
     "list": "List checkpoints with their commits and states.",
+    "service": "Let systemd mount a store at boot.",
+    "completion": "Print what lets a shell complete verbs and options.",
     "dump": "Show decoded structures of the media, for support.",
 }
 """Here, and not with each verb: the list is shown without importing them."""
-VERBS = tuple(_SHORT_HELP)
+VERBS = tuple(SHORT_HELP)
 _HELPER_ARGUMENTS_MIN = 2
+_COMPLETE_VARIABLE = "_CXLFS_COMPLETE"
 
 
 class _Group(click.Group):
@@ -65,7 +68,7 @@ class _Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's signature
         with formatter.section("Commands"):
-            formatter.write_dl(list(_SHORT_HELP.items()))
+            formatter.write_dl(list(SHORT_HELP.items()))
 
 
 @click.group(
@@ -83,9 +86,17 @@ def command() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program ``cxlfs``; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if _COMPLETE_VARIABLE in os.environ:
+        return _complete(os.environ[_COMPLETE_VARIABLE])
     if _called_by_mount(given):
         return int(importlib.import_module("cxlfs.cli.system").mount_main(given))
     return run(command, given)
+
+
+def _complete(instruction: str) -> int:
+    """Answer a shell that completes a command line; see ``completion``."""
+    module = importlib.import_module("click.shell_completion")
+    return int(module.shell_complete(command, {}, "cxlfs", _COMPLETE_VARIABLE, instruction))
 
 
 def _called_by_mount(arguments: Sequence[str]) -> bool:
