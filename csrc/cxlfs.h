@@ -281,6 +281,19 @@ int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owne
 int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, uint64_t *counts, cxl_ref **refs,
                     uint64_t *ref_count, cxl_extent_info **infos, uint64_t *info_count, uint32_t **crcs,
                     uint64_t *crc_count);
+/* The references of many maps alone, and their sizes. *refs: cxl_free. */
+int cxl_maps_references(cxl_map *const *maps, uint64_t map_count, uint64_t *sizes, uint64_t *counts,
+                        cxl_ref **refs, uint64_t *ref_count);
+
+/* The same extents as of the moment of cxl_snapshot_begin (-EBUSY: one is being made), while the journal goes on:
+ * each step looks at so many buckets of the table (1: there are more, 0: all done, -ENOMEM), and before an
+ * extent is published further or vanishes it is taken down. cxl_snapshot_take ends it and gives them, in no order
+ * (both arrays: cxl_free; nothing is given on -ENOMEM). Not beside cxl_engine_define. */
+int cxl_snapshot_begin(cxl_engine *engine);
+int cxl_snapshot_step(cxl_engine *engine, uint64_t buckets);
+int cxl_snapshot_take(cxl_engine *engine, cxl_extent_info **infos, uint64_t *info_count, uint32_t **crcs,
+                      uint64_t *crc_count);
+void cxl_snapshot_cancel(cxl_engine *engine);
 
 /* Write: copies what the lease has room for. Returns bytes taken (> 0), -EAGAIN when another lease is
  * needed first (*needed: what would take all of it; a smaller one of 8 KiB or more takes a part),

@@ -53,6 +53,7 @@ static void init_locks(cxl_engine *engine)
 {
     pthread_mutex_init(&engine->maps, NULL);
     pthread_mutex_init(&engine->lock, NULL);
+    pthread_mutex_init(&engine->snapshots.lock, NULL);
     for (int i = 0; i < STRIPES; i++)
         pthread_mutex_init(&engine->stripes[i], NULL);
 }
@@ -61,6 +62,7 @@ static void destroy_locks(cxl_engine *engine)
 {
     pthread_mutex_destroy(&engine->maps);
     pthread_mutex_destroy(&engine->lock);
+    pthread_mutex_destroy(&engine->snapshots.lock);
     for (int i = 0; i < STRIPES; i++)
         pthread_mutex_destroy(&engine->stripes[i]);
 }
@@ -105,6 +107,7 @@ void cxl_engine_free(cxl_engine *engine)
         return;
     while (engine->map_list != NULL)
         cxl_map_free(engine->map_list);
+    cxl_snapshot_cancel(engine);
     table_free(engine);
     destroy_locks(engine);
     free(engine->segments);
@@ -281,6 +284,7 @@ int cxl_engine_publish(cxl_engine *engine, uint64_t id)
     extent *x = extent_take(engine, id);
     if (x == NULL)
         return -ENOENT;
+    snapshot_keep(engine, x);
     pthread_mutex_lock(stripe_of(engine, x));
     if (x->length > 0) {
         x->published = x->length;

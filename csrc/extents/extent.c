@@ -111,6 +111,7 @@ extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_off
     x->media_offset = media_offset;
     x->segment = (uint32_t)((media_offset - engine->first) / engine->segment_size);
     cover_init(x);
+    x->snapshot = engine->snapshots.number;
     if (extent_grow_crcs(engine, x, chunks) != 0) {
         engine_release(engine, x, sizeof(*x));
         return NULL;
@@ -143,6 +144,7 @@ static void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead
 {
     extent **link = bucket_of(engine, x->id);
     segment_state *segment = segment_of(engine, x);
+    snapshot_keep(engine, x);
     while (*link != x)
         link = &(*link)->next;
     *link = x->next;
@@ -279,6 +281,7 @@ uint64_t extent_published(cxl_engine *engine, extent *x)
 
 void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail)
 {
+    snapshot_keep(engine, x);
     pthread_mutex_lock(stripe_of(engine, x));
     if (length > x->published) {
         x->published = length;

@@ -9,7 +9,8 @@
  *   2. engine.maps     the list of maps
  *   3. map.lock        content, size and marks; held for pointer work only, never over a copy
  *   4. engine.lock     table of extents, lease states, segment counts
- *   5. engine.stripes  length, published state and checksums of an extent
+ *   5. snapshots.lock  what is taken down of extents for a metadata image
+ *   6. engine.stripes  length, published state and checksums of an extent
  * Counters are atomic. An extent lives while somebody holds it (extent.holds): each reference of a
  * map or a delta, an open lease, a read in flight, and, until cxl_engine_drop_unreferenced, its
  * definition. Whoever has a hold may take another one without a lock; from the table it is taken
@@ -73,6 +74,7 @@ struct extent {
     uint64_t covered[COVER_KINDS];
     uint64_t leased;          /* room while open; stripe */
     bool cover_stays;         /* memory was short: nothing is counted any more; stripe */
+    uint32_t snapshot;        /* number of the last one that has it, or began before it; snapshots.lock */
     bool open;                /* has a lease; engine.lock */
     bool attached;            /* the lease belongs to a map; engine.lock */
     bool busy;                /* cxl_engine_copy_ranges appends just now; engine.lock */
@@ -86,6 +88,22 @@ typedef struct {
     _Atomic uint64_t leased;  /* bytes of open extents, */
     _Atomic uint64_t covered_open; /* and what is covered of them */
 } segment_state;
+
+/* What the journal knew of extents when the snapshot that is being made began. */
+typedef struct {
+    pthread_mutex_t lock;     /* of the following */
+    _Atomic bool active;
+    bool failed;              /* for want of memory */
+    uint32_t number;          /* of the last one begun; engine.lock too */
+    uint64_t cursor;          /* the buckets below it are done, */
+    uint64_t table_size;      /* in a table of this size */
+    cxl_extent_info *infos;
+    uint64_t info_count;
+    uint64_t info_capacity;
+    uint32_t *crcs;
+    uint64_t crc_count;
+    uint64_t crc_capacity;
+} extent_snapshots;
 
 struct cxl_engine {
     cxl_media *media;
@@ -109,6 +127,7 @@ struct cxl_engine {
     uint32_t dead_first;
     uint32_t dead_last;
 
+    extent_snapshots snapshots;
     pthread_mutex_t stripes[STRIPES];
 
     _Atomic uint64_t covered[COVER_KINDS];
@@ -164,6 +183,13 @@ int extent_use_open(cxl_engine *engine, uint64_t id, extent **out);
 void extent_unused(cxl_engine *engine, extent *x);
 uint64_t extent_published(cxl_engine *engine, extent *x);
 void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail);
+/* What the journal knows of an extent; later bytes in its last chunk have changed the checksum of that.
+ * info.crc_index stays. False: there is no room for so many checksums. */
+bool extent_describe_published(cxl_engine *engine, extent *x, cxl_extent_info *info, uint32_t *crcs,
+                               uint64_t room);
+
+/* snapshot.c: before what the journal knows of x changes, or x is forgotten. */
+void snapshot_keep(cxl_engine *engine, extent *x);
 
 static inline void extent_hold(extent *x)
 {

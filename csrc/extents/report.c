@@ -63,9 +63,7 @@ int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count)
     return 0;
 }
 
-/* What the journal knows of an extent: later bytes in its last chunk have changed its checksum.
- * False: there is no room for so many checksums. */
-static bool describe_published(cxl_engine *engine, extent *x, cxl_extent_info *info, uint32_t *crcs,
+bool extent_describe_published(cxl_engine *engine, extent *x, cxl_extent_info *info, uint32_t *crcs,
                                uint64_t room)
 {
     pthread_mutex_lock(stripe_of(engine, x));
@@ -113,7 +111,7 @@ static int fill_extents(cxl_engine *engine, extent **held, cxl_extent_info *info
     uint64_t found = 0, total = 0, count = held_extents(engine, held);
     for (uint64_t i = 0; i < count; i++) {
         infos[found].crc_index = total;
-        if (!describe_published(engine, held[i], &infos[found], crcs + total, room - total))
+        if (!extent_describe_published(engine, held[i], &infos[found], crcs + total, room - total))
             return -EAGAIN;
         total += infos[found].crc_count;
         found += infos[found].length != 0;
@@ -181,6 +179,28 @@ int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count
     }
     if (result == 0)
         result = export_extents(engine, infos, info_count, crcs, crc_count);
+    if (result != 0) {
+        free(found.items);
+        return result;
+    }
+    *ref_count = found.count;
+    *refs = list_give(&found);
+    return 0;
+}
+
+int cxl_maps_references(cxl_map *const *maps, uint64_t map_count, uint64_t *sizes, uint64_t *counts,
+                        cxl_ref **refs, uint64_t *ref_count)
+{
+    growing_list found = {.size = sizeof(cxl_ref)};
+    found.items = cxl_allocate(found.size);
+    found.capacity = 1;
+    int result = found.items == NULL ? -ENOMEM : 0;
+    for (uint64_t i = 0; i < map_count && result == 0; i++) {
+        uint64_t before = found.count;
+        result = export_map(maps[i], &found);
+        sizes[i] = cxl_map_size(maps[i]);
+        counts[i] = found.count - before;
+    }
     if (result != 0) {
         free(found.items);
         return result;

@@ -47,6 +47,9 @@ GRACE_SECONDS = 10.0
 """How long processes with open files may go on after SIGTERM."""
 
 MAINTENANCE_SECONDS = 0.5
+PAUSE_SECONDS_MIN = 0.001
+PAUSE_SECONDS_MAX = 0.02
+"""Between two pieces of maintenance that follow each other."""
 READAHEAD_KIB = 1024
 """Why: see ``page_cache``. Only root may raise it from the kernel's 128."""
 
@@ -367,12 +370,17 @@ class _Server:
         self._service.on_ready()
 
     async def _maintain(self) -> None:
-        problem = ""
+        """Short pieces of work, with pauses as long as they: requests come first, and whoever waits
+        for the lock gets it (it is not handed over in order).
+        """
+        store, problem = self._service.store, ""
         while True:
             more = False
+            began = time.monotonic()
             try:
                 with self._operations.lock:
-                    more = self._service.store.maintain(time.monotonic())
+                    more = store.maintain(began, apart=True)
+                more = store.maintain_apart() or more
                 problem = ""
             except CxlfsError as error:
                 if error.message != problem:  # said once, not twice a second
@@ -381,7 +389,8 @@ class _Server:
             except Exception as error:  # noqa: BLE001  like any other request
                 with self._operations.lock:
                     self._operations.failures.report("maintain", error)
-            await trio.sleep(0 if more else MAINTENANCE_SECONDS)
+            pause = min(max(time.monotonic() - began, PAUSE_SECONDS_MIN), PAUSE_SECONDS_MAX)
+            await trio.sleep(pause if more else MAINTENANCE_SECONDS)
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:

@@ -76,6 +76,22 @@ class Root:
         return self.image_segments + tuple(index for index in journal if index is not None)
 
 
+NOTHING = Root(
+    generation=0,
+    flags=0,
+    image_bytes=0,
+    image_lsn=0,
+    image_header_crc=0,
+    image_segments=(),
+    journal_segment=None,
+    journal_mirror=None,
+    journal_epoch=0,
+    journal_first_lsn=1,
+    next_epoch=1,
+)
+"""What mkfs begins with: it is never written."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotState:
     """What reading one slot gave; neither root nor problem: never written."""

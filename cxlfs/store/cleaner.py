@@ -6,14 +6,14 @@ that a write fails (``files``).
 Invariants
 - Work is done in short steps: a verb of ``mover``, or a rollover, and never more than one of them
   before others may have their turn.
-- The cleaner takes at most its own segments out of the reserve before a rollover gives some back.
+- The cleaner takes at most its own segments out of the reserve before some are given back.
 - A segment that is being written to, or that is damaged, is left as it is.
 
 Which segments are compacted, and when, follows Rosenblum and Ousterhout, "The Design and
 Implementation of a Log-Structured File System" (ACM TOCS 10(1), 1992), section 3: cost-benefit,
 with moved data kept apart from new data. Cleaning begins late, and takes fuller segments only as
-room gets scarcer: what is about to die is not moved. A rollover writes an image of all metadata, so
-it waits until the room is used up, and then gives back everything that was emptied meanwhile.
+room gets scarcer: what is about to die is not moved. What was emptied is given back when the room
+is used up, all at once, because a metadata image may have to be written for it.
 """
 
 from __future__ import annotations
@@ -66,9 +66,11 @@ class Cleaner:
         there at the next step.
         """
         self._emptied = False
-        """Something was, since the last rollover."""
+        """Something was, and is not free yet."""
         self._borrowed = -1
-        """Behind so many rollovers the cleaner took a segment of what was less than the reserve."""
+        """After dead segments were freed so many times the cleaner took a segment of what was less
+        than the reserve.
+        """
 
     # --- verbs ------------------------------------------------------------------------------
 
@@ -99,10 +101,9 @@ class Cleaner:
             self._running = False
 
     def _reclaim(self, needed_bytes: int) -> bool:
-        """A rollover for what was emptied waits until it gives back more than it takes."""
-        dead = self.volume.space.collect_dead()
-        waits = dead and not self._is_worth_a_rollover(dead)
-        if (self._victims or waits) and self.compact(FOREGROUND_USED_MAX):
+        """What was emptied is free first; then the segments that are being emptied are."""
+        goes_on = self._victims and not self.volume.space.collect_dead()
+        if goes_on and self.compact(FOREGROUND_USED_MAX):
             return True
         return self.room.make(needed_bytes) or self.compact(FOREGROUND_USED_MAX)
 
@@ -126,7 +127,7 @@ class Cleaner:
         return False
 
     def _free_dead(self) -> bool:
-        """Roll over for what is dead; True when that made room."""
+        """True when that made room."""
         free_before = self.volume.space.free_count
         self._emptied = False
         self.room.free_dead()
@@ -196,7 +197,7 @@ class Cleaner:
         def lease(needed_bytes: int) -> tuple[int, int]:
             space = self.volume.space
             if space.cleaner_room_bytes == 0 and space.free_count <= self._least_free():
-                self._borrowed = self.volume.counters.rollovers
+                self._borrowed = self.volume.space.releases
             return space.cleaner_lease(needed_bytes, born=born)
 
         try:

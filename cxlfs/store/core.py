@@ -107,21 +107,8 @@ def format_store(
         segment_count=block.segment_count,
         chunk=block.chunk_bytes,
     )
-    nothing = roots.Root(
-        generation=0,
-        flags=0,
-        image_bytes=0,
-        image_lsn=0,
-        image_header_crc=0,
-        image_segments=(),
-        journal_segment=None,
-        journal_mirror=None,
-        journal_epoch=0,
-        journal_first_lsn=1,
-        next_epoch=1,
-    )
     volume = Volume(
-        media, block, engine, namespace, nothing, next_extent_id=1, next_epoch=1, last_lsn=0
+        media, block, engine, namespace, roots.NOTHING, next_extent_id=1, next_epoch=1, last_lsn=0
     )
     volume.close_cleanly()
     engine.close()
@@ -470,8 +457,10 @@ class Store:
     def statistics(self) -> StoreStatistics:
         return self.reporter.statistics(self.files.open_count)
 
-    def maintain(self, now_monotonic: float) -> bool:
-        """One short piece of background work; True when there is more to do at once."""
+    def maintain(self, now_monotonic: float, *, apart: bool = False) -> bool:
+        """One short piece of background work; True when there is more to do soon. ``apart``: some
+        of it is left to :meth:`maintain_apart`, which the caller calls next.
+        """
         if self.read_only:
             return False
         interval = self.options.commit_interval_s
@@ -480,7 +469,13 @@ class Store:
         if now_monotonic - self._fenced_monotonic >= interval:
             self._fenced_monotonic = now_monotonic
             self.volume.fence()
-        return self.cleaner.step() or self.defragmenter.step(now_monotonic) or worked
+        rolling = self.volume.rollovers.step(apart=apart)
+        worked = self.cleaner.step() or self.defragmenter.step(now_monotonic) or worked
+        return rolling or worked
+
+    def maintain_apart(self) -> bool:
+        """Background work that needs no lock of other verbs; True when there was some."""
+        return self.volume.rollovers.step_apart()
 
     def path_of(self, ino: int) -> bytes | None:
         return path_of(self.namespace, ino)

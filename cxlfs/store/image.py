@@ -1,9 +1,8 @@
-"""The metadata image: the whole committed namespace and every file map, as columns.
+"""Loading a metadata image: the whole committed namespace and every file map, as columns.
 
-Never here: where the image lies on the media (``volume``), what readers see that is not committed.
+Never here: making one (``export``), where it lies on the media (``recovery``).
 
 Invariants
-- An image holds the committed state only: no uncommitted inode, no unpublished byte of a file.
 - Loading checks every section's checksum, then every number that is used as an index, a size or a
   reference, before it is used; memory is proportional to the image's own length.
 - Loading an image and building one again gives the same state (not necessarily the same bytes).
@@ -13,28 +12,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs.errors import CorruptionError, InvariantError
+from cxlfs.errors import CorruptionError
 from cxlfs.format import layout
-from cxlfs.format.packing import packer
 from cxlfs.native import crc32c
-from cxlfs.store.namespace import FileKind, Inode, Namespace, entries_of
+from cxlfs.store.namespace import FileKind, Inode, Namespace
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cxlfs.native.extents import Engine
-    from cxlfs.native.maps import FileMap
 
-_INODE = packer(layout.IMAGE_INODE_DTYPE)
-_NAME = packer(layout.IMAGE_NAME_DTYPE)
-_XATTR = packer(layout.IMAGE_XATTR_DTYPE)
-_SUMMED_BYTES = layout.IMAGE_DTYPE.itemsize - 4
+SUMMED_BYTES = layout.IMAGE_DTYPE.itemsize - 4
 _INODE_COLUMNS = (
     *("ino", "mode", "uid", "gid", "rdev", "flags"),
     *("atime_ns", "mtime_ns", "ctime_ns", "birth_ns", "commit_lsn", "commit_ns"),
@@ -50,145 +43,6 @@ class ImageInfo:
     next_ino: int
     next_extent_id: int
     header_crc: int
-
-
-# --- building -------------------------------------------------------------------------------
-
-
-class _Strings:
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.length = 0
-
-    def add(self, *parts: bytes) -> int:
-        start = self.length
-        for part in parts:
-            self.parts.append(part)
-            self.length += len(part)
-        return start
-
-
-def build(
-    namespace: Namespace, engine: Engine, *, uuid: bytes, lsn: int, next_extent_id: int
-) -> tuple[bytes, ImageInfo]:
-    """The committed state up to ``lsn`` as bytes."""
-    inodes = [i for i in namespace.inodes.values() if i.links and not i.uncommitted]
-    maps: list[FileMap] = []
-    for inode in inodes:
-        if inode.live is not None:
-            committed = inode.committed_content
-            if committed is None:
-                raise InvariantError("an inode in an image has committed content")
-            maps.append(committed)
-            if inode.aside is not None:
-                maps.append(inode.aside)
-    counts, refs, extents, crcs = engine.export_maps(maps)
-    strings = _Strings()
-    rows = _inode_rows(inodes, [int(count) for count in counts])
-    names, name_count = _name_rows(namespace, inodes, strings)
-    xattrs, xattr_count, symlinks, symlink_count = _string_rows(inodes, strings)
-    sections: dict[int, tuple[bytes, int]] = {
-        layout.SECTION_INODES: (rows, len(inodes)),
-        layout.SECTION_NAMES: (names, name_count),
-        layout.SECTION_XATTRS: (xattrs, xattr_count),
-        layout.SECTION_SYMLINKS: (symlinks, symlink_count),
-        layout.SECTION_EXTENTS: (extents.tobytes(), len(extents)),
-        layout.SECTION_CRCS: (crcs.tobytes(), len(crcs)),
-        layout.SECTION_REFS: (refs.tobytes(), len(refs)),
-        layout.SECTION_STRINGS: (b"".join(strings.parts), strings.length),
-    }
-    return _assemble(
-        sections, uuid=uuid, lsn=lsn, next_ino=namespace.next_ino, next_extent_id=next_extent_id
-    )
-
-
-def _assemble(
-    sections: dict[int, tuple[bytes, int]],
-    *,
-    uuid: bytes,
-    lsn: int,
-    next_ino: int,
-    next_extent_id: int,
-) -> tuple[bytes, ImageInfo]:
-    head = np.zeros(1, dtype=layout.IMAGE_DTYPE)
-    head["magic"] = layout.IMAGE_MAGIC
-    head["lsn"] = lsn
-    head["next_ino"] = next_ino
-    head["next_extent_id"] = next_extent_id
-    head["uuid"] = np.void(uuid)
-    head["written_ns"] = time.time_ns()
-    parts: list[bytes] = []
-    position = layout.IMAGE_DTYPE.itemsize
-    for index, (kind, (data, count)) in enumerate(sorted(sections.items())):
-        head["sections"][0, index] = (kind, crc32c(data), position, len(data), count)
-        padding = -len(data) % layout.SECTION_ALIGN
-        parts.extend((data, bytes(padding)))
-        position += len(data) + padding
-    head_crc = crc32c(head.tobytes()[:_SUMMED_BYTES])
-    head["crc"] = head_crc
-    info = ImageInfo(lsn, next_ino, next_extent_id, head_crc)
-    return b"".join([head.tobytes(), *parts]), info
-
-
-def _inode_rows(inodes: list[Inode], counts: list[int]) -> bytes:
-    rows = bytearray(len(inodes) * _INODE.size)
-    next_map = 0
-    for index, inode in enumerate(inodes):
-        size = ref_count = aside_size = aside_ref_count = 0
-        flags = inode.flags
-        committed = inode.committed_content
-        if inode.live is not None and committed is not None:
-            size, ref_count = committed.size, counts[next_map]
-            next_map += 1
-            if inode.aside is not None:
-                flags |= layout.INODE_ASIDE
-                aside_size, aside_ref_count = inode.aside.size, counts[next_map]
-                next_map += 1
-        _INODE.pack_into(
-            rows,
-            index * _INODE.size,
-            inode.ino,
-            inode.mode,
-            inode.uid,
-            inode.gid,
-            inode.rdev,
-            flags,
-            0,
-            inode.atime_ns,
-            inode.committed_mtime_ns,
-            inode.committed_ctime_ns,
-            inode.birth_ns,
-            inode.commit_lsn,
-            inode.commit_ns,
-            size,
-            ref_count,
-            aside_size,
-            aside_ref_count,
-        )
-    return bytes(rows)
-
-
-def _name_rows(namespace: Namespace, inodes: list[Inode], strings: _Strings) -> tuple[bytes, int]:
-    rows: list[bytes] = []
-    known = namespace.inodes
-    for inode in sorted((i for i in inodes if i.entries is not None), key=lambda i: i.ino):
-        for name, child in entries_of(inode).items():
-            if not known[child].uncommitted:
-                rows.append(_NAME.pack(inode.ino, child, strings.add(name), len(name), 0))
-    return b"".join(rows), len(rows)
-
-
-def _string_rows(inodes: list[Inode], strings: _Strings) -> tuple[bytes, int, bytes, int]:
-    xattrs: list[bytes] = []
-    symlinks: list[bytes] = []
-    for inode in inodes:
-        for name, value in (inode.xattrs or {}).items():
-            start = strings.add(name, value)
-            xattrs.append(_XATTR.pack(inode.ino, start, len(name), len(value)))
-        if inode.kind is FileKind.SYMLINK:
-            start = strings.add(inode.target)
-            symlinks.append(_XATTR.pack(inode.ino, start, 0, len(inode.target)))
-    return b"".join(xattrs), len(xattrs), b"".join(symlinks), len(symlinks)
 
 
 # --- loading --------------------------------------------------------------------------------
@@ -208,7 +62,7 @@ def check(data: bytes, *, uuid: bytes, header_crc: int) -> tuple[ImageInfo, dict
     _require(len(data) >= layout.IMAGE_DTYPE.itemsize, "the metadata image is cut short")
     head = np.frombuffer(data, dtype=layout.IMAGE_DTYPE, count=1)[0]
     _require(head["magic"] == layout.IMAGE_MAGIC, "the metadata image has no magic")
-    actual = crc32c(data[:_SUMMED_BYTES])
+    actual = crc32c(data[:SUMMED_BYTES])
     _require(int(head["crc"]) == actual == header_crc, "metadata image header checksum mismatch")
     _require(head["uuid"].tobytes() == uuid, "the metadata image belongs to another store")
     sections: dict[int, bytes] = {}

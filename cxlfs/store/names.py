@@ -147,9 +147,8 @@ class Names:
         directory = self._new_name(parent, name)
         mode = stat.S_IFREG | stat.S_IMODE(mode)
         inode = self._new_inode(directory, mode, uid, gid, 0)
-        inode.uncommitted = True
         encode([inode.operation()])  # what no record can say later is refused at once
-        self.namespace.add(inode)
+        self.namespace.add_uncommitted(inode)
         self.namespace.link(parent, name, inode.ino)
         directory.mtime_ns = directory.ctime_ns = inode.birth_ns
         self.versions.begin_new(inode, name)

@@ -116,6 +116,7 @@ class Inode:
         "ctime_ns",
         "damaged",  # a checksum error was seen in the content
         "entries",  # directories: name -> ino, else None
+        "exported",  # number of the last export (Namespace.exports) that has taken it down
         "first_writer",  # Writer, as long as none has written and it may; else None
         "flags",  # layout.INODE_INCOMPLETE of the committed content
         "gid",
@@ -189,6 +190,7 @@ class Inode:
         self.first_writer: Writer | None = None
         self.uncommitted = False
         self.damaged = False
+        self.exported = 0
 
     @property
     def ordered_names(self) -> Listing:
@@ -257,20 +259,11 @@ class Inode:
         """
         mtime = self.mtime_ns if self.version is None else self.committed_mtime_ns
         ctime = self.ctime_ns if self.version is None else self.committed_ctime_ns
-        values = {
-            "ino": self.ino,
-            "mode": self.mode,
-            "uid": self.uid,
-            "gid": self.gid,
-            "rdev": self.rdev,
-            "flags": self.flags,
-            "atime_ns": self.atime_ns,
-            "mtime_ns": mtime,
-            "ctime_ns": ctime,
-            "birth_ns": self.birth_ns,
-        }
-        values.update(changes)
-        return InodeOperation(**values)
+        now = InodeOperation(
+            *(self.ino, self.mode, self.uid, self.gid, self.rdev, self.flags),
+            *(self.atime_ns, mtime, ctime, self.birth_ns),
+        )
+        return now._replace(**changes)
 
     def attributes(self) -> Attributes:
         self.note_writes()
@@ -282,18 +275,8 @@ class Inode:
         else:
             size, allocated = len(self.target), 0
         return Attributes(
-            self.ino,
-            self.mode,
-            self.nlink,
-            self.uid,
-            self.gid,
-            self.rdev,
-            size,
-            allocated,
-            self.atime_ns,
-            self.mtime_ns,
-            self.ctime_ns,
-            self.birth_ns,
+            *(self.ino, self.mode, self.nlink, self.uid, self.gid, self.rdev, size, allocated),
+            *(self.atime_ns, self.mtime_ns, self.ctime_ns, self.birth_ns),
         )
 
 
@@ -314,6 +297,10 @@ class Namespace:
         """Bytes of all names, symlink targets and extended attributes: sizes the image."""
         self.string_items = 0
         self.kind_counts: collections.Counter[FileKind] = collections.Counter()
+        self.uncommitted: set[int] = set()
+        """Inodes that no record and no image knows."""
+        self.exports = 0
+        """Metadata images that were begun."""
         self._unlinked: set[int] = set()
         self.on_drop: Callable[[Inode], None] | None = None
         """Called with an inode that is about to be dropped."""
@@ -381,6 +368,17 @@ class Namespace:
         """It was added and never got a name."""
         if self.inodes.pop(inode.ino, None) is not None:
             self.kind_counts[inode.kind] -= 1
+
+    def add_uncommitted(self, inode: Inode) -> None:
+        """One that only the living know, until :meth:`set_committed`."""
+        inode.uncommitted = True
+        self.uncommitted.add(inode.ino)
+        self.add(inode)
+
+    def set_committed(self, inode: Inode) -> None:
+        """A record knows it."""
+        inode.uncommitted = False
+        self.uncommitted.discard(inode.ino)
 
     def allocate_ino(self) -> int:
         ino = self.next_ino
@@ -467,6 +465,7 @@ class Namespace:
 
     def _drop(self, inode: Inode) -> None:
         self.withdraw(inode)
+        self.uncommitted.discard(inode.ino)
         if self.on_drop is not None:
             self.on_drop(inode)
         self.set_target(inode, b"") if inode.target else None

@@ -27,6 +27,7 @@ from cxlfs.format import journal_reader, layout, roots, segments, superblock
 from cxlfs.native.extents import Engine
 from cxlfs.store import image
 from cxlfs.store.replay import Replayer
+from cxlfs.store.rollover import is_short
 from cxlfs.store.space import State
 from cxlfs.store.volume import JournalEnd, MetadataSet, Volume
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from cxlfs.store.namespace import Namespace
 
 log = logging.getLogger(__name__)
+_JOURNALS_MAX = 16
+"""Openings that were each followed by a crash, before an image was made, each leave one."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -229,6 +232,8 @@ def _replay(media: Media, block: superblock.Superblock, state: _State, *, follow
         header = journal_reader.find_successor(
             state.headers, after_epoch=header.epoch, first_lsn=state.last_lsn + 1
         )
+    if follow and state.chain and state.lost is None:
+        _check_chain_end(media, block, state)
     state.engine.drop_unreferenced()
     state.next_extent_id = replayer.next_extent_id
     state.last_time_ns = replayer.last_time_ns
@@ -253,6 +258,28 @@ def _replay_segment(
             f"journal record {reader.scan.lost_lsn} is damaged in both copies: "
             "later changes cannot be applied"
         )
+
+
+def _check_chain_end(media: Media, block: superblock.Superblock, state: _State) -> None:
+    """A later journal that holds a record proves that the one before it was durable to its end."""
+    last = state.chain[-1]
+    for header in state.headers:
+        follows = (
+            header.role == layout.ROLE_JOURNAL
+            and header.predecessor == last.index
+            and header.predecessor_epoch == last.epoch
+            and header.predecessor_last_lsn > state.last_lsn
+        )
+        if not follows:
+            continue
+        first = journal_reader.as_primary(header)
+        reader = journal_reader.SegmentReader(media, block, first, expected_lsn=first.first_lsn)
+        if next(iter(reader), None) is not None:
+            state.lost = (
+                f"journal record {state.last_lsn + 1} is damaged in both copies: "
+                "later changes cannot be applied"
+            )
+            return
 
 
 # --- judging --------------------------------------------------------------------------------
@@ -388,7 +415,41 @@ def _take_over(
         volume.refresh_reserve()
         if report.clean:
             volume.begin_journal()
+        elif _may_continue(volume, state, report, slots):
+            volume.continue_journal()
+            volume.rollovers.due = True
         else:
-            volume.rollover()
+            _roll_over(volume)
     except NoSpaceError as error:
         volume.read_only_reason = f"there is no room to open it for writing: {error.message}"
+
+
+def _may_continue(
+    volume: Volume, state: _State, report: RecoveryReport, slots: list[roots.SlotState]
+) -> bool:
+    """Nothing was lost or damaged, and a new image would take long: it is made while the store is
+    in use, and until then one more journal follows those that were read.
+    """
+    whole = (
+        volume.root.in_use
+        and state.root is volume.root
+        and not report.problems
+        and not report.mirror_used
+        and all(slot.problem is None for slot in slots)
+    )
+    return (
+        whole
+        and not is_short(volume.image_bytes_estimate())
+        and len(state.chain) < _JOURNALS_MAX
+        and volume.space.free_count > volume.refresh_reserve()
+    )
+
+
+def _roll_over(volume: Volume) -> None:
+    """A new image at once. Where the metadata is too large for one, names can still be removed."""
+    try:
+        volume.rollover()
+    except NoSpaceError:
+        if not volume.root.in_use:
+            raise
+        volume.continue_journal()

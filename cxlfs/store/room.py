@@ -52,8 +52,9 @@ class Room:
         return False
 
     def free_dead(self) -> None:
-        """Roll over for what is dead, and for metadata that has shrunk."""
-        if self.volume.space.collect_dead() or self.volume.metadata_has_shrunk:
+        """What is dead, and what metadata that has shrunk leaves."""
+        self.volume.release_dead()
+        if self.volume.metadata_has_shrunk:
             self.volume.rollover()
 
     def _measure(self, needed_bytes: int) -> int:

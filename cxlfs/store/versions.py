@@ -140,7 +140,7 @@ class Prepared:
             self._versions.drop_aside_map(inode)
         if version.whole and inode.damaged:
             self._versions.volume.health.replaced(inode)
-        inode.uncommitted = False
+        self._versions.volume.namespace.set_committed(inode)
         inode.flags = self._flags
         inode.commit_lsn, inode.commit_ns = lsn, time_ns
         self._versions.end(inode)
@@ -334,7 +334,7 @@ class Versions:
         self.volume.commit(ops)
         self.volume.note_committed(ops)
         inode.flags = flags
-        inode.uncommitted = False
+        self.volume.namespace.set_committed(inode)
         inode.committed = FileMap(self.volume.engine, owner=inode.ino)
 
     def _fits(self, delta: Delta) -> bool:
@@ -369,11 +369,10 @@ class Versions:
         self, inode: Inode, delta: Delta, refs: npt.NDArray[np.void], *, cut: int
     ) -> None:
         """Cut the content kept aside, then add ``refs``: each record defines what it names."""
-        if inode.aside is None:
-            inode.aside = FileMap(self.volume.engine, owner=inode.ino)
-            inode.aside.count_as(Counting.ASIDE)
-            self.asides[inode.ino] = inode
         aside = inode.aside
+        if aside is None:
+            aside = FileMap(self.volume.engine, owner=inode.ino)
+            aside.count_as(Counting.ASIDE)
         for piece, rows in self._pieces(delta, refs):
             definitions = list(extent_operations(delta.extents[rows], delta.crcs))
             refs_bytes = piece.tobytes()
@@ -381,6 +380,8 @@ class Versions:
                 inode.ino, aside=True, cut=cut, size=delta.size, refs=refs_bytes
             )
             self.volume.commit([*definitions, content])
+            inode.aside = aside
+            self.asides[inode.ino] = inode
             for definition in definitions:
                 self.volume.engine.publish(definition.id)
             aside.replay(cut, refs_bytes, delta.size)

@@ -30,9 +30,9 @@ from cxlfs.errors import (
     invariant,
 )
 from cxlfs.format import journal, layout, operations, roots, segments
-from cxlfs.store import image
 from cxlfs.store.health import Health
 from cxlfs.store.paths import path_of
+from cxlfs.store.rollover import JOURNAL_SEGMENTS, Rollovers, is_short
 from cxlfs.store.space import Space, State
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ log = logging.getLogger(__name__)
 RECORD_BYTES_MAX = 1 << 20
 """A larger transaction is staged in several records: one record never fills a journal."""
 _CLEANER_PART = 64
-"""One in so many segments is the cleaner's, at least one: what it can empty between two rollovers.
-Each of these writes an image of all metadata, so that with less room a full store of scattered
-blocks writes mostly images."""
+"""One in so many segments is the cleaner's, at least one: what it can empty before any is freed."""
+_IMAGE_PART = 4
+"""An image that is written to free segments takes at most a fourth of what it frees."""
 _IMAGE_SLACK_BYTES = 64 << 10
 _EVENT_NAMES_MAX = 1000
 """So many names are searched for that of an event's file; else the message names its number."""
@@ -78,6 +78,9 @@ class Counters:
     cleaned_segments: int = 0
     moved_bytes: int = 0
     commits: int = 0
+    journal_bytes_written: int = 0
+    """Of records, in one of their two copies."""
+    image_bytes_written: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ class Volume:
         self.journal_end: JournalEnd | None = None
         self.current = MetadataSet(root.image_segments)
         self.fallback = MetadataSet()
+        self.rollovers = Rollovers(self)
         self.read_only_reason: str | None = None
         self.needs_check: str | None = None
         self.counters = Counters()
@@ -231,7 +235,9 @@ class Volume:
         if needed > self.superblock.segment_payload_bytes // 2:
             raise LimitError("the transaction is larger than the journal of this store can take")
         if needed > self._open_journal().free_bytes:
-            self.rollover()
+            self.rollovers.make_journal_room()
+        if self.rollovers.running is not None:
+            self.rollovers.keep(ops)
         end = self._open_journal()
         with self.writing():
             lsn, time_ns = end.append(payload, len(ops))
@@ -240,6 +246,7 @@ class Volume:
         self.last_lsn = lsn
         self.last_commit_ns = time_ns
         self.counters.commits += 1
+        self.counters.journal_bytes_written += needed
         return lsn, time_ns
 
     def note_committed(self, ops: Sequence[Operation]) -> None:
@@ -303,72 +310,85 @@ class Volume:
 
     def refresh_reserve(self, growth_bytes: int = 0) -> int:
         """Recompute how many segments must stay free: the next metadata set (with an image that has
-        grown so much), what the two sets after it need beyond what they release, and the cleaner's.
+        grown so much), what the two sets after it need beyond what they release, one journal more
+        while a large image is made, and the cleaner's. All, when an image could not be larger.
         """
         wanted = self.metadata_set_segments(growth_bytes)
-        kept = (self.current, self.fallback)
-        growth = sum(max(0, wanted - len(each.segments)) for each in kept)
-        self.space.reserve = wanted + growth + self.cleaner_segments
+        if wanted - 2 > layout.IMAGE_SEGMENTS_MAX:
+            self.space.reserve = len(self.space.states)
+            return self.space.reserve
+        kept = (len(self.current.segments), len(self.fallback.segments))
+        coming = since = 0
+        running = self.rollovers.running
+        if running is not None:
+            since = len(self.current.journal_segments) - running.journals_before
+            coming = kept[1] + len(running.dead)
+            kept = (running.image_segments + since, kept[0] - since)
+        growth = sum(max(0, wanted - count) for count in kept)
+        extra = self.cleaner_segments
+        if since <= JOURNAL_SEGMENTS and not is_short(self.image_bytes_estimate()):
+            extra += JOURNAL_SEGMENTS
+        self.space.reserve = max(wanted + growth + extra - coming, extra)
         return self.space.reserve
 
     @property
     def metadata_has_shrunk(self) -> bool:
-        """A rollover would give segments back: a set is larger than the next one."""
-        wanted = self.metadata_set_segments()
-        return any(len(kept.segments) > wanted for kept in (self.current, self.fallback))
+        """A rollover would give segments back: a set is larger than the next one would be, with a
+        journal that was continued once.
+        """
+        wanted = self.metadata_set_segments() + JOURNAL_SEGMENTS
+        larger = any(len(kept.segments) > wanted for kept in (self.current, self.fallback))
+        return larger and self.rollovers.running is None
 
     def metadata_room(self) -> bool:
         """There is room for a larger image than now."""
         return self.space.free_count >= self.refresh_reserve()
 
+    def release_dead(self) -> bool:
+        """Segments in which nothing is alive are free again; False when there are none.
+
+        With a new root, while its image is short and takes little against what it frees; else by
+        :meth:`free_dead`. Raises MediaError.
+        """
+        dead = self.space.collect_dead()
+        if not dead:
+            return False
+        image_bytes = self.image_bytes_estimate()
+        freed_bytes = dead * self.superblock.segment_payload_bytes
+        if is_short(image_bytes) and image_bytes * _IMAGE_PART <= freed_bytes:
+            try:
+                self.rollover()
+            except NoSpaceError:
+                self.free_dead()
+        else:
+            self.free_dead()
+        return True
+
+    def free_dead(self) -> None:
+        """Segments in which nothing is alive are free as soon as every record so far is durable.
+
+        Without a new root: see the crash argument. Raises MediaError.
+        """
+        self.space.collect_dead()
+        self.fence()
+        self.space.free_dead()
+
+    # --- rolling over -----------------------------------------------------------------------
+
     def rollover(self) -> None:
-        """Write the committed state as a new image, begin a new journal, write a root.
+        """Write the committed state as a new image, begin a new journal, write a root; all at once.
 
         Durable when it returns. Frees dead segments. Raises NoSpaceError, MediaError.
         """
-        self._write_set(closing=False)
+        self.rollovers.run()
 
     def close_cleanly(self) -> None:
         """The last rollover: no journal, and a root that is not in use."""
         self.health.finish()
-        self._write_set(closing=True)
+        self.rollovers.run(closing=True)
         self.journal = None
 
-    def _write_set(self, *, closing: bool) -> None:
-        self.require_writable()
-        log.debug("rolling over to generation %d", self.root.generation + 1)
-        self.space.collect_dead()
-        data, info = image.build(
-            self.namespace,
-            self.engine,
-            uuid=self.superblock.uuid,
-            lsn=self.last_lsn,
-            next_extent_id=self.next_extent_id,
-        )
-        payload = self.superblock.segment_payload_bytes
-        count = -(-len(data) // payload)
-        if count > layout.IMAGE_SEGMENTS_MAX:
-            raise NoSpaceError("the metadata of this store is larger than an image can be")
-        taken, pair = self._take_set(count, closing=closing)
-        with self.writing():
-            self._store_image_headers(taken)
-            header = None if pair is None else self._store_journal_headers(pair)
-            self.media.fence()
-            for part, index in enumerate(taken):
-                offset = self.superblock.segment_offset(index) + layout.SEGMENT_HEADER_BYTES
-                self.media.copy(offset, data[part * payload : (part + 1) * payload])
-            self.media.fence()
-            root = self._next_root(
-                image_bytes=len(data), info=info, image_segments=tuple(taken), header=header
-            )
-            roots.write(self.media, self.superblock, root)
-        released = self.fallback
-        self.fallback = self.current
-        self.current = MetadataSet(tuple(taken), pair or ())
-        self._switch(root, header, released=list(released.segments))
-        self.counters.rollovers += 1
-
-    def _take_set(self, count: int, *, closing: bool) -> tuple[list[int], tuple[int, int] | None]:
+    def take_set(self, count: int, *, closing: bool) -> tuple[list[int], tuple[int, int] | None]:
         """Segments for an image and a journal; raises NoSpaceError.
 
         A store without room for them gives up its fallback before it stops working.
@@ -386,11 +406,11 @@ class Volume:
 
     def begin_journal(self) -> None:
         """After a clean close: a journal and an in-use root over the same image. Durable."""
-        _, pair = self._take_set(0, closing=False)
+        _, pair = self.take_set(0, closing=False)
         if pair is None:
             raise InvariantError("a journal has two copies")
         with self.writing():
-            header = self._store_journal_headers(pair)
+            header = self.store_journal_headers(pair)
             self.media.fence()
             known, count, device_hash = self.dirty_shutdown
             root = dataclasses.replace(
@@ -407,21 +427,25 @@ class Volume:
                 device_hash=device_hash,
             )
             roots.write(self.media, self.superblock, root)
-        self.current = MetadataSet(self.root.image_segments, pair)
-        self._switch(root, header, released=[])
+        self.root = root
+        self.switch_journal(header)
+        self.space.root_is_durable([], [])
+        self.refresh_reserve()
 
-    def _store_image_headers(self, indexes: list[int]) -> None:
-        for part, index in enumerate(indexes):
-            header = segments.SegmentHeader(
-                role=layout.ROLE_IMAGE,
-                index=index,
-                epoch=self.space.new_epoch(),
-                nonce=self.nonce,
-                first_lsn=part,
-            )
-            segments.store(self.media, self.superblock, header)
+    def continue_journal(self) -> None:
+        """Another journal behind the one there is, under the same root and image. Durable.
 
-    def _store_journal_headers(self, pair: tuple[int, int]) -> segments.SegmentHeader:
+        Raises NoSpaceError (nothing has changed), MediaError.
+        """
+        pair = self.space.take_pair(State.JOURNAL)
+        with self.writing():
+            header = self.store_journal_headers(pair)
+            self.media.fence()
+        self.switch_journal(header)
+        self.refresh_reserve()
+
+    def store_journal_headers(self, pair: tuple[int, int]) -> segments.SegmentHeader:
+        """Of a journal that continues the one there is; returns that of its first copy."""
         end = self.journal_end
         if self.journal is not None:
             end = JournalEnd(
@@ -447,41 +471,23 @@ class Volume:
             segments.store(self.media, self.superblock, header)
         return headers[0]
 
-    def _next_root(
-        self,
-        *,
-        image_bytes: int,
-        info: image.ImageInfo,
-        image_segments: tuple[int, ...],
-        header: segments.SegmentHeader | None,
-    ) -> roots.Root:
-        known, count, device_hash = self.dirty_shutdown
-        return roots.Root(
-            generation=self.root.generation + 1,
-            flags=0 if header is None else self.root_flags,
-            image_bytes=image_bytes,
-            image_lsn=info.lsn,
-            image_header_crc=info.header_crc,
-            image_segments=image_segments,
-            journal_segment=None if header is None else header.index,
-            journal_mirror=None if header is None else header.partner,
-            journal_epoch=0 if header is None else header.epoch,
-            journal_first_lsn=self.last_lsn + 1,
-            next_epoch=self.space.next_epoch,
-            dirty_shutdown_known=int(known),
-            dirty_shutdown_count=count,
-            device_hash=device_hash,
-        )
+    def switch_journal(self, header: segments.SegmentHeader) -> None:
+        """Its headers, and every record so far, are durable: from here on records go there."""
+        self.journal = journal.Journal(self.media, self.superblock, header, last_lsn=self.last_lsn)
+        journals = (*self.current.journal_segments, header.index, header.partner)
+        self.current = dataclasses.replace(self.current, journal_segments=journals)
 
-    def _switch(
-        self, root: roots.Root, header: segments.SegmentHeader | None, *, released: list[int]
-    ) -> None:
+    def adopt_root(self, root: roots.Root, *, journals_before: int, dead: list[int]) -> None:
+        """A rollover's root is durable: the set before is the fallback, the one before that and the
+        segments that were ``dead`` when it began are free.
+        """
         invariant(root.generation > self.root.generation, "a root generation was used twice")
+        journals = self.current.journal_segments
+        released = self.fallback
+        self.fallback = MetadataSet(self.current.image_segments, journals[:journals_before])
+        self.current = MetadataSet(root.image_segments, journals[journals_before:])
         self.root = root
-        if header is not None:
-            self.journal = journal.Journal(
-                self.media, self.superblock, header, last_lsn=self.last_lsn
-            )
+        self.counters.rollovers += 1
         log.debug("generation %d is durable", root.generation)
-        self.space.root_is_durable(released)
+        self.space.root_is_durable(list(released.segments), dead)
         self.refresh_reserve()

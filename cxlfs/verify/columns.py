@@ -18,7 +18,7 @@ from cxlfs.format import layout
 from cxlfs.format.roots import Root
 from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
-from cxlfs.store import Store, image
+from cxlfs.store import Store, export, image
 from cxlfs.store.recovery import read_image
 from cxlfs.types import ROOT_INO
 
@@ -81,7 +81,7 @@ class Columns:
 def columns_of_store(store: Store) -> Columns:
     """What the next metadata image of an open store would say. Nothing is written."""
     volume = store.volume
-    data, info = image.build(
+    data, info = export.build(
         volume.namespace,
         volume.engine,
         uuid=volume.superblock.uuid,

@@ -82,8 +82,11 @@ class Context:
         store = self.store()
         if self.fallback is None or store is None:
             return False
-        kept = set(store.volume.fallback.segments) | set(store.volume.current.segments)
-        return kept.issuperset(self.fallback.segments)
+        volume, root = store.volume, self.fallback
+        kept = [volume.fallback.segments]
+        if volume.current.image_segments == root.image_segments:
+            kept.append(volume.current.segments)  # the store was opened with it
+        return any(set(segments).issuperset(root.segments) for segments in kept)
 
     # --- the store --------------------------------------------------------------------------
 

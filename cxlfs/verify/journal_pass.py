@@ -72,7 +72,7 @@ class _Pass:
                 yield make("journal-lost", message, media_offset=offset)
             return
         if self.context.live:
-            yield from self._live_segment(header)
+            yield from self._live_segments(header)
             return
         lsn = self.root.image_lsn + 1
         headers = segments.read_all(self.context.media, self.block)
@@ -86,18 +86,29 @@ class _Pass:
             lsn = scan.last_lsn + 1
             header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
 
-    def _live_segment(self, header: SegmentHeader) -> Steps:
+    def _live_segments(self, header: SegmentHeader | None) -> Steps:
         """Of a mounted store it is known how far the journal reaches, and what is durable."""
         store = self.context.store()
         journal = None if store is None else store.volume.journal
-        if journal is None or journal.header.epoch != header.epoch:
+        if journal is None:
             return
-        end = layout.SEGMENT_HEADER_BYTES + journal.used_bytes
+        epoch, end = journal.header.epoch, layout.SEGMENT_HEADER_BYTES + journal.used_bytes
         last_lsn, fenced_lsn = journal.last_lsn, journal.fenced_lsn
-        reader = self._reader(header, header.first_lsn, end=end)
-        yield from self._records(reader, fenced_lsn=fenced_lsn)
-        if reader.scan.last_lsn < last_lsn:
-            yield self._lost(reader, reader.scan.last_lsn + 1)
+        headers = segments.read_all(self.context.media, self.block)
+        while header is not None and header.epoch <= epoch:
+            newest = header.epoch == epoch
+            reader = self._reader(header, header.first_lsn, end=end if newest else None)
+            yield from self._records(reader, fenced_lsn=fenced_lsn)
+            lsn = reader.scan.last_lsn + 1
+            if self.context.is_superseded(self.root):
+                return
+            if newest:
+                if lsn <= last_lsn:
+                    yield self._lost(reader, lsn)
+                return
+            header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
+            if header is None:
+                yield self._lost(reader, lsn)
 
     # --- the journal that is kept -----------------------------------------------------------
 

@@ -17,7 +17,7 @@ from cxlfs.format.operations import (
     UnlinkOperation,
 )
 from cxlfs.media import SimulatedMedia
-from cxlfs.store import files, mover, replay, versions, volume
+from cxlfs.store import files, mover, replay, rollover, versions, volume
 from cxlfs.store.space import Space, State
 from tests.support.mutants import Patch, during, mutant, nothing
 
@@ -154,13 +154,14 @@ def periodic_commit_publishes_overwrites(patch: Patch) -> None:
 @mutant("one/LINE/rollover", 12)
 def metadata_space_reused_early(patch: Patch) -> None:
     """The segments of the sets in force are free before the next root is durable."""
-    original = volume.Volume._write_set
+    original = rollover.Rollovers.run
 
-    def write_set(self: volume.Volume, *, closing: bool) -> None:
-        self.space._free[:0] = self.current.segments + self.fallback.segments
+    def run(self: rollover.Rollovers, *, closing: bool = False) -> None:
+        volume_ = self._volume
+        volume_.space._free[:0] = volume_.current.segments + volume_.fallback.segments
         original(self, closing=closing)
 
-    patch.setattr(volume.Volume, "_write_set", write_set)
+    patch.setattr(rollover.Rollovers, "run", run)
 
 
 @mutant("one/PAGE/space_of_a_removed_file", 12)
@@ -181,13 +182,13 @@ def dead_data_reused_early(patch: Patch) -> None:
 @mutant("one/LINE/rollover", 12, 19)
 def fallback_never_given_back(patch: Patch) -> None:
     """Each rollover leaks the set before the last."""
-    original = volume.Volume._switch
+    original = Space.root_is_durable
 
-    def switch(self: volume.Volume, *args: Any, released: list[int]) -> None:
+    def root_is_durable(self: Space, released: list[int], dead: list[int]) -> None:
         del released
-        original(self, *args, released=[])
+        original(self, [], dead)
 
-    patch.setattr(volume.Volume, "_switch", switch)
+    patch.setattr(Space, "root_is_durable", root_is_durable)
 
 
 @mutant("one/LINE/files_by_turns", 12)

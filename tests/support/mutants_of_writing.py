@@ -14,7 +14,7 @@ from cxlfs.format.operations import (
 )
 from cxlfs.media import SimulatedMedia
 from cxlfs.native import EventKind
-from cxlfs.store import image, versions, volume
+from cxlfs.store import export, rollover, versions, volume
 from tests.support.mutants import (
     Event,
     Patch,
@@ -23,6 +23,7 @@ from tests.support.mutants import (
     mutant,
     nothing,
     on_log,
+    on_result,
 )
 
 LINE_BYTES = 64
@@ -155,9 +156,9 @@ def mirror_not_written_back(patch: Patch) -> None:
 @mutant("one/LINE/rollover", 3, 16)
 def root_written_before_its_image(patch: Patch) -> None:
     """A rollover writes the root first, then the image that it names."""
-    original, copy, write = volume.Volume._write_set, SimulatedMedia.copy, roots.write
+    original, copy, write = rollover.Rollovers.run, SimulatedMedia.copy, roots.write
 
-    def write_set(self: volume.Volume, *, closing: bool) -> None:
+    def run(self: rollover.Rollovers, *, closing: bool = False) -> None:
         waiting: list[tuple[int, Any]] = []
 
         def early(media: Any, *rest: Any) -> None:
@@ -171,20 +172,13 @@ def root_written_before_its_image(patch: Patch) -> None:
             inner.setattr(roots, "write", early)
             original(self, closing=closing)
 
-    patch.setattr(volume.Volume, "_write_set", write_set)
+    patch.setattr(rollover.Rollovers, "run", run)
 
 
 @mutant("one/LINE/rollover", 3)
 def image_not_fenced(patch: Patch) -> None:
     """The root is stored while the image that it names is still on its way."""
-    original = volume.Volume._write_set
-
-    def write_set(self: volume.Volume, *, closing: bool) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(SimulatedMedia, "fence", every_but(1))
-            original(self, closing=closing)
-
-    patch.setattr(volume.Volume, "_write_set", write_set)
+    during(patch, rollover.Rollover, "_store_piece", (SimulatedMedia, "fence", nothing))
 
 
 @mutant("one/PAGE/overwrite", 8, 16)
@@ -295,12 +289,11 @@ def record_checksum_from_another_seed(patch: Patch) -> None:
 def image_checksum_of_another_image(patch: Patch) -> None:
     """The root names the checksum of the image before."""
     previous = [0]
-    original = image.build
 
-    def build(*args: Any, **options: Any) -> tuple[bytes, image.ImageInfo]:
-        data, info = original(*args, **options)
-        wrong = dataclasses.replace(info, header_crc=previous[0])
-        previous[0] = info.header_crc
-        return data, wrong
+    def change(made: export.Image) -> export.Image:
+        right = made.info.header_crc
+        made.info = dataclasses.replace(made.info, header_crc=previous[0])
+        previous[0] = right
+        return made
 
-    patch.setattr(image, "build", build)
+    on_result(patch, export.Export, "assemble", change)

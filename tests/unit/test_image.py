@@ -13,7 +13,7 @@ from cxlfs.errors import CorruptionError
 from cxlfs.format import layout
 from cxlfs.native import crc32c
 from cxlfs.native.extents import Engine
-from cxlfs.store import Store, image
+from cxlfs.store import Store, export, image
 from cxlfs.store.namespace import Namespace
 from tests.support.stores import new_store, write_file
 
@@ -48,7 +48,7 @@ def store() -> Iterator[Store]:
 
 
 def build(store: Store) -> bytes:
-    return image.build(
+    return export.build(
         store.namespace,
         store.volume.engine,
         uuid=store.superblock.uuid,
@@ -103,7 +103,7 @@ def put_together(head: np.ndarray[tuple[int], np.dtype[np.void]], sections: Sect
 def test_round_trip(store: Store) -> None:
     data = build(store)
     engine, namespace = load(store, data)
-    again, _ = image.build(
+    again, _ = export.build(
         namespace,
         engine,
         uuid=store.superblock.uuid,
@@ -202,7 +202,7 @@ def _survives(store: Store, data: bytes) -> None:
         inode.attributes()
         if inode.live is not None:
             inode.live.export(0, 1 << 56)
-    image.build(namespace, engine, uuid=bytes(16), lsn=1, next_extent_id=1 << 40)
+    export.build(namespace, engine, uuid=bytes(16), lsn=1, next_extent_id=1 << 40)
     engine.close()
 
 

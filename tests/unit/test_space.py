@@ -133,9 +133,9 @@ def test_reserve_is_kept_from_data_but_not_from_metadata(space: Space) -> None:
 def test_released_segments_wait_for_the_root(space: Space) -> None:
     pair = space.take_pair(State.JOURNAL)
     free = space.free_count
-    space.root_is_durable([])
+    space.root_is_durable([], space.dead_segments())
     assert space.free_count == free
-    space.root_is_durable(list(pair))
+    space.root_is_durable(list(pair), [])
     assert space.free_count == free + 2
     assert space.states[pair[0]] is State.FREE
 
@@ -150,7 +150,7 @@ def test_dead_data_waits_for_the_root(space: Space) -> None:
     free = space.free_count
     assert space.collect_dead() == 1, "the open segment stays"
     assert space.free_count == free
-    space.root_is_durable([])
+    space.root_is_durable([], space.dead_segments())
     assert space.free_count == free + 1
     assert len(space.data_segments()) == 1
 
@@ -171,7 +171,7 @@ def test_segment_that_died_while_open(space: Space) -> None:
         assert space.collect_dead() == 0
     assert space.states[first] is State.DEAD
     free = space.free_count
-    space.root_is_durable([])
+    space.root_is_durable([], space.dead_segments())
     assert space.free_count == free + 1
 
 

@@ -42,6 +42,8 @@ class Bench:
         """What programs wrote, by inode number: what readers must see, and what is committed."""
         self.left_open: list[int] = []
         """Handles that an operation did not close: others may go on with them."""
+        self.after_each: Callable[[], None] | None = None
+        """What happens behind every verb."""
         self.left_by_killed: set[int] = set()
         """Inodes with content that a killed program left: others publish it if they wrote, too."""
 
@@ -70,7 +72,10 @@ class Bench:
     # --- verbs ------------------------------------------------------------------------------
 
     def do(self, name: str, action: Callable[[], object], **promises: bool) -> bool:
-        return self.tape.verb(name, action, **promises)
+        done = self.tape.verb(name, action, **promises)
+        if self.after_each is not None:
+            self.after_each()
+        return done
 
     def create(self, path: bytes, flags: int = os.O_RDWR) -> int | None:
         """A handle on a new file, or on the one that is there."""

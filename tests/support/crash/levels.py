@@ -4,6 +4,8 @@
 ``two/PAGE/append+rename``  two of them, cut in the second one only: the first is a unit of its own
 ``three/LINE/a+b+c``        likewise
 ``program/LINE/17``         a random program
+``sliced/LINE/rename``      one operation while a rollover goes on, a step behind each verb
+``continued/PAGE/rename``   one operation; recoveries make no image, they continue the journal
 ``recovery/LINE/rename``    one operation; the recovery of each image is cut too
 ``kill/LINE/rename``        one operation; the daemon is killed, its successor is cut
 ``damage/LINE/primary``     damage to what is durable
@@ -27,10 +29,13 @@ from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.runner import Failure, Limits, Result, cut_everywhere
 from tests.support.crash.single import SITUATIONS
+from tests.support.slices import small_slices, step
 
 LEVELS = ("t0", "t1", "t2")
 TRIPLES = PROGRAMS = 10_000
 KILLS = 12
+STEPS = 6
+"""After so many, in the smallest slices, all inodes of the tiny store are taken down."""
 TWICE = 0.002
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
 
@@ -50,6 +55,10 @@ def _t0(_seed: int) -> Iterator[str]:
         for media in _MEDIA:
             yield f"one/{media}/{work.__name__}"
     yield from (f"one/BYTE/{work.__name__}" for work in (*SITUATIONS[::3], *OPERATIONS[::4]))
+    for number, work in enumerate((*SITUATIONS, *OPERATIONS, *RANGE_OPERATIONS)):
+        yield f"sliced/{_MEDIA[number % 2]}/{work.__name__}"
+        if number % 4 == 0:
+            yield f"continued/{_MEDIA[number // 4 % 2]}/{work.__name__}"
     for media in _MEDIA:
         yield from (f"mkfs/{media}/{what}" for what in ("empty", "over"))
     yield from (f"damage/LINE/{what}" for what in DAMAGES)
@@ -120,6 +129,10 @@ def _run_bench(kind: str, media: str, what: str, rng: random.Random, only: int |
     bench: Bench | None = None
     try:
         bench = new_bench(Granularity[media])
+        if kind == "continued":
+            with small_slices():
+                limits = _record(bench, kind, what, rng)
+                return _cut(bench, kind, what, rng, dataclasses.replace(limits, only=only))
         limits = _record(bench, kind, what, rng)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
         problem = f"while it was recorded: {type(error).__name__}: {error}"
@@ -137,6 +150,10 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
     if kind == "program":
         Program(bench, rng).run()
         return Limits(random_masks=4, pairs_max=20)
+    if kind == "sliced":
+        with small_slices():
+            _record_sliced(bench, BY_NAME[what], rng)
+        return Limits(random_masks=4, pairs_max=6)
     if kind == "damage":
         what = "append_fsync+rename_into+change_mode"
     *before, last = what.split("+")
@@ -144,7 +161,7 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
         BY_NAME[name](bench)
     first_event = len(bench.tape.media.events()) if before else 0
     BY_NAME[last](bench)
-    if kind in ("one", "recovery"):
+    if kind in ("one", "recovery", "continued"):
         thorough = kind == "recovery"
         return Limits(
             headers=bench.tape.media.granularity is Granularity.LINE,
@@ -152,6 +169,25 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
             pairs_max=12 if thorough else 6,
         )
     return Limits(first_event=first_event, random_masks=6, pairs_max=24)
+
+
+def _record_sliced(bench: Bench, work: single.Workload, rng: random.Random) -> None:
+    """A rollover is under way, somewhere; it goes on behind each verb, and to its end."""
+    rollovers = bench.store.volume.rollovers
+    rollovers.begin()
+    for _ in range(rng.randrange(STEPS)):
+        rollovers.step()
+    bench.tape.start()
+
+    def behind() -> None:
+        for _ in range(rng.choice((1, 1, 3))):
+            bench.tape.verb("step", lambda: step(bench.store), late=True, keeps=True)
+
+    bench.after_each = behind
+    work(bench)
+    bench.after_each = None
+    behind()
+    bench.do("finish", rollovers.finish, late=True, keeps=True)
 
 
 def _cut(bench: Bench, kind: str, what: str, rng: random.Random, limits: Limits) -> Result:

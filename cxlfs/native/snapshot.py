@@ -1,0 +1,83 @@
+"""What the journal knows of extents, and references of files, for a metadata image in the making.
+
+Never here: what else an image holds, or when one is made.
+
+Invariants
+- Arrays that come out are copies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from cxlfs._native import ffi, lib
+from cxlfs.native.extent_calls import (
+    CRC_DTYPE,
+    EXTENT_INFO_DTYPE,
+    REF_DTYPE,
+    Rows,
+    failure,
+    take_array,
+)
+from cxlfs.native.maps import FileMap
+
+if TYPE_CHECKING:
+    from cxlfs.native.extents import Engine
+
+
+def references_of(
+    maps: list[FileMap],
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows]:
+    """Size and number of published references of each map, and all references.
+
+    Raises OutOfMemoryError, InvariantError (one is not published).
+    """
+    sizes, counts = np.zeros((2, len(maps)), dtype=np.uint64)
+    handles = ffi.new("cxl_map *[]", FileMap.handles(maps) or [ffi.NULL])
+    outs = [ffi.from_buffer("uint64_t[]", each) for each in (sizes, counts)]
+    refs, number = ffi.new("cxl_ref **"), ffi.new("uint64_t *")
+    code = lib.cxl_maps_references(handles, len(maps), *outs, refs, number)
+    if code != 0:
+        raise failure(code, "export references")
+    return sizes, counts, take_array(refs[0], number[0], REF_DTYPE)
+
+
+class ExtentSnapshot:
+    """What the journal knows of all extents when this is made: they are looked at by :meth:`step`,
+    or when they are about to change. One at a time. Raises InvariantError when there is one.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        code = lib.cxl_snapshot_begin(engine.handle)
+        if code != 0:
+            raise failure(code, "begin a snapshot of what is published")
+
+    def step(self, count: int) -> bool:
+        """Look at about ``count`` extents; False: all are done. Raises OutOfMemoryError."""
+        code = lib.cxl_snapshot_step(self._engine.handle, count)
+        if code < 0:
+            raise failure(code, "go on with a snapshot")
+        return bool(code)
+
+    def take(self) -> tuple[Rows, npt.NDArray[np.uint32]]:
+        """End it: all extents that ``Engine.export_maps`` would have given, in no order, and their
+        checksums. Raises OutOfMemoryError.
+        """
+        infos, crcs = ffi.new("cxl_extent_info **"), ffi.new("uint32_t **")
+        numbers = ffi.new("uint64_t[2]")
+        code = lib.cxl_snapshot_take(self._engine.handle, infos, numbers, crcs, numbers + 1)
+        if code != 0:
+            raise failure(code, "end a snapshot")
+        return (
+            take_array(infos[0], numbers[0], EXTENT_INFO_DTYPE),
+            take_array(crcs[0], numbers[1], CRC_DTYPE),
+        )
+
+    def cancel(self) -> None:
+        """Forget it."""
+        if not self._engine.closed:
+            lib.cxl_snapshot_cancel(self._engine.handle)
