@@ -70,7 +70,7 @@ static bool read_map(cxl_worker *worker, const request *r, cxl_map *map, const f
     return true;
 }
 
-bool serve_read(cxl_worker *worker, const request *r)
+bool answer_read(cxl_worker *worker, const request *r)
 {
     const fuse_wire_read *in = (const void *)r->arguments;
     cxl_map *map;
@@ -110,7 +110,7 @@ static bool is_plain_write(const cxl_transport *t, const request *r)
            in->size <= t->settings.file_size_max && in->offset <= t->settings.file_size_max - in->size;
 }
 
-bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *error)
+bool answer_write(cxl_worker *worker, const request *r, uint64_t *done, int *error)
 {
     cxl_transport *t = worker->transport;
     const fuse_wire_write *in = (const void *)r->arguments;

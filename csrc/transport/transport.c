@@ -153,18 +153,18 @@ static bool becomes_upcall(const cxl_transport *t, uint32_t opcode)
     return opcode < 64 && t->settings.upcalls >> opcode & 1;
 }
 
-/* True: *out is for the control plane. */
-static bool serve(cxl_worker *worker, request *r, cxl_upcall *out)
+/* True: *out is for the control plane; false: the request is answered, or on its way. */
+static bool needs_upcall(cxl_worker *worker, request *r, cxl_upcall *out)
 {
     cxl_transport *t = worker->transport;
     const fuse_wire_header *header = r->header;
     uint64_t done = 0;
     int error = 0;
     if (header->opcode == FUSE_WIRE_READ) {
-        if (serve_read(worker, r))
+        if (answer_read(worker, r))
             return false;
     } else if (header->opcode == FUSE_WIRE_WRITE) {
-        if (serve_write(worker, r, &done, &error))
+        if (answer_write(worker, r, &done, &error))
             return false;
     } else if (!becomes_upcall(t, header->opcode)) {
         forward(t->forwarding, r);
@@ -184,7 +184,7 @@ static int serve_one(cxl_worker *worker, request *r, cxl_upcall *out)
 {
     cxl_transport *t = worker->transport;
     turn_took(t->turns, &worker->turn, r);
-    bool any = serve(worker, r, out);
+    bool any = needs_upcall(worker, r, out);
     if (!any && worker->lease_inode != 0) {
         *out = (cxl_upcall){.opcode = CXL_UPCALL_LEASE, .inode = worker->lease_inode};
         any = true;

@@ -203,10 +203,10 @@ int wake_signal(void);
 /* Who was woken in the moment before such a call is woken again then. */
 struct timespec wake_again(void);
 
-/* io.c: false: the control plane must serve it. */
-bool serve_read(cxl_worker *worker, const request *r);
+/* io.c: false: it is not answered, and the control plane must. */
+bool answer_read(cxl_worker *worker, const request *r);
 /* *done: bytes that are in the file now; *error: -EREMOTEIO when a fence failed. */
-bool serve_write(cxl_worker *worker, const request *r, uint64_t *done, int *error);
+bool answer_write(cxl_worker *worker, const request *r, uint64_t *done, int *error);
 
 /* ahead.c: after an answer of count bytes verify the same number behind them, until a read wants them. */
 void ahead_verify(cxl_worker *worker, cxl_map *map, const fuse_wire_read *in, uint64_t count);

@@ -258,11 +258,12 @@ class Requests:
         undo.callback(self.data_plane.released, handle, ino)
         if not direct:
             self.store.files.stop_writes(ino)  # from here on they concern cached pages
-        has_privileges = self._has_privileges(attributes)
-        if has_privileges and flags & os.O_TRUNC and caller.uid != 0:
-            self._drop_privileges(ino)
-        elif writable:
-            self._watch(ino, has_privileges=has_privileges)
+        if writable or flags & os.O_TRUNC:
+            has_privileges = self._has_privileges(attributes)
+            if has_privileges and flags & os.O_TRUNC and caller.uid != 0:
+                self._drop_privileges(ino)
+            elif writable:
+                self._watch(ino, has_privileges=has_privileges)
         if self.data_plane.writes_past_store and self._may_begin_alone(handle):
             self.data_plane.allow_writes(handle, caller.tid)
         return Opened(handle, direct, self.page_cache.keep_at_open(ino, direct=direct))

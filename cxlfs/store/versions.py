@@ -1,6 +1,6 @@
 """Versions of a file's content: begin one, publish it, stage it aside, or bring the old one back.
 
-Never here: when to do which (``files``, ``names``, ``maintenance``), handles, names.
+Never here: when to do which (``files``, ``names``, ``Store.maintain``), handles, names.
 
 Invariants
 - ``inode.version`` is None exactly while the live content is the committed one.
