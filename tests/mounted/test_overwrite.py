@@ -93,13 +93,19 @@ def test_a_new_file_of_a_killed_writer_says_that_it_is_incomplete(place: Workpla
     assert path.read_bytes() == b"n" * 1_500_000
 
 
-def test_output_of_a_killed_program_is_kept(place: Workplace) -> None:
-    """Shell redirection: the shell opens, the program inherits; there is nothing to go back to."""
+def test_the_log_of_a_killed_program_is_kept(unmounted: Workplace) -> None:
+    """What a shell redirects and has hardly grown at the first periodic commit: its last lines are
+    wanted, not those of the run before.
+    """
+    place = unmounted
+    place.mount("commit=1")
     path = place.mountpoint / "log"
     path.write_bytes(b"old log")
+    commit = os.getxattr(path, "user.cxlfs.commit")
     script = f"exec python3 -c 'import time; print(\"line\", flush=True); time.sleep(99)' > {path}"
     shell = subprocess.Popen(["sh", "-c", script], start_new_session=True)
     wait_until(lambda: path.read_bytes() == b"line\n", "the line is written")
+    wait_until(lambda: os.getxattr(path, "user.cxlfs.commit") != commit, "it is committed")
     kill(shell)
     place.remount()
     assert path.read_bytes() == b"line\n"
