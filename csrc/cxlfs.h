@@ -61,6 +61,11 @@ int cxl_media_store_u64(cxl_media *media, uint64_t offset, uint64_t value);
 int cxl_media_copy(cxl_media *media, uint64_t offset, const void *source, uint64_t length);
 /* The same, and *crc continues over the source in the same pass. */
 int cxl_media_copy_crc(cxl_media *media, uint64_t offset, const void *source, uint64_t length, uint32_t *crc);
+/* Map the pages of a range for writing before they are written to, so that the writer meets no page faults. No byte
+ * changes, and nothing is recorded. Bytes populated; 0 where it costs more than memory (anything but a file of
+ * tmpfs or ramfs) or the kernel cannot do it (before Linux 5.14). */
+int64_t cxl_media_populate(cxl_media *media, uint64_t offset, uint64_t length);
+int cxl_media_populates(const cxl_media *media);
 /* LINE: write back every line touched. PAGE: remember the pages for the next fence. BYTE: nothing. */
 int cxl_media_write_back(cxl_media *media, uint64_t offset, uint64_t length);
 /* Order and complete everything this thread wrote back (LINE, BYTE) or anyone did (PAGE: msync).

@@ -11,10 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "persist/persist.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23          /* Linux 5.14 */
+#endif
+enum { TMPFS = 0x01021994, RAMFS = 0x858458f6, POPULATE_AT_ONCE = 8 << 20 };
 #ifndef MAP_SYNC
 #define MAP_SYNC 0x80000
 #endif
@@ -66,6 +72,16 @@ static int map_into(cxl_media *media, int protection, int flags, int fd)
     return 0;
 }
 
+/* A file in memory: elsewhere a page that was touched for writing is written to a disk, or the mapping is
+ * that of a device, whose first touches are few. */
+static bool is_in_memory(int fd)
+{
+    struct stat file;
+    struct statfs system;
+    return fstat(fd, &file) == 0 && S_ISREG(file.st_mode) && fstatfs(fd, &system) == 0 &&
+           ((uint32_t)system.f_type == TMPFS || (uint32_t)system.f_type == RAMFS);
+}
+
 int cxl_media_map(int fd, uint64_t size, uint32_t flags, uint32_t granularity, cxl_media **out)
 {
     int result = new_media(size, granularity, out);
@@ -74,6 +90,7 @@ int cxl_media_map(int fd, uint64_t size, uint32_t flags, uint32_t granularity, c
     bool read_only = (flags & CXL_MAP_READ_ONLY) != 0;
     int mode = (flags & CXL_MAP_SYNC) != 0 ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
     (*out)->read_only = read_only;
+    (*out)->populates = !read_only && is_in_memory(fd);
     result = map_into(*out, read_only ? PROT_READ : PROT_READ | PROT_WRITE, mode, fd);
     if (result != 0) {
         cxl_media_close(*out);
@@ -121,6 +138,32 @@ uint32_t cxl_media_granularity(const cxl_media *media)
 void *cxl_media_base(const cxl_media *media)
 {
     return media->base;
+}
+
+int64_t cxl_media_populate(cxl_media *media, uint64_t offset, uint64_t length)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), done = 0;
+    if (offset > media->size || length > media->size - offset)
+        return -ERANGE;
+    uint64_t start = offset / page * page, end = (offset + length + page - 1) / page * page;
+    if (end > media->size)
+        end = media->size / page * page;
+    while (start < end && atomic_load(&media->populates)) {
+        uint64_t piece = end - start < POPULATE_AT_ONCE ? end - start : POPULATE_AT_ONCE;
+        if (madvise(media->base + start, piece, MADV_POPULATE_WRITE) != 0) {
+            if (errno == EINVAL)
+                atomic_store(&media->populates, false);
+            break;
+        }
+        start += piece;
+        done += piece;
+    }
+    return (int64_t)done;
+}
+
+int cxl_media_populates(const cxl_media *media)
+{
+    return atomic_load(&media->populates);
 }
 
 /* -------------------------------------------------------------------------- write back */

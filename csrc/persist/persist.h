@@ -114,6 +114,7 @@ struct cxl_media {
     uint32_t granularity;
     bool read_only;
     bool anonymous;
+    atomic_bool populates;       /* touching pages ahead costs memory alone, and works here */
     cxl_recorder recorder;
     /* PAGE: what the next fence must msync: sorted, further apart than DIRTY_GAP, joined where the
      * gap is smallest when there are more than DIRTY_RANGES. One msync over all of them would save

@@ -42,7 +42,6 @@ class Direct:
         self._store = requests.store
         self._transport = transport
         self._handlers: dict[int, _Handler] = {
-            UPCALL_LEASE: self._lease,
             Opcode.LOOKUP: self._lookup,
             Opcode.FORGET: self._forget,
             Opcode.BATCH_FORGET: self._batch_forget,
@@ -65,6 +64,9 @@ class Direct:
 
     def serve(self, upcall: Upcall) -> Answer | None:
         """Serve one call; returns the answer that the kernel still waits for. Raises nothing."""
+        if upcall.opcode == UPCALL_LEASE:
+            self._lease(upcall)
+            return None
         handler = self._handlers.get(upcall.opcode, self._unknown)
         with self._requests.lock:
             error, result = outcome_of(
@@ -165,9 +167,18 @@ class Direct:
         written = self._requests.write_by(upcall.pid, handle, offset, data, done=upcall.done)
         return kernel.WRITTEN.pack(written)
 
-    def _lease(self, upcall: Upcall) -> bytes:
-        self._store.files.lease_ahead(upcall.inode)
-        return b""
+    def _lease(self, upcall: Upcall) -> None:
+        """Room for a file that is being written. Its pages are mapped by this thread, without the
+        lock, while the writer is still using up the room before.
+        """
+        with self._requests.lock:
+            _, room = outcome_of(
+                self._requests.failures,
+                "a lease ahead",
+                lambda: self._store.files.lease_ahead(upcall.inode),
+            )
+        if room is not None:
+            self._store.media.populate(*room)
 
     def _fallocate(self, upcall: Upcall) -> bytes:
         handle, offset, length, mode = kernel.FALLOCATE.unpack_from(upcall.arguments)
@@ -202,7 +213,7 @@ def _opened_reply(opened: Opened) -> bytes:
     return kernel.opened_reply(opened.handle, direct=opened.direct, keep_cache=opened.keep_cache)
 
 
-_UNANSWERED = frozenset({UPCALL_LEASE, Opcode.FORGET, Opcode.BATCH_FORGET})
+_UNANSWERED = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET})
 
 UPCALLS = frozenset(Opcode)
 """Opcodes that a transport is to hand over."""

@@ -316,6 +316,20 @@ class MappedRegion:
 
     # ------------------------------------------------------------------------------ durability
 
+    @property
+    def populates(self) -> bool:
+        """:meth:`populate` does something here."""
+        return bool(lib.cxl_media_populates(self.handle))
+
+    def populate(self, offset: int, length: int) -> int:
+        """Map the pages of a range for writing ahead of the writer: bytes for which that was done,
+        none where it would cost more than memory. No byte changes; the GIL is not held.
+        """
+        done = int(lib.cxl_media_populate(self.handle, offset, length))
+        if done < 0:
+            raise InvariantError(f"a range beyond the media: {offset} + {length}")
+        return done
+
     def write_back(self, offset: int, length: int) -> None:
         """Begin to make a range durable; :meth:`fence` completes it. Raises as :meth:`store`."""
         self._check_range(offset, length)

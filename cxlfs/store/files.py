@@ -371,11 +371,14 @@ class Files:
         inode.first_writer = handle
         return True
 
-    def lease_ahead(self, ino: int) -> None:
-        """Give a file that is being written the room it will want next, where room is plenty."""
+    def lease_ahead(self, ino: int) -> tuple[int, int] | None:
+        """Give a file that is being written the room it will want next, where room is plenty:
+        media offset and length, to be populated by whoever has time (``Media.populate``).
+        """
         inode = self.versions.open_versions.get(ino)
-        if inode is not None and isinstance(inode.version, Version):
-            self.versions.leases.give_ahead(inode, inode.version)
+        if inode is None or not isinstance(inode.version, Version):
+            return None
+        return self.versions.leases.give_ahead(inode, inode.version)
 
     # --- truncation -------------------------------------------------------------------------
 

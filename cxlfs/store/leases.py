@@ -75,34 +75,38 @@ class Leases:
         spare_bytes = self.volume.space.available_bytes - kept_bytes
         return max(LEASE_BYTES_MIN, spare_bytes // (len(self._leased) + 1) // 2)
 
-    def give_ahead(self, inode: Inode, version: Version) -> None:
+    def give_ahead(self, inode: Inode, version: Version) -> tuple[int, int] | None:
         """Give the live map the room that its next writes will want, so that none has to wait for
-        it.
+        it: media offset and length.
         """
-        if inode.content.wants_lease:
-            self.give_spare(inode, version)
+        return self.give_spare(inode, version) if inode.content.wants_lease else None
 
-    def give_spare(self, inode: Inode, version: Version) -> None:
-        """Give the live map room before it is asked for. Nothing happens where room is scarce:
-        there each write takes what it needs.
+    def give_spare(self, inode: Inode, version: Version) -> tuple[int, int] | None:
+        """Give the live map room before it is asked for. Nothing happens (None) where room is
+        scarce: there each write takes what it needs.
         """
         if self.volume.read_only:
-            return
+            return None
         kept_bytes = self.promises.bytes_open()
         spare_bytes = self.volume.space.available_bytes - kept_bytes
         wanted_bytes = min(version.lease_bytes, spare_bytes // _LEASES_AHEAD_MAX)
         if wanted_bytes >= LEASE_BYTES_MIN:
             with contextlib.suppress(NoSpaceError):
-                self._attach(inode, LEASE_BYTES_MIN, wanted_bytes, kept_bytes)
+                room = self._attach(inode, LEASE_BYTES_MIN, wanted_bytes, kept_bytes)
                 version.lease_bytes = self._grown(version)
+                return room
+        return None
 
-    def _attach(self, inode: Inode, needed_bytes: int, wanted_bytes: int, kept_bytes: int) -> None:
+    def _attach(
+        self, inode: Inode, needed_bytes: int, wanted_bytes: int, kept_bytes: int
+    ) -> tuple[int, int]:
         self.volume.refresh_reserve()
         offset, length = self.volume.space.lease(needed_bytes, wanted_bytes, kept_bytes=kept_bytes)
         extent_id = self.volume.allocate_extent_id()
         self.volume.engine.lease(extent_id, offset, length)
         inode.content.attach_lease(extent_id)
         self._leased[inode.content] = None
+        return offset, length
 
     def close(self, content: FileMap) -> None:
         """Give back what a content has not used."""

@@ -49,6 +49,8 @@ LEASE_BYTES_MIN = 64 * KIB
 LEASE_BYTES_MAX = 8 * MIB
 """A file that keeps growing gets leases that double up to this: one reference per lease, and what a
 dying writer leaves unused is small against a segment."""
+_AHEAD_BYTES = 256 * MIB
+_AHEAD_BYTES_AT_ONCE = 8 * MIB
 _ALIGN = 4096
 _ALIGN_SMALL = 64
 _YOUNG_SEGMENTS = 4
@@ -92,6 +94,8 @@ class Space:
         self.nonce = nonce
         self.states = [State.FREE] * superblock.segment_count
         self.reserve = 0
+        self._told_ahead: dict[int, int] = {}
+        """Bytes of each segment that :meth:`room_ahead` has told."""
         self.born = [0] * superblock.segment_count
         """The epoch of the youngest data in each data segment: moved data keeps its age. 0: it lay
         there before the store was opened."""
@@ -338,6 +342,24 @@ class Space:
         """The cleaner's segment becomes an ordinary one."""
         self._close_head(self._cleaner_head)
         self._cleaner_head = None
+
+    def room_ahead(self) -> tuple[int, int] | None:
+        """The next piece (media offset and length, up to 8 MiB) of what data will go to that was
+        not told before; None: there is none, or populating it is pointless on this media.
+        """
+        if not self.media.populates:
+            return None
+        size = self.superblock.segment_size_bytes
+        indexes = heapq.nsmallest(max(1, _AHEAD_BYTES // size), self._free)
+        if self._head is not None:
+            indexes.insert(0, self._head.index)
+        for index in indexes:
+            told = self._told_ahead.get(index, 0)
+            if told < size:
+                length = min(_AHEAD_BYTES_AT_ONCE, size - told)
+                self._told_ahead[index] = told + length
+                return self.superblock.segment_offset(index) + told, length
+        return None
 
     # --- freeing ----------------------------------------------------------------------------
 

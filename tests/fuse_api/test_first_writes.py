@@ -9,6 +9,8 @@ import operator
 import os
 import stat
 import struct
+import threading
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -17,10 +19,12 @@ from cxlfs.errors import MediaError, NotFoundError, OutOfMemoryError
 from cxlfs.fuse import kernel
 from cxlfs.fuse.direct import Direct
 from cxlfs.fuse.kernel import Opcode
+from cxlfs.native.transport import UPCALL_LEASE
 from cxlfs.store.versions import Version
 from tests.fuse_api.test_data_plane import ROOT, Plane, made_plane
 from tests.support.fuse_api import Context, finish
 from tests.support.fuse_socket import REPLY, request
+from tests.support.stores import new_store
 
 _OPENED_AT = 128
 """In the answer to CREATE: behind the entry."""
@@ -359,3 +363,27 @@ def test_emptying_without_write_access(caller: Caller, uid: int) -> None:
     assert caller.told == ([] if uid == 0 else [inode])
     caller.end(Opcode.RELEASE, inode, handle)
     assert caller.content(inode) == b""
+
+
+def test_room_given_ahead_is_mapped_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits while pages are zeroed for a writer who is not there yet."""
+    store = new_store()
+    requests = types.SimpleNamespace(lock=threading.Lock(), store=store, failures=None)
+    calls: list[tuple[int, int, bool]] = []
+
+    def lease_ahead(ino: int) -> tuple[int, int]:
+        assert ino == 7
+        assert requests.lock.locked()
+        return 4096, 8192
+
+    def populate(_media: object, offset: int, length: int) -> int:
+        calls.append((offset, length, requests.lock.locked()))
+        return length
+
+    monkeypatch.setattr(store.files, "lease_ahead", lease_ahead)
+    monkeypatch.setattr(type(store.media), "populate", populate)
+    served = Direct(requests, None)  # type: ignore[arg-type]
+    upcall = types.SimpleNamespace(opcode=UPCALL_LEASE, inode=7)
+    assert served.serve(upcall) is None  # type: ignore[arg-type]
+    assert calls == [(4096, 8192, False)]
+    store.close()

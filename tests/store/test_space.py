@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 
 import pytest
 
 from cxlfs.errors import NoSpaceError
-from cxlfs.media import Granularity
+from cxlfs.media import Granularity, MemoryMedia
 from cxlfs.store import Store
 from cxlfs.store.space import LEASE_BYTES_LEAST
 from tests.support.shop import Shop, close, create, fill, until_no_space
@@ -191,3 +192,28 @@ def test_error_names_the_shortfall(shop: Shop, store: Store) -> None:
     store.write(handle, 0, b"small")
     close(store, handle)
     assert read_file(store, ino) == b"small"
+
+
+# --- room that is told ahead --------------------------------------------------------------------
+
+
+def test_room_is_told_once_and_where_data_goes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = shop.new_ordinary(64 << 20)
+    assert store.volume.space.room_ahead() is None  # nothing is gained on this media
+    monkeypatch.setattr(MemoryMedia, "populates", True)
+    told: list[tuple[int, int]] = []
+    while (room := store.volume.space.room_ahead()) is not None:
+        told.append(room)
+        assert room[1] <= 8 << 20
+    places = sorted(told)
+    assert all(a + b <= c for (a, b), (c, _) in itertools.pairwise(places))
+    assert len(set(places)) == len(places) == store.volume.space.free_count
+    write_file(store, 1, b"f", bytes(6 << 20))
+    content = store.namespace.inodes[store.lookup(1, b"f").ino].content
+    extents = store.volume.engine.list()
+    for extent_id in set(content.export(0, content.size)["extent_id"].tolist()):
+        [row] = extents[extents["id"] == extent_id].tolist()
+        assert any(start <= row[1] and row[1] + row[2] <= start + size for start, size in told)
+    assert store.volume.space.room_ahead() is None
+    store.volume.stop_writing("test")
+    shop.stores.remove(store)
