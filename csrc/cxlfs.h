@@ -182,6 +182,7 @@ typedef struct {
     uint64_t replaced_bytes; /* cxl_map_count_as: those that no map counted as kept covers, */
     uint64_t aside_bytes;    /* and those that maps counted as aside cover alone */
     uint64_t leased_bytes;   /* of open extents, whether covered or not */
+    uint64_t uncounted_extents; /* since the engine began: that memory was too short for to go on counting them */
 } cxl_engine_stats;
 
 /* Segment i covers media [first + i*segment_size, first + (i+1)*segment_size). chunk: a power of two. */

@@ -145,17 +145,25 @@ static bool change_locked(cxl_engine *engine, extent *x, uint32_t start, uint32_
     return true;
 }
 
+static void stay(cxl_engine *engine, extent *x)
+{
+    x->cover_stays = true;
+    atomic_fetch_add_explicit(&engine->uncounted, 1, memory_order_relaxed);
+}
+
 static int change(cxl_engine *engine, extent *x, uint64_t start, uint64_t length, int add, int remove,
                   bool must)
 {
     int64_t changed[COVER_KINDS + 1] = {0};
     int result = 0;
+    if (engine->closing)
+        return 0;                /* nobody will ask */
     pthread_mutex_lock(stripe_of(engine, x));
     if (!x->cover_stays) {
         if (change_locked(engine, x, (uint32_t)start, (uint32_t)(start + length), add, remove, changed))
             account(engine, x, changed);
         else if (must)
-            x->cover_stays = true;
+            stay(engine, x);
         else
             result = -ENOMEM;
     }

@@ -105,6 +105,7 @@ void cxl_engine_free(cxl_engine *engine)
 {
     if (engine == NULL)
         return;
+    engine->closing = true;
     while (engine->map_list != NULL)
         cxl_map_free(engine->map_list);
     cxl_snapshot_cancel(engine);
@@ -129,6 +130,7 @@ void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out)
     out->replaced_bytes = atomic_load(&engine->covered[COVER_REPLACED]);
     out->aside_bytes = atomic_load(&engine->covered[COVER_ASIDE]);
     out->leased_bytes = atomic_load(&engine->leased);
+    out->uncounted_extents = atomic_load(&engine->uncounted);
     out->memory = atomic_load(&engine->memory);
     out->bytes_written = atomic_load(&engine->bytes_written);
     out->bytes_read = atomic_load(&engine->bytes_read);

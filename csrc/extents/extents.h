@@ -113,6 +113,7 @@ struct cxl_engine {
     uint32_t chunk;
     uint32_t chunk_shift;
     bool fenced_writes;       /* LINE and BYTE: a write is durable when it returns */
+    bool closing;             /* its maps are being freed, by one thread */
 
     pthread_mutex_t maps;     /* of the next two */
     cxl_map *map_list;
@@ -132,6 +133,7 @@ struct cxl_engine {
 
     _Atomic uint64_t covered[COVER_KINDS];
     _Atomic uint64_t leased;
+    _Atomic uint64_t uncounted; /* extents whose coverage was not counted any more */
     _Atomic uint64_t promised_blocks;
     _Atomic uint64_t refs;
     _Atomic uint64_t crcs;

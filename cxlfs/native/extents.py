@@ -79,6 +79,8 @@ class EngineStatistics(NamedTuple):
 
     ``kept_bytes``, ``replaced_bytes``, ``aside_bytes``: what contents refer to, each byte once; see
     Counting. ``leased_bytes``: of open extents, whether anything refers to them or not.
+    ``uncounted_extents``: since the engine began, those that memory was too short for to go on
+    counting them; too much is counted while they last.
     """
 
     extents: int
@@ -95,6 +97,7 @@ class EngineStatistics(NamedTuple):
     replaced_bytes: int
     aside_bytes: int
     leased_bytes: int
+    uncounted_extents: int
 
 
 class Verification(NamedTuple):
@@ -189,6 +192,7 @@ class Engine:
             out.replaced_bytes,
             out.aside_bytes,
             out.leased_bytes,
+            out.uncounted_extents,
         )
 
     @property

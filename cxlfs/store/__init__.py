@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cxlfs.store.core import DirectoryEntry, Store, StoreOptions, format_store
+from cxlfs.store.core import DirectoryEntry, Store, StoreOptions
+from cxlfs.store.events import StoreEvent
+from cxlfs.store.making import format_store
 from cxlfs.store.recovery import RecoveryReport
 from cxlfs.store.report import CheckpointEntry, SpaceReport, StoreStatistics
-from cxlfs.store.volume import StoreEvent
 
 __all__ = [
     "CheckpointEntry",

@@ -13,28 +13,33 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from cxlfs.errors import BadHandleError, CxlfsError, InvalidArgumentError, NotFoundError
-from cxlfs.format import layout, roots, superblock
-from cxlfs.native.extents import Engine
+from cxlfs.errors import (
+    BadHandleError,
+    CxlfsError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from cxlfs.format import layout
 from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
 from cxlfs.store.commits import Commits
 from cxlfs.store.defragmenter import Defragmenter
+from cxlfs.store.events import StoreEvent
 from cxlfs.store.files import Files
 from cxlfs.store.health import Health
-from cxlfs.store.names import Names, root_attributes
-from cxlfs.store.namespace import Attributes, FileKind, Inode, Namespace
+from cxlfs.store.making import format_store
+from cxlfs.store.names import Names
+from cxlfs.store.namespace import Attributes, FileKind, Inode
 from cxlfs.store.paths import path_of
 from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
 from cxlfs.store.room import Room
 from cxlfs.store.versions import Version, Versions
-from cxlfs.store.volume import StoreEvent, Volume
+from cxlfs.store.volume import Volume
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -73,47 +78,6 @@ class _DirectoryHandle:
 
     inode: Inode
     end: int = 0
-
-
-def format_store(
-    media: Media,
-    *,
-    label: str = "",
-    segment_size_bytes: int | None = None,
-    uuid: bytes | None = None,
-    unit_bytes: int = layout.UNIT_BYTES,
-    chunk_bytes: int = layout.CHUNK_BYTES,
-) -> superblock.Superblock:
-    """Make an empty store; whatever the media held is gone. Durable when it returns.
-
-    ``unit_bytes`` and ``chunk_bytes`` are for the small geometry of tests. Raises UsageError (too
-    small), MediaError.
-    """
-    block = superblock.plan_geometry(
-        media.size_bytes,
-        label=label,
-        uuid=uuid,
-        segment_size_bytes=segment_size_bytes,
-        unit_bytes=unit_bytes,
-        chunk_bytes=chunk_bytes,
-    )
-    superblock.erase(media, block)
-    namespace = Namespace()
-    namespace.add(root_attributes(os.getuid(), os.getgid(), time.time_ns()))
-    engine = Engine(
-        media.handle,
-        first=block.first_segment_offset,
-        segment_size=block.segment_size_bytes,
-        segment_count=block.segment_count,
-        chunk=block.chunk_bytes,
-    )
-    volume = Volume(
-        media, block, engine, namespace, roots.NOTHING, next_extent_id=1, next_epoch=1, last_lsn=0
-    )
-    volume.close_cleanly()
-    engine.close()
-    superblock.write(media, block)
-    return block
 
 
 class Store:
@@ -158,7 +122,13 @@ class Store:
         """Open and recover. See recovery.open_volume for what it raises."""
         options = options if options is not None else StoreOptions()
         volume, report = open_volume(media, read_only=options.read_only)
-        return cls(media, volume, report, options)
+        try:
+            store = cls(media, volume, report, options)
+            volume.require_counts()
+        except BaseException:
+            volume.engine.close()
+            raise
+        return store
 
     # --- state ------------------------------------------------------------------------------
 
@@ -177,11 +147,11 @@ class Store:
 
     @property
     def on_event(self) -> Callable[[StoreEvent], None] | None:
-        return self.volume.on_event
+        return self.volume.events.listener
 
     @on_event.setter
     def on_event(self, listener: Callable[[StoreEvent], None] | None) -> None:
-        self.volume.on_event = listener
+        self.volume.events.listener = listener
 
     def stop_writing(self, reason: str) -> None:
         """Refuse every change from now on; reads go on."""
@@ -205,6 +175,7 @@ class Store:
             if not self.read_only:
                 self.volume.close_cleanly()
         finally:
+            self.volume.events.end_all()
             self.volume.engine.close()
 
     def settle_all(self) -> None:
@@ -461,6 +432,7 @@ class Store:
         """One short piece of background work; True when there is more to do soon. ``apart``: some
         of it is left to :meth:`maintain_apart`, which the caller calls next.
         """
+        self.volume.events.maintain()
         if self.read_only:
             return False
         interval = self.options.commit_interval_s

@@ -17,7 +17,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import (
@@ -26,10 +26,12 @@ from cxlfs.errors import (
     LimitError,
     MediaError,
     NoSpaceError,
+    OutOfMemoryError,
     ReadOnlyError,
     invariant,
 )
 from cxlfs.format import journal, layout, operations, roots, segments
+from cxlfs.store.events import Events
 from cxlfs.store.health import Health
 from cxlfs.store.paths import path_of
 from cxlfs.store.rollover import JOURNAL_SEGMENTS, Rollovers, is_short
@@ -53,17 +55,6 @@ _IMAGE_PART = 4
 _IMAGE_SLACK_BYTES = 64 << 10
 _EVENT_NAMES_MAX = 1000
 """So many names are searched for that of an event's file; else the message names its number."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoreEvent:
-    """Something the operator should know; ``path`` and ``media_offset`` where they are known."""
-
-    kind: str
-    message: str
-    ino: int | None = None
-    path: str | None = None
-    media_offset: int | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -161,7 +152,7 @@ class Volume:
         self.needs_check: str | None = None
         self.counters = Counters()
         self.health = Health(self)
-        self.on_event: Callable[[StoreEvent], None] | None = None
+        self.events = Events(lambda ino: path_of(namespace, ino, names_max=_EVENT_NAMES_MAX))
         self.root_flags = layout.ROOT_IN_USE
         self.dirty_shutdown = (False, 0, 0)
         self._last_now = 0
@@ -181,15 +172,8 @@ class Volume:
         media_offset: int | None = None,
         level: int = logging.WARNING,
     ) -> None:
-        """Log it, and tell whoever listens."""
-        path = None
-        if ino is not None:
-            found = path_of(self.namespace, ino, names_max=_EVENT_NAMES_MAX)
-            path = os.fsdecode(found) if found is not None else None
-        place = "" if path is None else f" ({path})"
-        log.log(level, "%s: %s%s", kind, message, place)
-        if self.on_event is not None:
-            self.on_event(StoreEvent(kind, message, ino, path, media_offset))
+        """Log it and tell whoever listens; see ``events``."""
+        self.events.tell(kind, message, ino=ino, media_offset=media_offset, level=level)
 
     def stop_writing(self, reason: str) -> None:
         """From now on every change is refused; reads go on."""
@@ -207,6 +191,11 @@ class Volume:
     def require_writable(self) -> None:
         if self.read_only_reason is not None:
             raise ReadOnlyError(f"the store is read-only: {self.read_only_reason}")
+
+    def require_counts(self) -> None:
+        """What is used was counted in full since the store was opened. Raises OutOfMemoryError."""
+        if self.engine.statistics().uncounted_extents:
+            raise OutOfMemoryError("memory was too short to count what is used")
 
     def watch(self, error: CxlfsError) -> None:
         """Outside :meth:`writing`: a failed copy concerns its range, a failed fence everything."""
