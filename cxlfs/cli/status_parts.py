@@ -103,6 +103,9 @@ class Activity:
     rollovers: int
     cleaned_segments: int
     moved_bytes: int
+    journal_bytes_written: int
+    image_bytes_written: int
+    maintenance_seconds_max: float
     memory_bytes: int
 
 

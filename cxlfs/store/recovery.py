@@ -349,10 +349,15 @@ def _adopt_sets(
     if state.root is not volume.root:
         metadata.update(volume.root.segments)
     fallback: tuple[int, ...] = ()
+    between: list[segments.SegmentHeader] = []
     if older is not None and state.root is volume.root:
-        fallback = tuple(i for i in older.segments if i not in states and i not in metadata)
-        if len(fallback) != len(older.segments):
-            fallback = ()
+        between = _journals_between(volume, state, older)
+        named = {
+            *older.segments,
+            *(index for header in between for index in (header.index, header.partner)),
+        }
+        if named.isdisjoint(states) and named.isdisjoint(metadata):
+            fallback = tuple(sorted(named))
     volume.fallback = MetadataSet((), fallback)
     if metadata & set(states):
         raise CorruptionError("an extent lies in a metadata segment", structure="extent")
@@ -362,13 +367,36 @@ def _adopt_sets(
         states[index] = State.IMAGE
     volume.space.adopt(states)
     if root.journal_segment is None and not state.chain:
-        volume.journal_end = _end_of(older, root)
+        volume.journal_end = _end_of(older, root, between)
     elif state.chain:
         last = state.chain[-1]
         volume.journal_end = JournalEnd(last.index, last.epoch, state.last_lsn)
 
 
-def _end_of(older: roots.Root | None, root: roots.Root) -> JournalEnd | None:
+def _journals_between(
+    volume: Volume, state: _State, older: roots.Root
+) -> list[segments.SegmentHeader]:
+    """Those that continue the journal of ``older`` up to the image of the newest root."""
+    newest = volume.root
+    if older.journal_segment is None:
+        return []
+    headers = state.headers or segments.read_all(volume.media, volume.superblock)
+    end = newest.next_epoch if newest.journal_segment is None else newest.journal_epoch
+    found = (
+        journal_reader.as_primary(header)
+        for header in headers
+        if header.role == layout.ROLE_JOURNAL
+        and older.journal_epoch < header.epoch < end
+        and older.image_lsn < header.first_lsn <= newest.image_lsn
+    )
+    return sorted(found, key=lambda header: header.epoch)
+
+
+def _end_of(
+    older: roots.Root | None, root: roots.Root, between: list[segments.SegmentHeader]
+) -> JournalEnd | None:
+    if between:
+        return JournalEnd(between[-1].index, between[-1].epoch, root.image_lsn)
     if older is None or older.journal_segment is None:
         return None
     return JournalEnd(older.journal_segment, older.journal_epoch, root.image_lsn)

@@ -79,6 +79,9 @@ class StoreStatistics:
     rollovers: int
     cleaned_segments: int
     moved_bytes: int
+    journal_bytes_written: int
+    image_bytes_written: int
+    maintenance_seconds_max: float
     commits: int
     bytes_written: int
     bytes_read: int
@@ -175,6 +178,9 @@ class Reporter:
             rollovers=counters.rollovers,
             cleaned_segments=counters.cleaned_segments,
             moved_bytes=counters.moved_bytes,
+            journal_bytes_written=counters.journal_bytes_written,
+            image_bytes_written=counters.image_bytes_written,
+            maintenance_seconds_max=counters.maintenance_seconds_max,
             commits=counters.commits,
             bytes_written=engine.bytes_written,
             bytes_read=engine.bytes_read,

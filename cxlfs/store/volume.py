@@ -72,6 +72,8 @@ class Counters:
     journal_bytes_written: int = 0
     """Of records, in one of their two copies."""
     image_bytes_written: int = 0
+    maintenance_seconds_max: float = 0.0
+    """How long background work kept others from the store at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

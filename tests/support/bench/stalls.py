@@ -161,10 +161,12 @@ def _amplification(place: Place, act: Callable[[], int]) -> Figures:
     after = place.status()["activity"]
     written = after["bytes_written"] - before["bytes_written"]
     moved = after["moved_bytes"] - before["moved_bytes"]
+    images = after["image_bytes_written"] - before["image_bytes_written"]
     return {
         "written_bytes": written,
         "moved_bytes": moved,
-        "amplification": (written + moved) / max(1, written),
+        "image_bytes": images,
+        "amplification": (written + moved + images) / max(1, written),
         "no_space": full,
     }
 
