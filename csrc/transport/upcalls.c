@@ -78,7 +78,7 @@ bool upcall_begin(upcalls *u, upcall_state *own, const cxl_upcall *upcall)
         return true;
 
     const struct iovec arguments = {(void *)(uintptr_t)upcall->arguments, upcall->length};
-    waiting *w = waiting_new(&arguments, 1);
+    waiting *w = waiting_new(&arguments, upcall->length > 0 ? 1 : 0);  /* that of a lease has none */
     if (w != NULL) {
         w->upcall = *upcall;
         w->upcall.arguments = w->bytes;

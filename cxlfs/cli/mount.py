@@ -39,7 +39,8 @@ Options for -o, separated by commas:
   busy_poll=MICROSECONDS       how long to look for the next request before sleeping (100)
   wakeup_latency=MICROSECONDS  let idle processors wake so fast while mounted (root; small files)
   allow_incomplete_overwrite   when two versions of a file do not fit, give up the old one
-  nosuid, nodev, noexec, noatime, and what fstab has for others (nofail, _netdev, x-systemd...)
+  suid, dev                    set-user-ID programs and devices work (root)
+  noexec, noatime, and what fstab has for others (nofail, _netdev, x-systemd...)
 
 \b
 Examples:

@@ -46,7 +46,9 @@ MOUNT_HELP = """Mount a cxlfs store; called by mount(8) for the types cxlfs and 
 In /etc/fstab:
   /dev/dax0.0  /mnt/ckpt  fuse.cxlfs  defaults,nofail,allow_other  0 0
 
-The options are those of "cxlfs mount -o". Exit codes as in mount(8): 0 mounted, 1 usage,
+The options are those of "cxlfs mount -o"; what root mounts has suid and dev unless nosuid and
+nodev are given. With -o remount,ro and remount,rw a mount becomes read-only, with its store closed
+as by an unmount, and writable again. Exit codes as in mount(8): 0 mounted, 1 usage,
 8 interrupted, 32 failed.
 """
 
