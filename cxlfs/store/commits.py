@@ -37,11 +37,12 @@ class Commits:
 
     def commit_old(self, *, older_than: float) -> bool:
         """Of what has been open for long; True when there was something to do."""
-        due = [
-            inode
-            for inode in self.versions.open_versions.values()
-            if isinstance(inode.version, Version) and inode.version.began_monotonic <= older_than
-        ]
+        due: list[Inode] = []
+        for inode in self.versions.open_versions.values():  # the oldest first
+            version = inode.version
+            if isinstance(version, Version) and version.began_monotonic > older_than:
+                break
+            due.append(inode)
         for inode in due:
             self.commit(inode)
         return bool(due)
@@ -67,6 +68,8 @@ class Commits:
         if not isinstance(version, Version):
             return False
         version.began_monotonic = time.monotonic()
+        self.versions.open_versions.pop(inode.ino, None)
+        self.versions.open_versions[inode.ino] = inode
         if inode.links == 0:
             self.versions.open_versions.pop(inode.ino, None)
             return False

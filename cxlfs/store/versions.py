@@ -229,6 +229,7 @@ class Versions:
     def _new(self, inode: Inode, *, atomic: bool, now: float, whole: bool = False) -> Version:
         version = Version(atomic, now, whole=whole)
         inode.version = version
+        self.open_versions.pop(inode.ino, None)
         self.open_versions[inode.ino] = inode
         count_committed(inode, comes_back=atomic)
         return version
