@@ -13,7 +13,7 @@ N/10 have promised room, and N/1000 handles list the directory that all of them 
 | write, fallocate, copy_file_range | the references of the range, and promises that it touches |
 | close, fsync | the references that changed |
 | a write that needs a lease | a search in a sorted list of what leases gave back |
-| opendir, readdir, releasedir | the names that are returned; the first reader of a directory since the store was opened copies the list of its names |
+| opendir, readdir, releasedir | the names returned; the first reader since opening copies all |
 | statfs, statistics | a fixed number of counters |
 | setxattr, removexattr, listxattr | the attributes of the file |
 | a refused write | what is told at once: episodes are counted (``store.events``) |
@@ -21,7 +21,7 @@ N/10 have promised room, and N/1000 handles list the directory that all of them 
 | maintain | what is due: versions by age, one step of the cleaner, of a rollover |
 | a rollover | everything, in steps between which others are served (``store.rollover``) |
 | the end of all writing, opening, list, verify | everything, once |
-"""  # noqa: E501 - a table
+"""
 
 from __future__ import annotations
 
