@@ -16,7 +16,7 @@ from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import OK, epilog
 from cxlfs.cli.mounts import for_each_mount
 from cxlfs.cli.output import Output, Report, Style, quote, time_or_none
-from cxlfs.cli.target import OPEN_EXIT_CODES, served_by, store_of
+from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
 from cxlfs.control.client import control_request
 from cxlfs.units import format_size
 
@@ -173,6 +173,9 @@ def checkpoints(target: str, path: str) -> Checkpoints:
         found = tuple(Checkpoint.from_message(message) for message in messages)
         return Checkpoints(os.fsencode(daemon.mountpoint), os.fsencode(inside), found)
     inside = _inside(path, None)
+    # Only where a store is opened: see status.
+    from cxlfs.cli.source import store_of  # noqa: PLC0415
+
     with store_of(target) as store:
         entries = store.list_checkpoints(os.fsencode(inside))
         found = tuple(Checkpoint.from_message(dataclasses.asdict(entry)) for entry in entries)

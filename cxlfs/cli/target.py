@@ -14,7 +14,6 @@ import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cxlfs.control import discovery, mountinfo
 from cxlfs.control.client import find_and_connect
@@ -31,9 +30,6 @@ from cxlfs.errors import (
     NotPersistentError,
     UnsupportedFormatError,
 )
-
-if TYPE_CHECKING:
-    from cxlfs.store import Store
 
 OPEN_EXIT_CODES = tuple(
     error.exit_code
@@ -134,23 +130,6 @@ def _mount_around(path: str) -> mountinfo.Mount | None:
     around = [str(directory) for directory in Path(os.path.abspath(path)).parents]  # noqa: PTH100
     mount = next((mounts[directory] for directory in around if directory in mounts), None)
     return mount if mount and mount.file_system_type == mountinfo.FILE_SYSTEM_TYPE else None
-
-
-@contextlib.contextmanager
-def store_of(source: str) -> Iterator[Store]:
-    """The store in a source that no daemon serves, opened read-only. Raises what opening raises.
-
-    What opens it is imported here: asking a daemon takes 50 ms of the processor, loading numpy 150.
-    """
-    from cxlfs.cli.source import media_of  # noqa: PLC0415
-    from cxlfs.store import Store, StoreOptions  # noqa: PLC0415
-
-    with media_of(source) as media:
-        store = Store.open(media, StoreOptions(read_only=True))
-        try:
-            yield store
-        finally:
-            store.close()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,13 +45,22 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-    from cxlfs.native.extents import Engine
-
 _EAGAIN = -errno.EAGAIN
 _from_buffer = ffi.from_buffer
 _write = lib.cxl_map_write
 _read = lib.cxl_map_read
 _peek = lib.cxl_map_peek
+
+
+class Engine(Protocol):
+    """What a content needs of the engine (``extents``) that it is part of."""
+
+    closed: bool
+
+    @property
+    def handle(self) -> Any:
+        """The ``cxl_engine *``; raises InvariantError when it is closed."""
+        ...
 
 
 def _closed() -> InvariantError:

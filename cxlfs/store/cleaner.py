@@ -27,7 +27,7 @@ from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
 from cxlfs.native.extents import SPAN_DTYPE
 from cxlfs.store.mover import Mover
 from cxlfs.store.space import State
-from cxlfs.store.versions import Version
+from cxlfs.store.version import Version
 
 if TYPE_CHECKING:
     from cxlfs.native.extents import LiveRanges, Rows

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError
 from cxlfs.format import layout
-from cxlfs.store.versions import Version
+from cxlfs.store.version import Version
 
 if TYPE_CHECKING:
     from cxlfs.store.namespace import Inode

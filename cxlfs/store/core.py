@@ -38,7 +38,8 @@ from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
 from cxlfs.store.room import Room
-from cxlfs.store.versions import Version, Versions
+from cxlfs.store.version import Version
+from cxlfs.store.versions import Versions
 from cxlfs.store.volume import Volume
 from cxlfs.types import ROOT_INO
 

@@ -35,7 +35,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import layout
 from cxlfs.store.namespace import FileKind, Inode, Port
-from cxlfs.store.versions import Version
+from cxlfs.store.version import Version
 
 if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap

@@ -21,16 +21,15 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from cxlfs.errors import NoSpaceError
 from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
-    from cxlfs.store.namespace import Inode
-    from cxlfs.store.volume import Volume
+    from cxlfs.store.namespace import Inode, Namespace
 
 HIDDEN_PREFIX: Final = b"trusted.cxlfs."
 DAMAGED_XATTR: Final = HIDDEN_PREFIX + b"damaged"
@@ -80,10 +79,25 @@ class RefusedWrites:
     needed_bytes: int
 
 
+class Journaled(Protocol):
+    """What is needed of an open store (``volume``): its inodes, and a way to commit."""
+
+    namespace: Namespace
+
+    @property
+    def read_only(self) -> bool: ...
+
+    def require_writable(self) -> None: ...
+
+    def metadata_room(self) -> bool: ...
+
+    def commit(self, ops: Sequence[Operation]) -> object: ...
+
+
 class Health:
     """See the module; one for each volume."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Journaled) -> None:
         self._volume = volume
         self._damaged: dict[int, int] = {}
         """Inode number: when its damage was seen last, as a number of sightings."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
     from cxlfs.store.namespace import Inode
     from cxlfs.store.promises import Promises
-    from cxlfs.store.versions import Version
+    from cxlfs.store.version import Version
     from cxlfs.store.volume import Volume
 
 _WRITES_PER_LEASE = 4

@@ -12,11 +12,10 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError, InvariantError, MediaError, NoSpaceError, invariant
 from cxlfs.format import layout
@@ -34,7 +33,7 @@ from cxlfs.native.maps import Delta, FileMap
 from cxlfs.store.clones import Clones, count_committed
 from cxlfs.store.leases import Leases
 from cxlfs.store.promises import Promises
-from cxlfs.store.space import LEASE_BYTES_MIN
+from cxlfs.store.version import Version
 
 log = logging.getLogger(__name__)
 
@@ -48,62 +47,6 @@ if TYPE_CHECKING:
 _OPERATION_BYTES = layout.OPERATION_DTYPE.itemsize + layout.OP_EXTENT_DTYPE.itemsize + 8
 _RECORD_REST_BYTES = 1024
 """Of a record: header, attributes of file and directory, a name of full length, padding."""
-
-
-@dataclasses.dataclass(slots=True)
-class FailedRange:
-    start: int
-    end: int
-    error: CxlfsError
-
-
-class Redirection(Protocol):
-    """A handle that may become ordinary: what is written through it is published as it comes."""
-
-    ordinary: bool
-
-
-@dataclasses.dataclass(slots=True)
-class Version:
-    """Live content that is not committed.
-
-    ``atomic``: an overwrite; the previous content comes back unless it is published. ``whole``: it
-    began empty, so that nothing of the previous content is in it.
-    ``staged``: ``inode.aside`` holds what the periodic commit has made durable of it. ``killed``: a
-    writer was killed; who has written nothing does not publish what that one left. ``redirection``:
-    the handle through which a shell has begun it.
-    """
-
-    atomic: bool
-    began_monotonic: float
-    whole: bool = False
-    staged: bool = False
-    killed: bool = False
-    redirection: Redirection | None = None
-    lease_bytes: int = LEASE_BYTES_MIN
-    failed: list[FailedRange] = dataclasses.field(default_factory=list)
-
-    def fail(self, start: int, end: int, error: CxlfsError) -> None:
-        # Without its traceback, which would keep the caller's buffer alive.
-        self.failed.append(FailedRange(start, end, error.with_traceback(None)))
-
-    def repair(self, start: int, end: int) -> None:
-        """[start, end) was written with success."""
-        remaining: list[FailedRange] = []
-        for bad in self.failed:
-            if bad.start < start:
-                remaining.append(FailedRange(bad.start, min(bad.end, start), bad.error))
-            if bad.end > end:
-                remaining.append(FailedRange(max(bad.start, end), bad.end, bad.error))
-        self.failed = [bad for bad in remaining if bad.start < bad.end]
-
-    def cut(self, size: int) -> None:
-        """What lies beyond the new size need not be repaired."""
-        self.failed = [
-            FailedRange(bad.start, min(bad.end, size), bad.error)
-            for bad in self.failed
-            if bad.start < size
-        ]
 
 
 class Prepared:

@@ -20,7 +20,7 @@ from cxlfs.fuse import kernel
 from cxlfs.fuse.direct import Direct
 from cxlfs.fuse.kernel import Opcode
 from cxlfs.native.transport import UPCALL_LEASE
-from cxlfs.store.versions import Version
+from cxlfs.store.version import Version
 from tests.fuse_api.test_data_plane import ROOT, Plane, made_plane
 from tests.support.fuse_api import Context, finish
 from tests.support.fuse_socket import REPLY, request

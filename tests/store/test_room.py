@@ -12,7 +12,7 @@ import pytest
 from cxlfs.errors import MediaError, NoSpaceError
 from cxlfs.media import Granularity
 from cxlfs.store import Store
-from cxlfs.store.versions import Version
+from cxlfs.store.version import Version
 from tests.support.shop import Shop, close, create, open_for_overwrite, until_no_space
 from tests.support.stores import clean_round, read_file, write_file
 
