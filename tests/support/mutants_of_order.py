@@ -124,14 +124,14 @@ def close_publishes_for_its_own_handle_only(patch: Patch) -> None:
     """The close of a descriptor that did not truncate leaves the overwrite of another waiting."""
     original = files.Files.flush
 
-    def flush(self: files.Files, handle_id: int, *, writer_killed: bool) -> None:
+    def flush(self: files.Files, handle_id: int, **how: Any) -> None:
         handle = self.get(handle_id)
         version = handle.inode.version
         if isinstance(version, versions.Version) and not handle.truncated:
             others = [h for h in self._handles.values() if h.inode is handle.inode and h.truncated]
             if others:
                 return
-        original(self, handle_id, writer_killed=writer_killed)
+        original(self, handle_id, **how)
 
     patch.setattr(files.Files, "flush", flush)
 

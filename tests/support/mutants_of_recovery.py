@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from cxlfs.errors import NameTooLongError
-from cxlfs.format import journal_reader, layout, roots, segments, superblock
+from cxlfs.format import frame, journal_reader, layout, roots, segments, superblock
 from cxlfs.native.maps import FileMap
 from cxlfs.store import image, names, recovery, replay, volume
 from cxlfs.store.namespace import Namespace
@@ -141,7 +141,7 @@ def damage_taken_for_a_torn_end(patch: Patch) -> None:
 @mutant("damage/LINE/superblock", 9, 18)
 def first_superblock_believed(patch: Patch) -> None:
     """Superblock checksums are not compared."""
-    during(patch, superblock, "decode", (superblock, "crc32c", lambda *_: Anything()))
+    during(patch, superblock, "read_copies", (frame, "crc32c", lambda *_: Anything()))
 
 
 @mutant("damage/LINE/image", 9)
