@@ -127,23 +127,41 @@ class Checkpoints(Report):
         if not self.checkpoints:
             yield f"no checkpoints in {quote(self.path)}"
             return
-        header = ("STATE", "COMMIT", "COMMITTED", "SIZE", "PATH")
-        rows = [header, *(checkpoint.row(Style()) for checkpoint in self.checkpoints)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-        yield style.strong(_line(header, header, widths))
+        rows = [_HEADER, *(checkpoint.row(Style()) for checkpoint in self.checkpoints)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+        shown = _columns_that_fit(widths, style.width)
+        yield style.strong(_line(_HEADER, _HEADER, widths, shown))
         for plain, checkpoint in zip(rows[1:], self.checkpoints, strict=True):
-            yield _line(plain, checkpoint.row(style), widths)
+            yield _line(plain, checkpoint.row(style), widths, shown)
 
 
-def _line(plain: tuple[str, ...], painted: tuple[str, ...], widths: list[int]) -> str:
+_HEADER = ("STATE", "COMMIT", "COMMITTED", "SIZE", "PATH")
+_STATE, _COMMIT, _COMMITTED, _SIZE, _PATH = range(len(_HEADER))
+_GAP = "  "
+
+
+def _columns_that_fit(widths: list[int], width: int | None) -> list[int]:
+    """All of them; on a narrow terminal the commit's number goes first, then its time."""
+    shown = [_STATE, _COMMIT, _COMMITTED, _SIZE, _PATH]
+    for dispensable in (_COMMIT, _COMMITTED):
+        needed = sum(widths[column] for column in shown) + len(_GAP) * (len(shown) - 1)
+        if width is not None and needed > width:
+            shown.remove(dispensable)
+    return shown
+
+
+def _line(
+    plain: tuple[str, ...], painted: tuple[str, ...], widths: list[int], shown: list[int]
+) -> str:
     """Columns two spaces apart, numbers flush right; colour takes no width."""
-    state, commit, committed, size, path = range(len(widths))
-    cells = list(painted)
-    for column in (state, committed):
-        cells[column] += " " * (widths[column] - len(plain[column]))
-    for column in (commit, size):
-        cells[column] = " " * (widths[column] - len(plain[column])) + cells[column]
-    return "  ".join([*cells[:path], cells[path]])
+    cells = []
+    for column in shown:
+        padding = " " * (widths[column] - len(plain[column]))
+        if column in (_COMMIT, _SIZE):
+            cells.append(padding + painted[column])
+        else:
+            cells.append(painted[column] + ("" if column == _PATH else padding))
+    return _GAP.join(cells)
 
 
 @click.command(

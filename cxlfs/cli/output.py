@@ -19,6 +19,7 @@ import dataclasses
 import enum
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, TextIO
@@ -32,9 +33,12 @@ _COLOURS = {"good": "32", "warning": "33", "bad": "31", "strong": "1"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Style:
-    """How words are set off from others: not at all unless ``colour``."""
+    """How words are set off from others: not at all unless ``colour``. ``width``: characters of a
+    line of the terminal; None: it is none, and lines may be as long as they are.
+    """
 
     colour: bool = False
+    width: int | None = None
 
     def good(self, text: str) -> str:
         return self._paint("good", text)
@@ -187,7 +191,7 @@ class Output:
         if self.as_json:
             _write(self.stdout, document(report))
         else:
-            for line in report.lines(Style(_wants_colour(self.stdout))):
+            for line in report.lines(Style(_wants_colour(self.stdout), _width_of(self.stdout))):
                 _write(self.stdout, line)
 
     def text(self, line: str) -> None:
@@ -226,6 +230,10 @@ def _write(stream: TextIO, line: str) -> None:
 
 def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _width_of(stream: TextIO) -> int | None:
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def _wants_colour(stream: TextIO) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs.cli.list import Checkpoint
+from cxlfs.cli.list import Checkpoint, Checkpoints
+from cxlfs.cli.output import Style
 from cxlfs.cli.status import Status
 from cxlfs.control.discovery import Registration
 from cxlfs.media import open_media
@@ -291,6 +292,23 @@ def entry_of(**changes: object) -> Checkpoint:
 )
 def test_list_says_what_is_known(changes: dict[str, object], words: str) -> None:
     assert entry_of(**changes).words == words
+
+
+@pytest.mark.parametrize(
+    ("width", "header"),
+    [
+        (None, ["STATE", "COMMIT", "COMMITTED", "SIZE", "PATH"]),
+        (200, ["STATE", "COMMIT", "COMMITTED", "SIZE", "PATH"]),
+        (48, ["STATE", "COMMITTED", "SIZE", "PATH"]),
+        (20, ["STATE", "SIZE", "PATH"]),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_columns(width: int | None, header: list[str]) -> None:
+    found = entry_of(commit_lsn=7, commit_time_ns=1)
+    first, row = Checkpoints(None, b"/", (found,)).lines(Style(width=width))
+    assert first.split() == header
+    assert row.endswith("1 B  /x")
+    assert width is None or width < 48 or len(row) <= width
 
 
 def test_list_of_what_is_kept_aside(run: Run, filled: Path) -> None:
