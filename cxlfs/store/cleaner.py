@@ -6,7 +6,7 @@ that a write fails (``files``).
 Invariants
 - Work is done in short steps: a verb of ``mover``, or a rollover, and never more than one of them
   before others may have their turn.
-- The cleaner takes at most its own segments out of the reserve before some are given back.
+- The cleaner takes at most CLEANER_SEGMENTS out of the reserve before some are given back.
 - A segment that is being written to, or that is damaged, is left as it is.
 
 Which segments are compacted, and when, follows Rosenblum and Ousterhout, "The Design and
@@ -28,6 +28,7 @@ from cxlfs.native.extents import SPAN_DTYPE
 from cxlfs.store.mover import Mover
 from cxlfs.store.space import State
 from cxlfs.store.version import Version
+from cxlfs.store.volume import CLEANER_SEGMENTS
 
 if TYPE_CHECKING:
     from cxlfs.native.extents import LiveRanges, Rows
@@ -115,7 +116,7 @@ class Cleaner:
             return False
         dead = space.collect_dead()
         spare = space.free_count - reserve
-        if spare <= dead // _LOW and self._is_worth_a_rollover(dead):
+        if dead and spare <= dead // _LOW:
             return self._free_dead()
         scarce = len(space.states) / _SCARCE
         ease = min(1.0, max(0.0, (spare + dead) / scarce))
@@ -133,28 +134,24 @@ class Cleaner:
         self.room.free_dead()
         return self.volume.space.free_count > free_before
 
-    def _is_worth_a_rollover(self, dead: int) -> bool:
-        """So many segments are dead that freeing them is worth an image, or no more can be."""
-        least = max(len(self.volume.current.image_segments), self.volume.cleaner_segments)
-        return dead >= least or (dead > 0 and not self._may_move())
-
     def _may_move(self) -> bool:
-        """The cleaner has room, or may take a segment: its own ones of the reserve, and below these
-        one until the next rollover, if a rollover that gives up the fallback is possible then.
+        """The cleaner has room, or may take a segment: its own one of the reserve, and below that
+        one until something is given back, if a rollover that gives up the fallback is possible
+        then.
         """
         space, volume = self.volume.space, self.volume
         if space.cleaner_room_bytes > 0 or space.free_count > self._least_free():
             return True
         usable = space.free_count + len(volume.fallback.segments)
         return (
-            self._borrowed != volume.counters.rollovers
+            self._borrowed != space.releases
             and space.free_count > 0
             and usable > volume.metadata_set_segments()
         )
 
     def _least_free(self) -> int:
-        """What must stay free when the cleaner's own segments are used up."""
-        return self.volume.refresh_reserve() - self.volume.cleaner_segments
+        """What must stay free when the cleaner's own segment is used up."""
+        return self.volume.refresh_reserve() - CLEANER_SEGMENTS
 
     # --- compacting -------------------------------------------------------------------------
 

@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 RECORD_BYTES_MAX = 1 << 20
 """A larger transaction is staged in several records: one record never fills a journal."""
-_CLEANER_PART = 64
-"""One in so many segments is the cleaner's, at least one: what it can empty before any is freed."""
+CLEANER_SEGMENTS = 1
+"""Of the reserve, for moved data: what the cleaner fills before what it emptied is free."""
 _IMAGE_PART = 4
 """An image that is written to free segments takes at most a fourth of what it frees."""
 _IMAGE_SLACK_BYTES = 64 << 10
@@ -294,11 +294,6 @@ class Volume:
         )
         return -(-estimate // self.superblock.segment_payload_bytes) + 2
 
-    @property
-    def cleaner_segments(self) -> int:
-        """So many of the reserve are for moved data."""
-        return max(1, self.superblock.segment_count // _CLEANER_PART)
-
     def refresh_reserve(self, growth_bytes: int = 0) -> int:
         """Recompute how many segments must stay free: the next metadata set (with an image that has
         grown so much), what the two sets after it need beyond what they release, one journal more
@@ -316,7 +311,7 @@ class Volume:
             coming = kept[1] + len(running.dead)
             kept = (running.image_segments + since, kept[0] - since)
         growth = sum(max(0, wanted - count) for count in kept)
-        extra = self.cleaner_segments
+        extra = CLEANER_SEGMENTS
         if since <= JOURNAL_SEGMENTS and not is_short(self.image_bytes_estimate()):
             extra += JOURNAL_SEGMENTS
         self.space.reserve = max(wanted + growth + extra - coming, extra)
