@@ -31,14 +31,16 @@ def describe_owner(descriptor: int, proc: Path = PROC) -> str:
     """``process 1234 (cxlfs mount ...)``, or what is known of it."""
     status = os.fstat(descriptor)
     pid = _lock_owner(status, proc)
-    if pid is None:
-        return "another process, which cannot be seen from here"
-    command = _command_line(proc / str(pid))
+    command = None if pid is None else _command_line(proc / str(pid))
     if command is not None:
         return f"process {pid} ({command})"
+    # In a container the kernel does not show the lock of one that has ended.
     for heir in _processes_with_open(status, proc):
         command = _command_line(proc / str(heir))
-        return f"process {heir} ({command or 'command unknown'})"
+        has_it = ", which has it open" if pid is None else ""
+        return f"process {heir} ({command or 'command unknown'}){has_it}"
+    if pid is None:
+        return "another process, which cannot be seen from here"
     return f"process {pid}, which has ended and left the lock to one that cannot be seen from here"
 
 

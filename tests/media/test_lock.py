@@ -70,6 +70,23 @@ def test_owner_that_forked_is_named_by_its_heir(image: Path) -> None:
         open_media(image)
 
 
+def test_an_owner_whose_lock_is_not_shown_is_named_by_what_is_open(
+    image: Path, tmp_path: Path
+) -> None:
+    """As in a container, where /proc/locks leaves out the locks of processes that have ended."""
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "locks").write_text("")
+    with held(image, how="fork") as pid, image.open("rb") as file:
+        assert describe_owner(file.fileno(), proc) == (
+            "another process, which cannot be seen from here"
+        )
+        (proc / str(pid)).symlink_to(f"/proc/{pid}")
+        said = describe_owner(file.fileno(), proc)
+    assert said.startswith(f"process {pid} (")
+    assert said.endswith("), which has it open")
+
+
 def test_readers_share_and_keep_writers_out(image: Path) -> None:
     with held(image, mode="ro"):
         open_media(image, read_only=True).close()
