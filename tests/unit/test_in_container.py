@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mount import why_not_mountable, workplace
 from tests.support.repository import ROOT
 
 PROGRAM = ROOT / "scripts" / "in-container"
@@ -64,6 +65,19 @@ def test_the_status_is_that_of_the_command_and_what_it_left_ends(tmp_path: Path)
     finally:
         os.close(reader)
     assert "x /mnt tmpfs" not in Path("/proc/self/mounts").read_text(encoding="utf-8")
+
+
+@pytest.mark.mounted
+def test_the_mounts_of_others_end_without_the_container() -> None:
+    """A copy of a mount would keep its daemon serving after its unmount."""
+    if why_not_mountable() is not None:
+        pytest.skip(f"cannot mount here: {why_not_mountable()}")
+    with workplace() as place:
+        place.mount()
+        done = run("cat", "/proc/self/mounts")
+        assert done.returncode == 0, done.stderr
+        assert str(place.mountpoint) in Path("/proc/self/mounts").read_text(encoding="utf-8")
+        assert str(place.mountpoint) not in done.stdout
 
 
 def test_usage() -> None:

@@ -98,7 +98,7 @@ def _measure(
     rates: dict[tuple[Case, str], list[float]] = {}
     calls: dict[str, list[float]] = {target.name: [] for target in targets}
     raw: list[dict[str, float]] = []
-    for run in range(settings.runs + 1):
+    for run in settings.rounds():
         label = f"run {run}/{settings.runs}" if run else "a run that does not count"
         for case in CASES:
             yardstick.sample()

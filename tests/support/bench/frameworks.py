@@ -51,7 +51,7 @@ def measure_frameworks(settings: Settings, say: Progress) -> Figures:
         store, _pid = stack.enter_context(mounted(settings.memory / "state.img", store_bytes))
         warm(store, store_bytes)
         own = stack.enter_context(tempfile.TemporaryDirectory(dir=settings.memory))
-        for run in range(settings.runs + 1):
+        for run in settings.rounds():
             label = f"run {run}/{settings.runs}" if run else "a run that does not count"
             for pair in _pairs(actions):
                 for target, directory in (("store", store), ("tmpfs", Path(own))):

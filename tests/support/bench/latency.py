@@ -33,7 +33,7 @@ def measure_latency(settings: Settings, say: Progress) -> Figures:
     rates: dict[str, dict[str, list[float]]] = {}
     with contextlib.ExitStack() as stack:
         targets = _targets(stack, settings)
-        for run in range(settings.runs + 1):
+        for run in settings.rounds():
             label = f"run {run}/{settings.runs}" if run else "a run that does not count"
             for target in targets:
                 say(f"latency: {label}: {target.name}")

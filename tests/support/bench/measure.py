@@ -57,6 +57,10 @@ class Settings:
     def scaled(self, count: int, quick_count: int) -> int:
         return quick_count if self.quick else count
 
+    def rounds(self) -> range:
+        """The numbers of the runs: from 0, which does not count; a quick run has none of that."""
+        return range(1 if self.quick else 0, self.runs + 1)
+
 
 class Progress:
     """Says on stderr what runs now: on a terminal one line that changes, else one for each."""
