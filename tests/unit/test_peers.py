@@ -20,7 +20,7 @@ Failed 3/47 subtests
 Test Summary Report
 -------------------
 /suite/tests/chown/00.t   (Wstat: 0 Tests: 1280 Failed: 0)
-  TODO passed:   1054, 1058, 1064
+  Expected ones passed:   1054, 1058, 1064
                 1088
 /suite/tests/open/00.t    (Wstat: 0 Tests: 47 Failed: 3)
   Failed tests:  3, 5-6
