@@ -94,6 +94,62 @@ def test_the_rule_finds_what_it_forbids(name: str) -> None:
     assert all((ROOT / "cxlfs" / place).exists() for place in allowed)
 
 
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(source: str, modules: set[str]) -> set[str]:
+    """Every module that a source names in an import: for types alone and inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            inside = members & modules
+            found |= inside
+            if members - inside:
+                found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & modules
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that lead back to themselves, as short ways as there are."""
+    found = []
+    for start in sorted(graph):
+        ways = [[start]]
+        seen: set[str] = set()
+        while ways:
+            way = ways.pop(0)
+            for following in sorted(graph[way[-1]] - {way[-1]}):
+                if following == start:
+                    found.append([*way, start])
+                    ways.clear()
+                    break
+                if following not in seen:
+                    seen.add(following)
+                    ways.append([*way, following])
+    return found
+
+
+def test_no_two_files_know_each_other() -> None:
+    sources = {module_of(path): path.read_text() for path in python_files("cxlfs")}
+    graph = {name: imports_of(text, set(sources)) for name, text in sources.items()}
+    assert circles(graph) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    sources = {
+        "x.a": "def late():\n    from x import b",
+        "x.b": "if TYPE_CHECKING:\n    from x.c import Name",
+        "x.c": "import x.a",
+    }
+    graph = {name: imports_of(text, set(sources)) for name, text in sources.items()}
+    assert circles(graph)[0] == ["x.a", "x.b", "x.c", "x.a"]
+    assert circles({**graph, "x.c": set()}) == []
+
+
 def test_imports_point_down() -> None:
     program = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([program], cwd=ROOT, capture_output=True, text=True, check=False)

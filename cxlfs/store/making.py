@@ -16,6 +16,7 @@ from cxlfs.format import layout, roots, superblock
 from cxlfs.native.extents import Engine
 from cxlfs.store.names import root_attributes
 from cxlfs.store.namespace import Namespace
+from cxlfs.store.rollover import Rollovers
 from cxlfs.store.volume import Volume
 
 if TYPE_CHECKING:
@@ -55,7 +56,15 @@ def format_store(
         chunk=block.chunk_bytes,
     )
     volume = Volume(
-        media, block, engine, namespace, roots.NOTHING, next_extent_id=1, next_epoch=1, last_lsn=0
+        media,
+        block,
+        engine,
+        namespace,
+        roots.NOTHING,
+        next_extent_id=1,
+        next_epoch=1,
+        last_lsn=0,
+        rollovers=Rollovers,
     )
     volume.close_cleanly()
     engine.close()

@@ -27,7 +27,8 @@ from cxlfs.format import journal_reader, layout, roots, segments, superblock
 from cxlfs.native.extents import Engine
 from cxlfs.store import image
 from cxlfs.store.replay import Replayer
-from cxlfs.store.rollover import is_short
+from cxlfs.store.rolling import is_short
+from cxlfs.store.rollover import Rollovers
 from cxlfs.store.space import State
 from cxlfs.store.volume import JournalEnd, MetadataSet, Volume
 
@@ -115,6 +116,7 @@ def _open(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
         next_extent_id=state.next_extent_id,
         next_epoch=_next_epoch(media, block, state, newest, clean=report.clean),
         last_lsn=state.last_lsn,
+        rollovers=Rollovers,
     )
     volume.last_commit_ns = state.last_time_ns or newest.written_ns
     _adopt_sets(volume, state, found, states)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from cxlfs.errors import MediaError, NoSpaceError, OutOfMemoryError
 from cxlfs.format import layout, roots, segments
 from cxlfs.store.export import Export, Image
+from cxlfs.store.rolling import JOURNAL_SEGMENTS, is_short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,24 +33,15 @@ if TYPE_CHECKING:
     from cxlfs.format.operations import Operation
     from cxlfs.store.volume import Volume
 
-AT_ONCE_BYTES = 1 << 20
-"""An image of up to so many bytes is made at once: it takes no longer than a few saves."""
 JOURNAL_BYTES_MAX = 64 << 20
 """What recovery replays at most, where segments are not larger: 150 000 records or more in half a
 second."""
 JOURNALS_MIN = 4
-JOURNAL_SEGMENTS = 2
-"""Its two copies."""
 PIECE_BYTES = 1 << 20
 """Stored and fenced in one step: less than a millisecond on persistent memory."""
 
 
 log = logging.getLogger(__name__)
-
-
-def is_short(image_bytes: int) -> bool:
-    """Making an image of that size need not be spread over steps."""
-    return image_bytes <= AT_ONCE_BYTES
 
 
 class _Phase(enum.Enum):

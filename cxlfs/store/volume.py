@@ -17,7 +17,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import (
@@ -34,7 +34,7 @@ from cxlfs.format import journal, layout, operations, roots, segments
 from cxlfs.store.events import Events
 from cxlfs.store.health import Health
 from cxlfs.store.paths import path_of
-from cxlfs.store.rollover import JOURNAL_SEGMENTS, Rollovers, is_short
+from cxlfs.store.rolling import JOURNAL_SEGMENTS, RollsOver, is_short
 from cxlfs.store.space import Space, State
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ class Volume:
         next_extent_id: int,
         next_epoch: int,
         last_lsn: int,
+        rollovers: Callable[[Volume], RollsOver],
     ) -> None:
         self.media = media
         self.superblock = superblock
@@ -149,7 +150,7 @@ class Volume:
         self.journal_end: JournalEnd | None = None
         self.current = MetadataSet(root.image_segments)
         self.fallback = MetadataSet()
-        self.rollovers = Rollovers(self)
+        self.rollovers = rollovers(self)
         self.read_only_reason: str | None = None
         self.needs_check: str | None = None
         self.counters = Counters()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from cxlfs.store.rollover import is_short
+from cxlfs.store.rolling import is_short
 from cxlfs.store.space import State
 from tests.support.crash import operations
 from tests.support.crash.bench import Bench
