@@ -57,6 +57,16 @@ static void resize_table(cxl_engine *engine, uint64_t size)
     engine_release(engine, old, old_size * sizeof(*old));
 }
 
+/* Once for many extents, instead of doubling again and again. */
+static void make_room(cxl_engine *engine, uint64_t count)
+{
+    uint64_t size = engine->table_size;
+    while (size < engine->extent_count + count)
+        size *= 2;
+    if (size != engine->table_size)
+        resize_table(engine, size);
+}
+
 int table_init(cxl_engine *engine)
 {
     engine->table = engine_allocate(engine, TABLE_SIZE_MIN * sizeof(*engine->table));
@@ -426,6 +436,7 @@ int cxl_engine_define(cxl_engine *engine, const cxl_extent_info *infos, uint64_t
     if (undos == NULL)
         return -ENOMEM;
     pthread_mutex_lock(&engine->lock);
+    make_room(engine, count);
     for (; done < count && result == 0; done++) {
         const uint32_t *own = infos[done].crc_count != 0 ? crcs + infos[done].crc_index : NULL;
         result = define_one(engine, &infos[done], own, &undos[done]);

@@ -60,6 +60,11 @@ _KINDS = {
 }
 
 
+def kind_of(mode: int) -> FileKind | None:
+    """What st_mode says."""
+    return _KINDS.get(mode & 0o170000)
+
+
 _DIRECTORY = FileKind.DIRECTORY  # looked up in its class it takes as long as ten fields
 
 
@@ -155,9 +160,13 @@ class Inode:
         birth_ns: int = 0,
         commit_lsn: int = 0,
         commit_ns: int = 0,
+        links: int = 0,
+        parent: int = 0,
+        name: bytes = b"",
+        live: FileMap | None = None,
     ) -> None:
-        """The order is that of the columns of an image: by position 10 000 are made in 8 ms, by
-        name in 18. Raises CorruptionError when ``mode`` names no type.
+        """The order is that in which ``image`` makes them, by position: 10 000 in 6 ms, by name in
+        18. Raises CorruptionError when ``mode`` names no type.
         """
         kind = _KINDS.get(mode & 0o170000)
         if kind is None:
@@ -175,14 +184,15 @@ class Inode:
         self.birth_ns = birth_ns
         self.commit_lsn = commit_lsn
         self.commit_ns = commit_ns
-        self.links = self.subdirectories = self.pins = self.handles = 0
-        self.parent = 0
-        self.name = b""
+        self.links = links
+        self.subdirectories = self.pins = self.handles = 0
+        self.parent = parent
+        self.name = name
         self.entries: dict[bytes, int] | None = {} if kind is _DIRECTORY else None
         self.listing: Listing | None = None
         self.target = b""
         self.xattrs: dict[bytes, bytes] | None = None
-        self.live: FileMap | None = None
+        self.live = live
         self.committed: FileMap | None = None
         self.aside: FileMap | None = None
         self.version: object | None = None

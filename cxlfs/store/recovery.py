@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from cxlfs.store.namespace import Namespace
 
 log = logging.getLogger(__name__)
+FREEZE_INODES = 50_000
+"""The garbage collector never looks at the objects of a larger store: all of them stay, none is in
+a cycle, and a million take it a second, in which every request waits."""
 _JOURNALS_MAX = 16
 """Openings that were each followed by a crash, before an image was made, each leave one."""
 
@@ -84,6 +87,8 @@ def open_volume(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryRepor
     gc.disable()  # 100 000 young objects that all stay: collecting them costs half the mount time
     try:
         volume, report = _open(media, read_only=read_only)
+        if len(volume.namespace.inodes) > FREEZE_INODES:
+            gc.freeze()
     finally:
         if gc_was_enabled:
             gc.enable()
@@ -174,10 +179,10 @@ def _load_root(media: Media, block: superblock.Superblock, root: roots.Root) -> 
     return _State(root, engine, namespace, info.lsn, info.next_extent_id)
 
 
-def read_image(media: Media, block: superblock.Superblock, root: roots.Root) -> bytes:
+def read_image(media: Media, block: superblock.Superblock, root: roots.Root) -> bytearray:
     """The image's bytes, out of its segments; raises CorruptionError."""
-    parts: list[bytes] = []
-    left = root.image_bytes
+    data = bytearray(root.image_bytes)
+    view, done = memoryview(data), 0
     for part, index in enumerate(root.image_segments):
         header = segments.read(media, block, index)
         right = (
@@ -192,17 +197,17 @@ def read_image(media: Media, block: superblock.Superblock, root: roots.Root) -> 
                 structure="segment header",
                 media_offset=offset,
             )
-        length = min(left, block.segment_payload_bytes)
+        length = min(len(data) - done, block.segment_payload_bytes)
         try:
-            parts.append(media.read(offset + layout.SEGMENT_HEADER_BYTES, length))
+            media.read_into(offset + layout.SEGMENT_HEADER_BYTES, view[done : done + length])
         except MediaError as error:
             raise CorruptionError(
                 f"the metadata image cannot be read: {error.message}",
                 structure="metadata image",
                 media_offset=error.offset,
             ) from error
-        left -= length
-    return b"".join(parts)
+        done += length
+    return data
 
 
 def _replay(media: Media, block: superblock.Superblock, state: _State, *, follow: bool) -> None:

@@ -102,7 +102,7 @@ def columns_of_media(media: Media, superblock: Superblock, root: Root) -> Column
     return _columns(sections, info)
 
 
-def _columns(sections: dict[int, bytes], info: image.ImageInfo) -> Columns:
+def _columns(sections: image.Sections, info: image.ImageInfo) -> Columns:
     def rows(kind: int, dtype: np.dtype[np.void]) -> Rows:
         return np.frombuffer(sections.get(kind, b""), dtype=dtype)
 
@@ -116,5 +116,5 @@ def _columns(sections: dict[int, bytes], info: image.ImageInfo) -> Columns:
         extents=rows(layout.SECTION_EXTENTS, layout.IMAGE_EXTENT_DTYPE),
         crcs=np.frombuffer(sections.get(layout.SECTION_CRCS, b""), dtype="<u4"),
         references=rows(layout.SECTION_REFS, layout.REF_DTYPE),
-        strings=sections.get(layout.SECTION_STRINGS, b""),
+        strings=bytes(sections.get(layout.SECTION_STRINGS, b"")),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from cxlfs.errors import CorruptionError, CxlfsError, MediaError, NotACxlfsError
 from cxlfs.format import layout, roots
 from cxlfs.media import Granularity, Media, MemoryMedia
 from cxlfs.native import FaultKind, set_fault
-from cxlfs.store import Store, StoreOptions
+from cxlfs.store import Store, StoreOptions, recovery
 from tests.support.shop import Shop, close, create, open_for_overwrite
 from tests.support.stores import (
     clean_round,
@@ -452,3 +453,17 @@ def test_a_torn_root_is_not_completed_by_the_next_one(
         assert picture(again) == before_cut
         again.close()
         last.close()
+
+
+def test_a_large_store_is_nothing_that_the_collector_looks_at(
+    shop: Shop, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        write_file(store, 1, b"f%d" % number, b"x")
+    monkeypatch.setattr(recovery, "FREEZE_INODES", 20)
+    store = shop.reopen(store)
+    try:
+        seen = {id(thing) for thing in gc.get_objects()}
+        assert not any(id(inode) in seen for inode in store.namespace.inodes.values())
+    finally:
+        gc.unfreeze()
