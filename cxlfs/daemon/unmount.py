@@ -8,14 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterable
 
 from cxlfs.control import mountinfo
 from cxlfs.control.client import AWAIT_CLOSE, ask, find_and_connect
-from cxlfs.daemon.detach import detach
+from cxlfs.daemon.detach import detach, holders_of
 from cxlfs.errors import BusyError, CxlfsError, MountError
 
 CLOSE_SECONDS_MAX = 600.0
+BUSY_SECONDS_MAX = 1.0
+"""So long a mount may be in use by nobody who can be named: whoever asks for its free space (df, a
+monitoring agent) holds it for a moment.
+"""
+_BUSY_AGAIN_SECONDS = 0.05
 
 
 def unmount(mountpoint: str, *, lazy: bool = False) -> None:
@@ -47,9 +53,23 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
     answer = ask(channel, AWAIT_CLOSE, {}, seconds_max=CLOSE_SECONDS_MAX)
     with channel, contextlib.closing(answer):
         next(answer, None)  # "waiting": from here on the daemon will tell us
-        detach(mount.mountpoint, lazy=lazy)
+        _detach(mount.mountpoint, lazy=lazy)
         if not lazy:
             _await_close(mountpoint, answer)
+
+
+def _detach(mountpoint: str, *, lazy: bool) -> None:
+    """Raises as detach does; BusyError only when somebody goes on using the mount."""
+    deadline = time.monotonic() + BUSY_SECONDS_MAX
+    while True:
+        try:
+            detach(mountpoint, lazy=lazy)
+        except BusyError:
+            if holders_of(mountpoint) or time.monotonic() >= deadline:
+                raise
+            time.sleep(_BUSY_AGAIN_SECONDS)
+        else:
+            return
 
 
 def _connect(mountpoint: str) -> socket.socket | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cxlfs.control import mountinfo
-from cxlfs.daemon import preflight
+from cxlfs.daemon import preflight, unmount
+from cxlfs.errors import BusyError
 from cxlfs.format.superblock import choose
 from cxlfs.media import open_media
 from cxlfs.media.room import VOLATILE_TEXT
@@ -363,6 +364,25 @@ def test_umount_of_a_busy_mount(run: Run, place: Workplace) -> None:
         said = run("umount", place.mountpoint)
         assert_two_lines(said, 11, "cxlfs umount", "in use", str(os.getpid()))
     assert run("umount", place.mountpoint).code == 0
+
+
+def test_umount_waits_for_whoever_only_looks(
+    run: Run, place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """df, or a monitoring agent: it has the mount for a moment, and nobody can be named."""
+    place.mount()
+    busy = iter([True, True])
+    real = unmount.detach
+
+    def detach(mountpoint: str, *, lazy: bool) -> None:
+        if next(busy, False):
+            raise BusyError(f"{mountpoint} is in use")
+        real(mountpoint, lazy=lazy)
+
+    monkeypatch.setattr(unmount, "detach", detach)
+    assert run("umount", place.mountpoint).code == 0
+    assert next(busy, None) is None
+    assert not place.is_mounted
 
 
 def test_a_dead_mount(run: Run, place: Workplace) -> None:
