@@ -59,7 +59,7 @@ def test_a_writer_meets_no_faults(shared_memory: Path) -> None:
         assert region.populate(0, SIZE // 2 - 100) == SIZE // 2
         without = faults_of_writing(region, SIZE // 2, SIZE // 2)
         ahead = faults_of_writing(region, 0, SIZE // 2)
-        assert ahead < max(without, 20) / 10 + 20
+        assert ahead < without / 3 + 20  # some are of other memory, most under a sanitizer
 
 
 def test_it_changes_nothing_and_is_not_recorded(shared_memory: Path) -> None:
