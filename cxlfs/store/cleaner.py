@@ -62,6 +62,8 @@ class Cleaner:
         self.mover = Mover(volume, versions)
         self.unmovable: set[int] = set()
         self._running = False
+        self._exhausted: tuple[object, ...] | None = None
+        """The state in which no more room could be had."""
         self._victims: dict[int, int] = {}
         """Segments that are being emptied, each with the age of its data: another one's data may be
         there at the next step.
@@ -81,13 +83,33 @@ class Cleaner:
         """
         if self._running or self.volume.read_only:
             return False
+        if self._state(needed_bytes) == self._exhausted:
+            return False  # nothing has changed since all of it was tried
         self._running = True
         try:
-            return self._reclaim(needed_bytes)
+            if self._reclaim(needed_bytes):
+                return True
         except NoSpaceError:
-            return False
+            pass
         finally:
             self._running = False
+        self._exhausted = self._state(needed_bytes)
+        return False
+
+    def _state(self, needed_bytes: int) -> tuple[object, ...]:
+        """What making room depends on, in a fixed number of counters."""
+        engine = self.volume.engine.statistics()
+        return (
+            needed_bytes > 0,
+            self.volume.last_lsn,
+            self.volume.space.available_bytes,
+            self.volume.space.free_count,
+            self.versions.leases.count,
+            engine.bytes_written,
+            engine.extents,
+            engine.refs,
+            engine.kept_bytes,
+        )
 
     def step(self) -> bool:
         """One short piece of background work; True when there is more."""

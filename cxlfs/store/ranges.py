@@ -61,14 +61,16 @@ class Ranges:
 
     # --- room -------------------------------------------------------------------------------
 
-    def _make_room(self, enough: Callable[[], bool]) -> bool:
-        """Reclaim until there is enough; False when more cannot be had."""
+    def _make_room(self, enough: Callable[[], bool], needed_bytes: int = 0) -> bool:
+        """Reclaim until there is enough, for so much file data or (0) for metadata; False when more
+        cannot be had.
+        """
         space = self.volume.space
         stalled = -len(self.versions.asides)  # giving one of them up may free nothing by itself
         while not enough():
             before = space.available_bytes
-            if stalled > _STALLED_ROUNDS_MAX or not self._reclaim(0):
-                return False
+            if stalled > _STALLED_ROUNDS_MAX or not self._reclaim(needed_bytes):
+                return enough()
             stalled += space.available_bytes <= before
         return True
 
@@ -140,7 +142,7 @@ class Ranges:
         wanted = promises.bytes_open() + mapped
         self.volume.refresh_reserve()
         if wanted - open_bytes > free_bytes or not self._make_room(
-            lambda: space.available_bytes >= wanted
+            lambda: space.available_bytes >= wanted, wanted
         ):
             raise space.shortfall(wanted - open_bytes, open_bytes)
 

@@ -136,6 +136,20 @@ def test_blocks_show_what_is_promised(store: Store) -> None:
     assert store.get_attributes(ino).size == 4096
 
 
+def test_room_of_idle_files_can_be_promised(store: Store) -> None:
+    """What open files were given and do not use is taken back for it."""
+    handles = []
+    for number in range(20):
+        handles.append(create(store, b"f%d" % number, data_of(1000))[1])
+        store.fsync(handles[-1])
+    _, handle = create(store, b"a")
+    size = store.statfs().free_bytes * 3 // 4
+    assert store.volume.space.available_bytes < size
+    store.allocate(handle, 0, size)
+    for opened in (*handles, handle):
+        close(store, opened)
+
+
 def test_many_small_promises_become_few(store: Store) -> None:
     ino, handle = create(store, b"a")
     count = RANGES_MAX + 40

@@ -94,6 +94,37 @@ def test_what_is_written_again_after_a_refusal_is_whole(shop: Shop, big: Store) 
     assert store.get_xattr(ino, b"user.cxlfs.state") == b"complete"
 
 
+def test_a_refused_write_is_refused_at_once_the_next_time(
+    shop: Shop, big: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as nothing has changed nobody looks for room again, however many files are open."""
+    makes = 0
+    make = big.cleaner.room.make
+
+    def counted(needed_bytes: int) -> bool:
+        nonlocal makes
+        makes += 1
+        return make(needed_bytes)
+
+    monkeypatch.setattr(big.cleaner.room, "make", counted)
+    write_file(big, 1, b"victim", piece_of(3, 8 * MIB))
+    write_until_full(big, b"filler")
+    _, handle = create(big, b"f")
+    for _ in range(3):  # the first ones may still find something
+        with pytest.raises(NoSpaceError):
+            big.write(handle, 0, bytes(16 * MIB))
+    before = makes
+    for _ in range(100):
+        with pytest.raises(NoSpaceError):
+            big.write(handle, MIB, bytes(MIB))
+    assert makes <= before + 2
+    big.unlink(1, b"victim")
+    big.write(handle, 0, bytes(4 * MIB))
+    big.unlink(1, b"f")
+    big.release(handle)
+    shop.directory_times = False
+
+
 # --- leases -----------------------------------------------------------------------------------
 
 
