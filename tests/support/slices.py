@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cxlfs.store import Store, export, rollover
+from cxlfs.store import Store, export, rolling, rollover
 from cxlfs.verify.columns import Columns
 
 
@@ -21,7 +21,7 @@ def small_slices(*, at_once_bytes: int = 0) -> Iterator[None]:
         patch.setattr(export, "NAMES_PER_SLICE", 2)
         patch.setattr(export, "EXTENTS_PER_SLICE", 8)
         patch.setattr(rollover, "PIECE_BYTES", 1024)
-        patch.setattr(rollover, "AT_ONCE_BYTES", at_once_bytes)
+        patch.setattr(rolling, "AT_ONCE_BYTES", at_once_bytes)
         yield
 
 
