@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
+from cxlfs.control.mountinfo import read_mounts
+
 BIN = Path(sys.executable).parent
 OPTIONS = "allow_other,suid,dev"
 KILLS = 10
@@ -64,6 +66,15 @@ class Outcome:
 KNOWN: dict[str, dict[str, str]] = {
     "xfstests": {
         "generic/003": "access times are not kept: no read is a write to the media",
+        "generic/103": "fallocate of all but 512 KiB of the free room is refused: some of it is kept for metadata",
+        "generic/192": "access times are not kept",
+        "generic/285": "data begins where its 4 KiB block does: the suite takes two bytes for the unit of all",
+        "generic/426": "file handles do not outlive the kernel's inode: a mount is not for export",
+        "generic/445": "as generic/285",
+        "generic/467": "as generic/426",
+        "generic/477": "as generic/426",
+        "generic/490": "with two bytes for a unit the suite looks for data behind the end of its file",
+        "generic/564": "the suite lifts a limit on file sizes, which needs CAP_SYS_RESOURCE",
     }
 }
 """What differs and is meant to, by suite and test; docs/posix.md says the same."""
@@ -120,7 +131,7 @@ def program(name: str, package: str) -> str:
 
 def output_of(command: Sequence[str | Path], directory: Path, **variables: str) -> str:
     """What it prints on both of its outputs, whatever its status."""
-    done = subprocess.run(
+    with subprocess.Popen(
         list(map(str, command)),
         cwd=directory,
         env={**os.environ, **variables},
@@ -129,9 +140,13 @@ def output_of(command: Sequence[str | Path], directory: Path, **variables: str) 
         stdin=subprocess.DEVNULL,
         text=True,
         errors="replace",
-        check=False,
-    )
-    return done.stdout
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.communicate()[0]
+        except BaseException:  # an end asked for is theirs too
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 # --- one suite each -------------------------------------------------------------------------------
@@ -215,12 +230,13 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-if [ "$type" = fuse.cxlfs ] && [ "${{#rest[@]}}" -eq 2 ]; then
+if [ "$type" = fuse.cxlfs ] && [ "${{#rest[@]}}" -eq 2 ] && [[ ",$options," != *,remount,* ]]; then
     said=$({bin}/cxlfs mount "${{rest[@]}}" -o "$options" 2>&1) && exit 0
     status=$?
     echo "$said" >&2
     exit $status
 fi
+[[ ",$options," != *,remount,* ]] || given=(-i "${{given[@]}}") # the kernel does it, not a helper
 exec {real} "${{given[@]}}"
 """
 _UMOUNT = """#!/bin/bash
@@ -388,9 +404,12 @@ def run(name: str, bench: Bench, say: Callable[[str], None]) -> Outcome:
     try:
         bench.mountpoint.chmod(0o777)
         outcome = SUITES[name](bench, say)
-    finally:
-        if bench.mountpoint.is_mount():
-            cxlfs("umount", bench.mountpoint)
+    except BaseException:
+        for mount in read_mounts():
+            if mount.mountpoint.startswith(f"{bench.work}/"):
+                subprocess.run(["umount", "-l", mount.mountpoint], check=False)
+        raise
+    cxlfs("umount", bench.mountpoint)
     outcome.seconds = round(time.monotonic() - began, 1)
     outcome.verify = _verify(bench)
     return outcome
