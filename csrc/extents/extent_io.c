@@ -301,3 +301,32 @@ int extent_read_each(cxl_engine *engine, const extent_range *ranges, uint8_t *co
     }
     return result;
 }
+
+/* ------------------------------------------------------------------------------------- verify */
+
+/* A chunk is a fault of its own; what cannot be read for want of memory is none. */
+int cxl_engine_verify(cxl_engine *engine, uint64_t id, cxl_fault *faults, uint64_t capacity,
+                      uint64_t *count, uint64_t *bytes)
+{
+    cxl_fault fault;
+    *count = *bytes = 0;
+    extent *x = extent_take(engine, id);
+    if (x == NULL)
+        return -ENOENT;
+    uint64_t length = extent_snapshot(engine, x, 0, 0, NULL);
+    for (uint64_t offset = 0; offset < length; offset += engine->chunk) {
+        uint64_t piece = smaller(engine->chunk, length - offset);
+        extent_range range = {
+            .extent = x, .extent_offset = offset, .length = piece,
+            .reference_start = 0, .reference_end = length,
+        };
+        if (extent_read(engine, &range, NULL, true, &fault) != 0) {
+            if (*count < capacity)
+                faults[*count] = fault;
+            ++*count;
+        }
+        *bytes += piece;
+    }
+    extent_drop(engine, x);
+    return 0;
+}

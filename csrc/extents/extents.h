@@ -16,8 +16,8 @@
  * definition. Whoever has a hold may take another one without a lock; from the table it is taken
  * under engine.lock.
  */
-#ifndef CXLFS_ENGINE_H
-#define CXLFS_ENGINE_H
+#ifndef CXLFS_EXTENTS_H
+#define CXLFS_EXTENTS_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -180,11 +180,17 @@ void extent_drop(cxl_engine *engine, extent *x);
 void extent_drop_locked(cxl_engine *engine, extent *x);
 /* The end of a lease, and of its hold; *media_offset, *length: room that was not used. */
 void extent_close(cxl_engine *engine, extent *x, uint64_t *media_offset, uint64_t *length);
+uint64_t extent_published(cxl_engine *engine, extent *x);
+void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail);
+
+/* leases.c */
+
 /* An open extent without a map, for the caller alone until extent_unused (0), or why not. */
 int extent_use_open(cxl_engine *engine, uint64_t id, extent **out);
 void extent_unused(cxl_engine *engine, extent *x);
-uint64_t extent_published(cxl_engine *engine, extent *x);
-void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail);
+
+/* definitions.c */
+
 /* What the journal knows of an extent; later bytes in its last chunk have changed the checksum of that.
  * info.crc_index stays. False: there is no room for so many checksums. */
 bool extent_describe_published(cxl_engine *engine, extent *x, cxl_extent_info *info, uint32_t *crcs,
@@ -296,7 +302,7 @@ typedef struct {
     uint32_t slot;
 } tree_position;
 
-/* tree.c, for tree_change.c alone */
+/* tree.c, for those that change a tree, or look left */
 leaf *leaf_new(cxl_engine *engine, tree *content, uint32_t capacity);
 void leaf_retire(cxl_engine *engine, tree *content, leaf *old);
 uint32_t leaf_capacity_for(uint64_t count);
@@ -393,9 +399,19 @@ static inline void map_use(cxl_map *map)
     atomic_fetch_add_explicit(&map->users, 1, memory_order_relaxed);
 }
 
+/* map_read.c */
+
+/* How many of length bytes from offset on lie below the size. */
+uint64_t map_clip_to_size(cxl_map *map, uint64_t offset, uint64_t length);
+/* Deliver [offset, +length), which lies below the size; holes are zeros. Bytes delivered: fewer when
+ * the file was cut meanwhile, whose lost bytes never were zeros; or -errno. */
+int64_t map_deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t length, bool verify,
+                    cxl_fault *fault);
 /* Where up to length bytes lie, if in one piece: their number, and the extent stays held until extent_drop;
  * else 0, and no extent is held. Nothing is verified. */
 uint64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held);
+
+/* map.c */
 
 /* Put references (extent NULL: a hole), all or nothing, without marks. map.writer is held. */
 int map_put(cxl_map *map, const reference *refs, uint64_t count);

@@ -1,7 +1,7 @@
 /* map.c - one content of one file: life, size, and references that come from elsewhere (replay,
  * image, cleaner, another file).
  *
- * Never: touches media bytes (map_io.c does).
+ * Never: touches media bytes (map_read.c and map_write.c do).
  *
  * Invariants
  * - A change holds map.writer throughout and map.lock for writing while it shows.

@@ -63,25 +63,6 @@ int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count)
     return 0;
 }
 
-bool extent_describe_published(cxl_engine *engine, extent *x, cxl_extent_info *info, uint32_t *crcs,
-                               uint64_t room)
-{
-    pthread_mutex_lock(stripe_of(engine, x));
-    uint64_t count = chunks_of(engine, x->published);
-    bool fits = count <= room;
-    *info = (cxl_extent_info){
-        .id = x->id, .media_offset = x->media_offset, .length = x->published,
-        .crc_index = info->crc_index, .crc_count = (uint32_t)count,
-    };
-    if (fits && count != 0) {
-        memcpy(crcs, x->crcs, count * sizeof(*crcs));
-        if (count << engine->chunk_shift != x->published)
-            crcs[count - 1] = x->published_tail;
-    }
-    pthread_mutex_unlock(stripe_of(engine, x));
-    return fits;
-}
-
 static int compare_ids(const void *a, const void *b)
 {
     const extent *x = *(extent *const *)a, *y = *(extent *const *)b;
