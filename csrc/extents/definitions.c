@@ -19,12 +19,12 @@ int cxl_engine_describe(cxl_engine *engine, uint64_t id, cxl_extent_info *info, 
     if (x == NULL)
         return -ENOENT;
     /* The length may grow in between: what is described is what the checksums are of. */
-    uint64_t length = extent_snapshot(engine, x, 0, 0, NULL);
+    uint64_t length = extent_checksums(engine, x, 0, 0, NULL);
     uint64_t count = chunks_of(engine, length);
     int result = -ENOMEM;
     uint32_t *list = cxl_allocate(larger(count, 1) * sizeof(*list));
     while (list != NULL && result != 0) {
-        uint64_t now = extent_snapshot(engine, x, 0, count, list);
+        uint64_t now = extent_checksums(engine, x, 0, count, list);
         if (chunks_of(engine, now) <= count) {
             *info = (cxl_extent_info){
                 .id = x->id, .media_offset = x->media_offset, .length = now,

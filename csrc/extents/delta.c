@@ -173,7 +173,7 @@ static int take_definitions(delta *d)
         uint32_t *crcs = d->face.crcs + info->crc_index;
         uint64_t end = (uint64_t)info->first_chunk + info->crc_count;
         uint64_t now =
-            extent_snapshot(engine, d->named[i], info->first_chunk, info->crc_count, crcs);
+            extent_checksums(engine, d->named[i], info->first_chunk, info->crc_count, crcs);
         /* Another map's open extent may have grown: then the checksum is of more. */
         info->length = smaller(now, end << engine->chunk_shift);
     }

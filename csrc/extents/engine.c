@@ -51,7 +51,7 @@ static uint64_t random_seed(void)
 
 static void init_locks(cxl_engine *engine)
 {
-    pthread_mutex_init(&engine->maps, NULL);
+    pthread_mutex_init(&engine->maps_lock, NULL);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->snapshots.lock, NULL);
     for (int i = 0; i < STRIPES; i++)
@@ -60,7 +60,7 @@ static void init_locks(cxl_engine *engine)
 
 static void destroy_locks(cxl_engine *engine)
 {
-    pthread_mutex_destroy(&engine->maps);
+    pthread_mutex_destroy(&engine->maps_lock);
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->snapshots.lock);
     for (int i = 0; i < STRIPES; i++)
@@ -118,9 +118,9 @@ void cxl_engine_free(cxl_engine *engine)
 void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out)
 {
     memset(out, 0, sizeof(*out));
-    pthread_mutex_lock(&engine->maps);
+    pthread_mutex_lock(&engine->maps_lock);
     out->maps = engine->map_count;
-    pthread_mutex_unlock(&engine->maps);
+    pthread_mutex_unlock(&engine->maps_lock);
     pthread_mutex_lock(&engine->lock);
     out->extents = engine->extent_count;
     pthread_mutex_unlock(&engine->lock);

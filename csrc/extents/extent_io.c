@@ -14,7 +14,7 @@
 
 #include "extents/extents.h"
 
-enum { SNAPSHOT_CHUNKS = 64 };   /* checksums taken at once, on the stack */
+enum { CHUNKS_AT_ONCE = 64 };   /* checksums taken at once, on the stack */
 
 static const uint8_t zeros[PUBLISH_ALIGN];
 
@@ -26,8 +26,8 @@ uint32_t chunk_seed(uint64_t id, uint64_t chunk)
     return cxl_crc32c(0, words, sizeof(words));
 }
 
-uint64_t extent_snapshot(cxl_engine *engine, extent *x, uint64_t first, uint64_t count,
-                         uint32_t *crcs)
+uint64_t extent_checksums(cxl_engine *engine, extent *x, uint64_t first, uint64_t count,
+                          uint32_t *crcs)
 {
     pthread_mutex_lock(stripe_of(engine, x));
     uint64_t length = x->length;
@@ -216,14 +216,14 @@ const uint8_t *range_address(const cxl_engine *engine, const extent_range *range
 int extent_read(cxl_engine *engine, const extent_range *range, uint8_t *target, bool verify,
                 cxl_fault *fault)
 {
-    uint32_t crcs[SNAPSHOT_CHUNKS];
+    uint32_t crcs[CHUNKS_AT_ONCE];
     uint64_t end = range->extent_offset + range->length;
     uint64_t last = chunks_of(engine, end);
     if (!verify)
         return read_unverified(engine, range, target, fault);
     for (uint64_t index = range->extent_offset >> engine->chunk_shift; index < last;) {
-        uint64_t count = smaller(last - index, SNAPSHOT_CHUNKS);
-        uint64_t length = extent_snapshot(engine, range->extent, index, count, crcs);
+        uint64_t count = smaller(last - index, CHUNKS_AT_ONCE);
+        uint64_t length = extent_checksums(engine, range->extent, index, count, crcs);
         for (uint64_t i = 0; i < count; i++, index++) {
             chunk_view chunk = {.index = index, .start = index << engine->chunk_shift};
             chunk.end = smaller(chunk.start + engine->chunk, length);
@@ -280,7 +280,7 @@ static int read_together(cxl_engine *engine, const extent_range *ranges, uint8_t
         done[i] = true;
         found++;
     }
-    uint64_t length = extent_snapshot(engine, ranges->extent, index, 1, &expected);
+    uint64_t length = extent_checksums(engine, ranges->extent, index, 1, &expected);
     chunk_view chunk = {.index = index, .start = index << engine->chunk_shift};
     chunk.end = smaller(chunk.start + engine->chunk, length);
     return deliver_chunk(engine, ranges, &chunk, expected, parts, found, fault);
@@ -313,7 +313,7 @@ int cxl_engine_verify(cxl_engine *engine, uint64_t id, cxl_fault *faults, uint64
     extent *x = extent_take(engine, id);
     if (x == NULL)
         return -ENOENT;
-    uint64_t length = extent_snapshot(engine, x, 0, 0, NULL);
+    uint64_t length = extent_checksums(engine, x, 0, 0, NULL);
     for (uint64_t offset = 0; offset < length; offset += engine->chunk) {
         uint64_t piece = smaller(engine->chunk, length - offset);
         extent_range range = {

@@ -5,12 +5,12 @@
  *
  * Locks, in the order in which they are taken; nobody waits for an earlier one while holding a
  * later one, and nobody holds two of the same kind:
- *   1. map.writer      one change of a map at a time; held while its data is copied
- *   2. engine.maps     the list of maps
- *   3. map.lock        content, size and marks; held for pointer work only, never over a copy
- *   4. engine.lock     table of extents, lease states, segment counts
- *   5. snapshots.lock  what is taken down of extents for a metadata image
- *   6. engine.stripes  length, published state and checksums of an extent
+ *   1. map.writer        one change of a map at a time; held while its data is copied
+ *   2. engine.maps_lock  the list of maps
+ *   3. map.lock          content, size and marks; held for pointer work only, never over a copy
+ *   4. engine.lock       table of extents, lease states, segment counts
+ *   5. snapshots.lock    what is taken down of extents for a metadata image
+ *   6. engine.stripes    length, published state and checksums of an extent
  * Counters are atomic. An extent lives while somebody holds it (extent.holds): each reference of a
  * map or a delta, an open lease, a read in flight, and, until cxl_engine_drop_unreferenced, its
  * definition. Whoever has a hold may take another one without a lock; from the table it is taken
@@ -115,7 +115,7 @@ struct cxl_engine {
     bool fenced_writes;       /* LINE and BYTE: a write is durable when it returns */
     bool closing;             /* its maps are being freed, by one thread */
 
-    pthread_mutex_t maps;     /* of the next two */
+    pthread_mutex_t maps_lock; /* of the next two */
     cxl_map *map_list;
     uint64_t map_count;
 
@@ -231,8 +231,8 @@ void append_commit(cxl_engine *engine, extent *x, const append_state *state);
 
 /* Length and checksums [first, first+count) of an extent as of one moment. The chunks must lie
  * below a length that the extent had before. */
-uint64_t extent_snapshot(cxl_engine *engine, extent *x, uint64_t first, uint64_t count,
-                         uint32_t *crcs);
+uint64_t extent_checksums(cxl_engine *engine, extent *x, uint64_t first, uint64_t count,
+                          uint32_t *crcs);
 
 /* A range of an extent as one file sees it. */
 typedef struct {
@@ -381,7 +381,7 @@ void marks_return(cxl_engine *engine, marks *dirty, marks *older);
 struct cxl_map {
     cxl_engine *engine;
     uint64_t owner;
-    cxl_map *previous;        /* engine.maps */
+    cxl_map *previous;        /* engine.maps_lock */
     cxl_map *next;
     pthread_mutex_t writer;
     pthread_rwlock_t lock;    /* of the following; its holder for writing holds writer too */
@@ -409,7 +409,7 @@ int64_t map_deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t len
                     cxl_fault *fault);
 /* Where up to length bytes lie, if in one piece: their number, and the extent stays held until extent_drop;
  * else 0, and no extent is held. Nothing is verified. */
-uint64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held);
+uint64_t map_hold_extent(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held);
 
 /* map.c */
 

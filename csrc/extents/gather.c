@@ -136,10 +136,10 @@ static int collect(gathering_state *state)
     if (result != 0)
         return result;
     mark_leases(state);
-    pthread_mutex_lock(&engine->maps);
+    pthread_mutex_lock(&engine->maps_lock);
     for (cxl_map *map = engine->map_list; map != NULL && result == 0; map = map->next)
         result = collect_map(state, map);
-    pthread_mutex_unlock(&engine->maps);
+    pthread_mutex_unlock(&engine->maps_lock);
     share *shares = state->shares.items;
     uint64_t kept = 0;
     for (uint64_t i = 0; i < state->shares.count; i++) {
@@ -368,7 +368,7 @@ static int append_range(cxl_engine *engine, const cxl_live_range *range, extent 
     extent *source = extent_take(engine, range->extent_id);
     if (source == NULL)
         return -ENOENT;
-    uint64_t known = extent_snapshot(engine, source, 0, 0, NULL);
+    uint64_t known = extent_checksums(engine, source, 0, 0, NULL);
     int result = -EINVAL;
     if (source != target && range->extent_offset <= known && range->length <= known - range->extent_offset) {
         *move = (cxl_move){

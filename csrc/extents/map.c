@@ -35,19 +35,19 @@ static cxl_map *map_allocate(cxl_engine *engine, uint64_t owner)
 static void map_link(cxl_map *map)
 {
     cxl_engine *engine = map->engine;
-    pthread_mutex_lock(&engine->maps);
+    pthread_mutex_lock(&engine->maps_lock);
     map->next = engine->map_list;
     if (map->next != NULL)
         map->next->previous = map;
     engine->map_list = map;
     engine->map_count++;
-    pthread_mutex_unlock(&engine->maps);
+    pthread_mutex_unlock(&engine->maps_lock);
 }
 
 static void map_unlink(cxl_map *map)
 {
     cxl_engine *engine = map->engine;
-    pthread_mutex_lock(&engine->maps);
+    pthread_mutex_lock(&engine->maps_lock);
     if (map->next != NULL)
         map->next->previous = map->previous;
     if (map->previous != NULL)
@@ -55,7 +55,7 @@ static void map_unlink(cxl_map *map)
     else
         engine->map_list = map->next;
     engine->map_count--;
-    pthread_mutex_unlock(&engine->maps);
+    pthread_mutex_unlock(&engine->maps_lock);
 }
 
 static void map_destroy(cxl_map *map)
@@ -256,7 +256,7 @@ static bool resolve_one_locked(cxl_engine *engine, const cxl_ref *ref, reference
     extent *x = extent_find_locked(engine, ref->extent_id);
     if (x == NULL)
         return false;
-    uint64_t known = extent_snapshot(engine, x, 0, 0, NULL);
+    uint64_t known = extent_checksums(engine, x, 0, 0, NULL);
     if (ref->extent_offset > known || ref->length > known - ref->extent_offset)
         return false;
     extent_hold(x);
@@ -342,7 +342,7 @@ int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t cou
     return result;
 }
 
-int cxl_map_set(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad)
+int cxl_map_put_references(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad)
 {
     held_references held;
     *bad = 0;

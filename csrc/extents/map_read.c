@@ -106,7 +106,7 @@ int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t lengt
     return result;
 }
 
-uint64_t map_hold(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held)
+uint64_t map_hold_extent(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held)
 {
     bool found = false;
     length = map_clip_to_size(map, offset, length);
@@ -129,7 +129,7 @@ int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify,
 {
     cxl_engine *engine = map->engine;
     extent_range range;
-    length = map_hold(map, offset, length, &range);
+    length = map_hold_extent(map, offset, length, &range);
     if (length == 0)
         return 0;
     int result = verify ? extent_read(engine, &range, NULL, true, fault) : 0;

@@ -77,7 +77,7 @@ static extent *take_target(cxl_engine *engine, const cxl_move *move)
     extent *x = extent_take(engine, move->target_id);
     if (x == NULL)
         return NULL;
-    uint64_t known = extent_snapshot(engine, x, 0, 0, NULL);
+    uint64_t known = extent_checksums(engine, x, 0, 0, NULL);
     if (move->target_offset <= known && move->length <= known - move->target_offset)
         return x;
     extent_drop(engine, x);

@@ -48,7 +48,7 @@ int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count)
     cxl_extent_info *infos = cxl_allocate((engine->extent_count + 1) * sizeof(*infos));
     for (uint64_t i = 0; i < engine->table_size && infos != NULL; i++) {
         for (extent *x = engine->table[i]; x != NULL; x = x->next) {
-            uint64_t length = extent_snapshot(engine, x, 0, 0, NULL);
+            uint64_t length = extent_checksums(engine, x, 0, 0, NULL);
             infos[found++] = (cxl_extent_info){
                 .id = x->id, .media_offset = x->media_offset, .length = length,
             };

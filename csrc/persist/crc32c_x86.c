@@ -64,7 +64,7 @@ SSE42 static inline void stream_line(uint8_t *target, const uint8_t *source)
 /* Three streams of span bytes each, which hides the latency (3 cycles) of the instruction; unless target
  * is NULL each line is also copied there. Streams this short keep the prefetcher of the CPU from
  * finding them: the lines of the next turn are asked for (7 instead of 22 GB/s without). */
-SSE42 static inline __attribute__((always_inline)) uint32_t three(
+SSE42 static inline __attribute__((always_inline)) uint32_t three_streams(
     uint32_t state, uint8_t *target, const uint8_t *source, size_t span, uint32_t by_one, uint32_t by_two)
 {
     uint64_t first = state, second = 0, third = 0;
@@ -87,23 +87,23 @@ SSE42 static inline __attribute__((always_inline)) uint32_t three(
 enum { LONG = 1024, SHORT = 128 };      /* bytes of one stream in one turn */
 
 /* As many bytes as fill turns of three streams; returns how many. */
-SSE42 static inline __attribute__((always_inline)) size_t turns(
+SSE42 static inline __attribute__((always_inline)) size_t sum_streams(
     uint32_t *state, uint8_t *target, const uint8_t *source, size_t length)
 {
     size_t done = 0;
     for (; length - done >= 3 * LONG; done += 3 * LONG)
-        *state = three(*state, target != NULL ? target + done : NULL, source + done, LONG,
-                       0x170076fa, 0xa51b6135);
+        *state = three_streams(*state, target != NULL ? target + done : NULL, source + done, LONG,
+                               0x170076fa, 0xa51b6135);
     for (; length - done >= 3 * SHORT; done += 3 * SHORT)
-        *state = three(*state, target != NULL ? target + done : NULL, source + done, SHORT,
-                       0x0d3b6092, 0xb9e02b86);
+        *state = three_streams(*state, target != NULL ? target + done : NULL, source + done, SHORT,
+                               0x0d3b6092, 0xb9e02b86);
     return done;
 }
 
 SSE42 uint32_t cxl_crc32c_sse42(uint32_t crc, const void *data, size_t length)
 {
     uint32_t state = ~crc;
-    size_t done = turns(&state, NULL, data, length);
+    size_t done = sum_streams(&state, NULL, data, length);
     return ~serial(state, (const uint8_t *)data + done, length - done);
 }
 
@@ -112,7 +112,7 @@ SSE42 uint32_t cxl_copy_lines_sse42(uint32_t crc, void *target, const void *sour
     uint32_t state = ~crc;
     const uint8_t *from = source;
     size_t length = count * CXL_LINE;
-    size_t done = turns(&state, target, from, length);
+    size_t done = sum_streams(&state, target, from, length);
     state = serial(state, from + done, length - done);
     for (; done < length; done += CXL_LINE)
         stream_line((uint8_t *)target + done, from + done);

@@ -1,4 +1,4 @@
-/* persist.h - what the persist half shares, and the other parts use: dispatch table, guard, faults, regions.
+/* persist.h - what the persist part shares, and the other parts use: dispatch table, guard, faults, regions.
  *
  * Never: anything of the media format, anything that a user of cxlfs.h needs.
  *

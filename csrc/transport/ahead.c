@@ -26,7 +26,7 @@ void ahead_verify(cxl_worker *worker, cxl_map *map, const fuse_wire_read *in, ui
     cxl_fault fault;
     if (!t->settings.verify || count < LONG_BYTES || !turn_others_wait(t->turns))
         return;
-    map_hold(map, in->offset + count, count, &next);
+    map_hold_extent(map, in->offset + count, count, &next);
     uint64_t serial = handle_begin_ahead(t->ports, in->handle, in->offset, count, &next);
     for (uint64_t done = 0; serial != 0 && done < next.length;) {
         extent_range piece = next;

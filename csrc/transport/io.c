@@ -52,7 +52,7 @@ static bool read_map(cxl_worker *worker, const request *r, cxl_map *map, const f
     uint8_t *copy = worker->buffer + HEADROOM_BYTES;
     extent_range range;
     cxl_fault fault;
-    if (map_hold(map, in->offset, in->size, &range) > 0) {
+    if (map_hold_extent(map, in->offset, in->size, &range) > 0) {
         bool delivered = read_in_place(worker, r, in, &range);
         extent_drop(t->engine, range.extent);
         if (delivered)

@@ -101,7 +101,7 @@ def test_replay_leaves_a_map_clean(place: Room) -> None:
     content = place.new_map(capacity=1 << 16)
     content.write(0, pattern(100, 1))
     other = place.new_map()
-    other.set(content.export(0, 100))
+    other.put_references(content.export(0, 100))
     assert other.is_dirty
     other.set_size(100)
     assert not other.is_dirty
@@ -116,7 +116,7 @@ def test_references_from_elsewhere_are_said_by_a_new_map(place: Room) -> None:
     source = place.new_map(capacity=1 << 16)
     source.write(0, pattern(5000, 1))
     copy = place.new_map(2)
-    copy.set(source.export(0, 5000))
+    copy.put_references(source.export(0, 5000))
     copy.truncate(6000)
     delta = copy.take_delta()
     assert (delta.cut, delta.size) == (0, 6000)
@@ -202,7 +202,7 @@ def test_published_bytes_share_no_line_with_later_ones(seed: int, granularity: G
             if rng.random() < 0.1:
                 other = rng.choice(contents)
                 copy = FileMap(place.engine, owner=9)
-                copy.set(other.export(0, other.size))
+                copy.put_references(other.export(0, other.size))
                 copy.truncate(other.size)
                 delta = copy.take_delta()
                 for extent_id, length in delta.extents[["id", "length"]].tolist():
@@ -315,7 +315,7 @@ def test_an_image_keeps_open_extents_that_nothing_committed_refers_to(place: Roo
     delta = content.take_delta()
     assert delta.extents["first_chunk"].tolist() == [1]
     engine.define(delta.extents, delta.crcs)
-    loaded.set(delta.refs)
+    loaded.put_references(delta.refs)
     loaded.set_size(delta.size)
     engine.drop_unreferenced()
     assert loaded.read(0, 100_000) == pattern(70_000, 2)
@@ -456,12 +456,12 @@ def test_a_replayed_change_is_cut_references_and_size(place: Room) -> None:
     for cut, size in ((0, 9000), (5000, 12_000), (20_000, 9000), (100, 50), (0, 0)):
         slow, fast = place.new_map(), place.new_map()
         for other in (slow, fast):
-            other.set(content.export(0, 4000))
+            other.put_references(content.export(0, 4000))
             other.set_size(7000)
         refs = rows.copy()
         refs["file_offset"] += np.uint64(3000)
         slow.set_size(min(cut, 7000))
-        slow.set(refs)
+        slow.put_references(refs)
         slow.set_size(size)
         fast.replay(cut, refs.tobytes(), size)
         assert refs_of(fast) == refs_of(slow)

@@ -217,7 +217,7 @@ class Machine:
         other.live.close()
         size = file.model.size
         other.live = FileMap(self.engine, owner=other.owner)
-        other.live.set(file.live.export(0, size))
+        other.live.put_references(file.live.export(0, size))
         other.live.truncate(size)
         other.model = file.model.clone()
         other.model.cut = other.model.taken_size = 0
@@ -271,7 +271,7 @@ class Machine:
         self.replay.define(delta.extents[news], delta.crcs)
         self.known.update(delta.extents[news][["id", "length"]].tolist())
         file.replayed.set_size(min(delta.cut, file.replayed.size))
-        file.replayed.set(delta.refs)
+        file.replayed.put_references(delta.refs)
         file.replayed.set_size(delta.size)
         delta.apply(file.live, file.committed)
         for extent_id, length in pending.extents.items():
