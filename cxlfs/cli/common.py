@@ -28,7 +28,7 @@ def _remember_debug(context: click.Context, _parameter: click.Parameter, value: 
 
 
 def debug_option(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--debug``; ``cli.run`` sees it, a verb asks :func:`wants_debug`."""
+    """Add ``--debug``; ``program.run`` sees it, a verb asks :func:`wants_debug`."""
     return click.option(
         "--debug",
         is_flag=True,

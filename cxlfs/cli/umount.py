@@ -1,6 +1,6 @@
 """``cxlfs umount``: take a mount away and wait until its store is closed.
 
-Never here: how a daemon is told (``fuse.unmount``).
+Never here: how a daemon is told (``daemon.unmount``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mount a store: in the background, returning when it answers, or in the foreground.
 
-What a command line needs; ``unmount`` and ``control_client`` are the other halves. Importing this
-does not import trio.
+What a command line needs; ``daemon.unmount`` and ``control.client`` are the other halves. Importing
+this does not import trio.
 
 Never here: printing.
 """
