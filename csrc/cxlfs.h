@@ -434,6 +434,9 @@ void cxl_worker_free(cxl_worker *worker);
  * must become an upcall: 1; 0 when stopped or unmounted; or -errno. */
 int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void *data, uint64_t length,
                      cxl_upcall *out);
+/* The upcall of the last cxl_worker_serve goes on later, behind those that wait, with the done that it has now: 1,
+ * and it is not to be answered; 0: none waits, or there is no room for it. */
+int cxl_worker_put_back(cxl_worker *worker, const cxl_upcall *upcall);
 /* Answer with error (an errno) or with data. 0, or -errno when the kernel could not take it. */
 int cxl_transport_reply(cxl_transport *transport, uint64_t unique, int error, const void *data, uint64_t length);
 /* Drop what the kernel caches of an inode; attributes_only: keep its pages. May wait for requests, also for as long

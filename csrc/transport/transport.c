@@ -212,6 +212,11 @@ static void leave(cxl_worker *worker)
     pthread_mutex_unlock(&worker->transport->workers_lock);
 }
 
+int cxl_worker_put_back(cxl_worker *worker, const cxl_upcall *upcall)
+{
+    return upcall_put_back(worker->transport->upcalls, &worker->upcall, upcall);
+}
+
 int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void *data,
                      uint64_t length, cxl_upcall *out)
 {

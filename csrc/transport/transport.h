@@ -123,6 +123,8 @@ void upcalls_remove_worker(upcalls *u, upcall_state *own);
 bool upcall_begin(upcalls *u, upcall_state *own, const cxl_upcall *upcall);
 /* The caller is back from its upcall, if it was with one. True: *out is the next one for it. */
 bool upcall_next(upcalls *u, upcall_state *own, cxl_upcall *out);
+/* It goes on later, behind those that wait, with the done of *upcall. False: none waits, or there is no room. */
+bool upcall_put_back(upcalls *u, upcall_state *own, const cxl_upcall *upcall);
 uint64_t upcalls_waited(upcalls *u);
 
 /* ----------------------------------------- forward.c: requests for the other end of the socket, and answers */

@@ -6,6 +6,9 @@
  * and whoever comes back from an upcall takes the next one along. Reads of a megabyte beside three programs
  * that do nothing but fallocate, two workers: 5.2 k/s where both may go, 12.7 k/s with nobody else.
  *
+ * What is done in steps (a write that makes room) is put back behind the others that wait, and goes on
+ * when it is its turn again.
+ *
  * Never: reads requests, answers.
  *
  * Invariants
@@ -110,6 +113,30 @@ bool upcall_next(upcalls *u, upcall_state *own, cxl_upcall *out)
         return false;
     *out = own->held->upcall;
     return true;
+}
+
+bool upcall_put_back(upcalls *u, upcall_state *own, const cxl_upcall *upcall)
+{
+    waiting *w = own->held;
+    if (w == NULL) {
+        const struct iovec arguments = {(void *)(uintptr_t)upcall->arguments, upcall->length};
+        w = waiting_new(&arguments, 1);
+        if (w == NULL)
+            return false;
+        w->upcall = *upcall;
+        w->upcall.arguments = w->bytes;
+    }
+    w->upcall.done = upcall->done;
+    pthread_mutex_lock(&u->lock);
+    bool any = u->waiting.first != NULL && backlog_has_room(&u->waiting, w);
+    if (any) {
+        backlog_put(&u->waiting, w);
+        own->held = NULL;
+    }
+    pthread_mutex_unlock(&u->lock);
+    if (!any && w != own->held)
+        free(w);
+    return any;
 }
 
 uint64_t upcalls_waited(upcalls *u)

@@ -22,13 +22,14 @@ from cxlfs.fuse import kernel
 from cxlfs.fuse.boundary import outcome_of
 from cxlfs.fuse.kernel import Opcode
 from cxlfs.fuse.requests import Caller, Opened
-from cxlfs.native.transport import UPCALL_LEASE, Answer, Upcall
+from cxlfs.native.transport import UPCALL_LEASE, Answer, Unfinished, Upcall
+from cxlfs.store import UnfinishedError
 
 if TYPE_CHECKING:
     from cxlfs.fuse.requests import Requests
     from cxlfs.native.transport import Transport
 
-_Handler: TypeAlias = Callable[[Upcall], bytes | memoryview]
+_Handler: TypeAlias = Callable[[Upcall], bytes | memoryview | Unfinished]
 
 _COPY_BYTES_MAX = 1 << 30
 """What one COPY_FILE_RANGE takes: its reply has 32 bits, and others want their turn."""
@@ -62,8 +63,10 @@ class Direct:
             Opcode.SYNCFS: self._syncfs,
         }
 
-    def serve(self, upcall: Upcall) -> Answer | None:
-        """Serve one call; returns the answer that the kernel still waits for. Raises nothing."""
+    def serve(self, upcall: Upcall) -> Answer | Unfinished | None:
+        """Serve one call; returns the answer that the kernel still waits for, or that others should
+        have their turn before it goes on. Raises nothing.
+        """
         if upcall.opcode == UPCALL_LEASE:
             self._lease(upcall)
             return None
@@ -76,6 +79,8 @@ class Direct:
                 # Of the media: it may go another way as soon as somebody else uses the store.
                 self._transport.reply(upcall.unique, result)
                 return None
+        if isinstance(result, Unfinished):
+            return result
         if upcall.opcode in _UNANSWERED:
             return None
         return Answer(upcall.unique, error, result or b"")
@@ -155,7 +160,7 @@ class Direct:
         handle, offset, size = kernel.READ.unpack_from(upcall.arguments)
         return self._store.read(handle, offset, size)
 
-    def _write(self, upcall: Upcall) -> bytes:
+    def _write(self, upcall: Upcall) -> bytes | Unfinished:
         handle, offset, size = kernel.WRITE.unpack_from(upcall.arguments)
         data = upcall.arguments[kernel.WRITE.size :]
         if len(data) != size:
@@ -164,7 +169,12 @@ class Direct:
             error = MediaError("a fence failed under a write", not_durable=True)
             self._store.media_failed(error)
             raise error
-        written = self._requests.write_by(upcall.pid, handle, offset, data, done=upcall.done)
+        try:
+            written = self._requests.write_by(
+                upcall.pid, handle, offset, data, done=upcall.done, in_steps=True
+            )
+        except UnfinishedError as unfinished:
+            return Unfinished(unfinished.done)
         return kernel.WRITTEN.pack(written)
 
     def _lease(self, upcall: Upcall) -> None:

@@ -269,11 +269,21 @@ class Requests:
         return Opened(handle, direct, self.page_cache.keep_at_open(ino, direct=direct))
 
     def write_by(
-        self, tid: int, handle: int, offset: int, data: bytes | memoryview, *, done: int = 0
+        self,
+        tid: int,
+        handle: int,
+        offset: int,
+        data: bytes | memoryview,
+        *,
+        done: int = 0,
+        in_steps: bool = False,
     ) -> int:
-        """A write of the thread ``tid`` (0: not known), of which ``done`` bytes are written."""
+        """A write of the thread ``tid`` (0: not known), of which ``done`` bytes are written.
+
+        ``in_steps``: see ``Files.write``.
+        """
         file = self.files.get(handle)
-        written = self.store.write(handle, offset, data, done=done)
+        written = self.store.write(handle, offset, data, done=done, in_steps=in_steps)
         writer = self._processes.identify(tid)
         if writer is not None:
             file.note_writer(writer, self._processes.is_alive)

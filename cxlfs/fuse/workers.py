@@ -23,19 +23,20 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import MountError, OutOfMemoryError
 from cxlfs.format import layout
 from cxlfs.fuse.request_sizes import SPLICE_BYTES_MIN, RequestSizes
-from cxlfs.native.transport import Port, Transport, Worker
+from cxlfs.native.transport import Port, Transport, Unfinished, Worker
 
 if TYPE_CHECKING:
     from cxlfs.native.transport import Answer, Upcall
     from cxlfs.store import Store
 
-    Serve = Callable[[Upcall], Answer | None]
+    Serve = Callable[[Upcall], Answer | Unfinished | None]
     OnEnd = Callable[[MountError | None], None]
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 WORKERS_MIN = 2
 """One is left for data while the other is busy with an upcall."""
 WORKERS_MAX = 8
+_TURN_SECONDS = 0.0002
+"""Between two steps of a write. Python's locks go to whoever asks first, and a thread that has
+waited for one takes some 50 µs to wake up."""
 
 
 class Workers:
@@ -120,7 +124,11 @@ class Workers:
         try:
             answer = None
             while (upcall := worker.serve(answer)) is not None:
-                answer = serve(upcall)
+                outcome = serve(upcall)
+                while isinstance(outcome, Unfinished) and not worker.put_back(outcome):
+                    time.sleep(_TURN_SECONDS)
+                    outcome = serve(upcall._replace(done=outcome.done))
+                answer = None if isinstance(outcome, Unfinished) else outcome
         except OSError as failure:
             error = MountError(f"/dev/fuse failed: {failure.strerror}")
         except Exception as failure:

@@ -65,6 +65,14 @@ class Answer(NamedTuple):
 _NO_ANSWER = Answer(0, 0, b"")
 
 
+class Unfinished(NamedTuple):
+    """Of an upcall that is a WRITE: ``done`` bytes of it are in the live content by now; the rest
+    is to go on after others had their turn.
+    """
+
+    done: int
+
+
 class TransportStatistics(NamedTuple):
     """Requests and bytes since the start; ``waited``: upcalls and forwarded requests that could not
     go at once; ``ahead_bytes``: of reads, verified before they were asked for; ``direct_mapping``:
@@ -233,6 +241,13 @@ class Worker:
             raise failure(code, "make a worker")
         self._worker = out[0]
         self._upcall = ffi.new("cxl_upcall *")
+
+    def put_back(self, unfinished: Unfinished) -> bool:
+        """The upcall of the last :meth:`serve` goes on later, behind those that wait: it comes from
+        a :meth:`serve` again. False: none waits, or there is no room for it.
+        """
+        self._upcall.done = unfinished.done
+        return bool(lib.cxl_worker_put_back(self._worker, self._upcall))
 
     def serve(self, answer: Answer | None = None) -> Upcall | None:
         """Give the answer to the upcall before, if it is not given yet; then serve until there is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cxlfs.store.core import DirectoryEntry, Store, StoreOptions
 from cxlfs.store.events import StoreEvent
+from cxlfs.store.handle import UnfinishedError
 from cxlfs.store.making import format_store
 from cxlfs.store.recovery import RecoveryReport
 from cxlfs.store.report import CheckpointEntry, SpaceReport, StoreStatistics
@@ -17,5 +18,6 @@ __all__ = [
     "StoreEvent",
     "StoreOptions",
     "StoreStatistics",
+    "UnfinishedError",
     "format_store",
 ]

@@ -356,8 +356,16 @@ class Store:
     def read(self, handle: int, offset: int, length: int) -> bytes | memoryview:
         return self.files.read(handle, offset, length)
 
-    def write(self, handle: int, offset: int, data: bytes | memoryview, *, done: int = 0) -> int:
-        return self.files.write(handle, offset, data, done=done)
+    def write(
+        self,
+        handle: int,
+        offset: int,
+        data: bytes | memoryview,
+        *,
+        done: int = 0,
+        in_steps: bool = False,
+    ) -> int:
+        return self.files.write(handle, offset, data, done=done, in_steps=in_steps)
 
     def flush(
         self, handle: int, *, writer_killed: bool, still_held: Callable[[], bool] | None = None

@@ -17,7 +17,6 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from cxlfs.errors import (
     NoSpaceError,
 )
 from cxlfs.format import layout
+from cxlfs.store.handle import Handle, UnfinishedError
 from cxlfs.store.namespace import FileKind, Inode, Port
 from cxlfs.store.version import Version
 
@@ -44,23 +44,6 @@ if TYPE_CHECKING:
 
 _PEEK_BYTES_MIN = 16384
 """Below this a copy into a fresh buffer is cheaper than verifying in place and copying later."""
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Handle:
-    """One open file description. ``truncated``: it began the overwrite; ``ordinary``: see above;
-    ``redirected``: a shell made it for another program, or for several.
-    """
-
-    id: int
-    inode: Inode
-    readable: bool
-    writable: bool
-    truncated: bool = False
-    ordinary: bool = False
-    redirected: bool = False
-    wrote: bool = False
-    killed: bool = False
 
 
 class Files:
@@ -223,10 +206,19 @@ class Files:
         kind = "checksum-error" if corrupt else "media-error"
         self.volume.event(kind, error.message, ino=inode.ino, media_offset=place)
 
-    def write(self, handle_id: int, offset: int, data: bytes | memoryview, *, done: int = 0) -> int:
+    def write(
+        self,
+        handle_id: int,
+        offset: int,
+        data: bytes | memoryview,
+        *,
+        done: int = 0,
+        in_steps: bool = False,
+    ) -> int:
         """All of ``data``, or an error; on line and byte granularity durable (not published) then.
 
-        ``done`` bytes of it are in the live content already (a data plane wrote them).
+        ``done`` bytes of it are in the live content already (a data plane wrote them). With
+        ``in_steps`` UnfinishedError is raised between two steps of making room.
 
         Raises BadHandleError, NoSpaceError (the range counts as failed), FileTooLargeError, ...
         """
@@ -242,7 +234,7 @@ class Files:
             return 0
         version = self.begin_change(handle)
         try:
-            version = self._copy_in(handle, version, offset, data, done)
+            version = self._copy_in(handle, version, offset, data, done, in_steps=in_steps)
         except CxlfsError as error:
             self.change_failed(handle, offset, offset + length, error)
             raise
@@ -282,6 +274,8 @@ class Files:
         offset: int,
         data: bytes | memoryview,
         done: int,
+        *,
+        in_steps: bool,
     ) -> Version:
         """Copy the rest of ``data``; returns the version that has it: another one where making room
         has committed what was written before.
@@ -293,12 +287,25 @@ class Files:
             if done == len(data):
                 return version
             if taken == 0:
-                version = self._lease(handle, version, needed, offset + done, len(data) - done)
+                where, left = offset + done, len(data) - done
+                leased = self._lease(handle, version, needed, where, left, in_steps=in_steps)
+                if leased is None:
+                    raise UnfinishedError(done)
+                version = leased
 
     def _lease(
-        self, handle: Handle, version: Version, needed: int, offset: int, wanted: int
-    ) -> Version:
+        self,
+        handle: Handle,
+        version: Version,
+        needed: int,
+        offset: int,
+        wanted: int,
+        *,
+        in_steps: bool,
+    ) -> Version | None:
+        """Room for a write; None, only with ``in_steps``: more was made, and it is not enough."""
         inode = handle.inode
+        steps = 0
         while True:
             kept = self.versions.promises.bytes_open(inode, offset, offset + wanted)
             try:
@@ -306,6 +313,9 @@ class Files:
                     inode, version, needed_bytes=needed, wanted_bytes=wanted, kept_bytes=kept
                 )
             except NoSpaceError:
+                if in_steps and steps:
+                    return None
+                steps += 1
                 if not self._reclaim(wanted):
                     raise self.volume.space.shortfall(wanted, kept) from None
                 version = self._writing_version(inode, handle)

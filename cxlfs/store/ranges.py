@@ -30,7 +30,8 @@ from cxlfs.errors import (
 from cxlfs.format import layout
 
 if TYPE_CHECKING:
-    from cxlfs.store.files import Files, Handle
+    from cxlfs.store.files import Files
+    from cxlfs.store.handle import Handle
     from cxlfs.store.namespace import Inode
     from cxlfs.store.report import Reporter
     from cxlfs.store.versions import Versions

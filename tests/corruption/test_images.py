@@ -161,9 +161,7 @@ def test_the_campaign_program_notices_failures(tmp_path: Path, how: str) -> None
     text = text.replace("SECONDS_PER_IMAGE = 20", "SECONDS_PER_IMAGE = 1")
     text = text.replace("10 * SECONDS_PER_IMAGE", "2")
     text = text.replace("raise KeyError('planted') if", "{}['planted'] if")
-    text = text.replace(
-        "ROOT = Path(__file__).resolve().parent.parent", f"ROOT = Path({str(ROOT)!r})"
-    )
+    text = text.replace("Path(__file__).resolve().parent.parent", f"Path({str(ROOT)!r})")
     program.write_text(text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(program), "--count", "5", "--jobs", "1", "--json", str(result_path)],

@@ -146,6 +146,31 @@ def test_a_write_that_has_to_wait_keeps_its_bytes(place: Room) -> None:
             assert upcall.arguments[IN.size :] == data[number]
 
 
+def test_what_is_done_in_steps_goes_on_behind_those_that_wait(place: Room) -> None:
+    """A write that makes room: its bytes and what is done of it come again, when it is its turn."""
+    with served(place, workers=2) as fuse:
+        opened = threading.Event()
+        data = pattern(REQUEST_BYTES_MAX - 4096, 3)
+
+        def serve(upcall: Kept) -> transport.Answer | transport.Unfinished | None:
+            assert opened.wait(SECONDS_MAX)
+            if upcall.opcode == WRITE and upcall.done < 8192:
+                return transport.Unfinished(upcall.done + 4096)
+            return refuse(upcall)
+
+        fuse.on_upcall = serve
+        write = fuse.send(WRITE, IN.pack(WRITER, 0, len(data)) + data, pid=TID + 1)
+        others = [fuse.send(UPCALL, b"%d" % number) for number in range(3)]
+        wait_until(lambda: fuse.transport.statistics().waited == 3, "all have been read")
+        opened.set()
+        assert [answer.unique for answer in answers(fuse, [*others, write])] == [*others, write]
+        taken = [fuse.upcall() for _ in range(5)]
+        assert [upcall.unique for upcall in taken] == [write, *others, write]
+        assert [upcall.done for upcall in taken] == [0, 0, 0, 0, 4096]
+        assert taken[-1].arguments[IN.size :] == data
+        assert fuse.transport.statistics().waited == 4, "the second turn was not waited for"
+
+
 def test_a_lease_is_asked_for_by_another_worker(place: Room) -> None:
     with served(place, workers=2) as fuse:
         gate = Gate(fuse)

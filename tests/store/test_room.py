@@ -11,7 +11,7 @@ import pytest
 
 from cxlfs.errors import MediaError, NoSpaceError
 from cxlfs.media import Granularity
-from cxlfs.store import Store
+from cxlfs.store import Store, UnfinishedError
 from cxlfs.store.version import Version
 from tests.support.shop import Shop, close, create, open_for_overwrite, until_no_space
 from tests.support.stores import clean_round, read_file, write_file
@@ -307,3 +307,34 @@ def test_statfs_stays_true_while_many_write(big: Store) -> None:
     for handle, size in zip(handles, sizes, strict=True):
         big.set_attributes(big.files.get(handle).inode.ino, size=size, handle=handle)
         close(big, handle)
+
+
+# --- in steps ---------------------------------------------------------------------------------
+
+
+def test_a_write_in_steps_lets_others_have_their_turn(shop: Shop, big: Store) -> None:
+    """Between two steps of making room another file is saved, read and removed; no byte is lost."""
+    small = 256 << 10
+    names = [b"%d" % number for number in range(STORE_BYTES * 7 // 10 // small)]
+    inos = {name: write_file(big, 1, name, piece_of(n, small)) for n, name in enumerate(names)}
+    for name in names[::2]:
+        big.unlink(1, name)
+    ino, handle = create(big, b"large")
+    data = b"".join(piece_of(number, MIB) for number in range(8))
+    turns = 0
+    for offset in range(0, 32 * MIB, len(data)):
+        done = 0
+        while True:
+            try:
+                assert big.write(handle, offset, data, done=done, in_steps=True) == len(data)
+                break
+            except UnfinishedError as unfinished:
+                turns, done = turns + 1, unfinished.done
+                beside = write_file(big, 1, b"beside", piece_of(turns))
+                assert read_file(big, beside) == piece_of(turns)
+    assert turns, "there was no room to be made"
+    close(big, handle)
+    store = shop.reopen(big)
+    assert read_file(store, ino) == data * 4
+    for name in names[1::2]:
+        assert read_file(store, inos[name]) == piece_of(int(name), small)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from cxlfs.native import transport
 from cxlfs.native.extents import Engine, FileMap
-from cxlfs.native.transport import UPCALL_LEASE, Port, Transport, Upcall, Worker
+from cxlfs.native.transport import UPCALL_LEASE, Port, Transport, Unfinished, Upcall, Worker
 
 FORGET, READ, WRITE, INIT, READDIR, INTERRUPT = 2, 15, 16, 26, 28, 36
 NOTIFY_REPLY, BATCH_FORGET = 41, 42
@@ -142,6 +142,12 @@ class FuseSocket:
                 self._check(upcall)
                 self.upcalls.put(kept)
                 answer = self.on_upcall(kept) if kept.opcode != UPCALL_LEASE else None
+                while isinstance(answer, Unfinished):
+                    if worker.put_back(answer):
+                        answer = None
+                    else:
+                        kept = kept._replace(done=answer.done)
+                        answer = self.on_upcall(kept)
         except Exception as error:  # noqa: BLE001  the test looks at them
             self.errors.append(error)
 
