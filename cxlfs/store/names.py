@@ -199,13 +199,22 @@ class Names:
             directory.mtime_ns = directory.ctime_ns = now
             inode.ctime_ns = now
             self.namespace.reap(inode.ino)
+            self._give_room_back(inode)
             return inode
         ops: list[Operation] = [UnlinkOperation(parent, name), self._touched(directory, now)]
         if inode.links > 1:
             ops.append(inode.operation(ctime_ns=now))
         self._commit(ops)
         inode.ctime_ns = now
+        self._give_room_back(inode)
         return inode
+
+    def _give_room_back(self, inode: Inode) -> None:
+        """What an open file without a name was given and has not used: thousands of them may be
+        kept open, with a byte in each, and what they hold cannot be moved.
+        """
+        if inode.links == 0 and inode.live is not None:
+            self.versions.leases.close(inode.live)
 
     def remove_directory(self, parent: int, name: bytes) -> Inode:
         """Raises NotFoundError, NotDirectoryError, NotEmptyError, InvalidArgumentError."""
@@ -322,6 +331,7 @@ class Names:
         self._commit_rename(ops, prepared, inode, (source_directory.ino, name))
         if target is not None:
             target.ctime_ns = now
+            self._give_room_back(target)
 
     def _commit_rename(
         self,

@@ -338,3 +338,21 @@ def test_a_write_in_steps_lets_others_have_their_turn(shop: Shop, big: Store) ->
     assert read_file(store, ino) == data * 4
     for name in names[1::2]:
         assert read_file(store, inos[name]) == piece_of(int(name), small)
+
+
+def test_open_files_without_a_name_keep_what_they_hold_and_no_more(big: Store) -> None:
+    """A block of 4 KiB for a byte in each, however large the piece was that it was given first."""
+    count = STORE_BYTES // 2 // 8192
+    handles = []
+    for _ in range(count):
+        ino, handle = create(big, b"f")
+        big.write(handle, 0, b"x")
+        big.unlink(1, b"f")
+        assert big.get_attributes(ino).nlink == 0
+        handles.append(handle)
+    assert big.statistics().no_space_errors == 0
+    big.write(handles[0], 1, b"more" * 5000)
+    assert bytes(big.read(handles[0], 0, 9)) == b"xmoremore"
+    for handle in handles:
+        close(big, handle)
+    write_file(big, 1, b"kept", b"the times of the directory are committed with it")
