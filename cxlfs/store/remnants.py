@@ -69,6 +69,10 @@ class Remnants:
         at = bisect.bisect_left(self._by_length, (wanted_bytes, 0))
         return self._cut(*self._by_length[min(at, len(self._by_length) - 1)], wanted_bytes)
 
+    def longest_in(self, segment: int) -> int:
+        """Bytes of the longest remnant in one segment; 0: there is none."""
+        return max((self._length_at[o] for o in self._in_segment.get(segment, ())), default=0)
+
     def take_in(self, segment: int, wanted_bytes: int) -> tuple[int, int] | None:
         """The same in one segment, where something is long enough."""
         offsets = self._in_segment.get(segment, ())

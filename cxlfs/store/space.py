@@ -260,12 +260,16 @@ class Space:
         remnants = self._remnants
         if not remnants:
             return None
+        # What a file begins with may be less than it wants: most are small, and what they leave of
+        # their first piece would otherwise be too short for the first piece of the next one.
+        least_bytes = LEASE_BYTES_LEAST if wanted_bytes <= LEASE_BYTES_MIN else wanted_bytes
         for index in self._young:
-            taken = remnants.take_in(index, wanted_bytes)
-            if taken is not None:
-                return self._noted(taken)
+            longest_bytes = remnants.longest_in(index)
+            if longest_bytes >= least_bytes:
+                taken = remnants.take_in(index, min(wanted_bytes, longest_bytes))
+                return None if taken is None else self._noted(taken)
         scarce = self.reserve + len(self.states) // _SCARCE_DIVISOR
-        if len(self._free) > scarce or remnants.longest_bytes < wanted_bytes:
+        if len(self._free) > scarce or remnants.longest_bytes < least_bytes:
             return None
         return self._noted(remnants.take(wanted_bytes))
 

@@ -340,6 +340,28 @@ def test_a_write_in_steps_lets_others_have_their_turn(shop: Shop, big: Store) ->
         assert read_file(store, inos[name]) == piece_of(int(name), small)
 
 
+def test_small_files_that_begin_side_by_side_lie_side_by_side(big: Store) -> None:
+    """Each begins with a piece that is larger than it becomes; the next ones begin in what is left
+    of those, which is shorter than a piece.
+    """
+    count = STORE_BYTES // 2 // 8192
+    handles = []
+    for _ in range(0, count, 3):
+        names = [b"f%d" % each for each in range(3)]
+        three = [create(big, name)[1] for name in names]
+        for handle in three:
+            big.write(handle, 0, b"x")
+        for name in names:
+            big.unlink(1, name)
+        handles += three
+    assert big.statistics().no_space_errors == 0
+    used = big.statistics().segments_total - big.statistics().segments_free
+    assert used * big.superblock.segment_size_bytes < 3 * STORE_BYTES // 4
+    for handle in handles:
+        close(big, handle)
+    write_file(big, 1, b"kept", b"the times of the directory are committed with it")
+
+
 def test_open_files_without_a_name_keep_what_they_hold_and_no_more(big: Store) -> None:
     """A block of 4 KiB for a byte in each, however large the piece was that it was given first."""
     count = STORE_BYTES // 2 // 8192
