@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shlex
 import subprocess
 import threading
 import time
@@ -231,7 +232,10 @@ class Machine:
         the command has run then.
         """
         script = initramfs.command_script(command, directory, environment)
-        settings = f"DEVICE={self.target.device} MODE={self.target.mode} REGION_UUID={REGION_UUID}"
+        settings = (
+            f"DEVICE={self.target.device} MODE={self.target.mode} REGION_UUID={REGION_UUID} "
+            f"MODULES={shlex.quote(str(self.kernel.modules))}"
+        )
         modules = ["nfit"] if self.target.device == "nvdimm" else []
         if self.target.device == "cxl":
             modules += ["cxl_acpi", "cxl_pci", "cxl_port", "cxl_mem", "cxl_pmem"]

@@ -80,7 +80,7 @@ def play(
     one = Campaign(
         CXL,
         work,
-        Kernel(work, "6.12"),
+        Kernel(work, "6.12", work),
         "tcg",
         python=Path("/venv/bin/python"),
         directory=work,

@@ -2,7 +2,8 @@
 # First process on the host's file tree: makes (or finds again) the persistent-memory namespace,
 # runs command.sh, reports its exit status to the witness port, and switches the machine off.
 #
-# settings give: DEVICE (nvdimm or cxl), MODE (devdax or xfs), REGION_UUID.
+# settings give: DEVICE (nvdimm or cxl), MODE (devdax or xfs), REGION_UUID, MODULES (where the
+# modules of this kernel lie, which need not be installed here).
 # command.sh gets: VM_DEVICE (the device node), VM_DIRECTORY (mode xfs: the mounted file system),
 # VM_WITNESS (the port that takes events, one JSON object per line).
 B=/run/vm/busybox
@@ -90,6 +91,8 @@ persistent_dax() {  # a volatile region has a device node too, but does not lie 
     done
 }
 
+modules=/lib/modules/$(uname -r)
+[ -e $modules ] || { mkdir -p /lib/modules; ln -s "$MODULES" $modules; }
 $B hostname vm
 $B ifconfig lo 127.0.0.1 up
 wait_for have_ports || { say "no virtio ports"; $B poweroff -f; }
