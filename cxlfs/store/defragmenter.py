@@ -66,6 +66,8 @@ class Defragmenter:
         self._rest_until = 0.0
         self._current: Inode | None = None
         self._offset = 0
+        self._is_busy = False
+        """Something of the current file was passed over, because it was being written."""
         self._seen: dict[int, tuple[int, int]] = {}
         """Commit and references of each file, as the last look left it."""
         self._allowance_bytes = 0.0
@@ -133,7 +135,7 @@ class Defragmenter:
                 return None
             inode = inodes.get(ino)
             if inode is not None and _rests(inode) and self._is_in_pieces(inode):
-                self._current, self._offset = inode, 0
+                self._current, self._offset, self._is_busy = inode, 0, False
                 return inode
         return None
 
@@ -170,7 +172,9 @@ class Defragmenter:
         self._allowance_bytes -= engine.statistics().refs * _REF_BYTES
         ranges = found.ranges
         alone = (ranges["owner_count"] == 1) & (ranges["owner"] == inode.ino)
-        if found.busy.any() or not alone.all() or not len(ranges):
+        is_busy = bool(found.busy.any())
+        self._is_busy |= is_busy
+        if is_busy or not alone.all() or not len(ranges):
             self._offset += _WINDOW_BYTES
             return True
         chosen = self.mover.choose(ranges)
@@ -184,8 +188,10 @@ class Defragmenter:
         return True
 
     def _end(self, inode: Inode) -> None:
-        self._seen[inode.ino] = (inode.commit_lsn, inode.content.ref_count)
+        """Done until the file changes; what was busy is not, and closing it need change nothing."""
         self._current = None
+        if not self._is_busy:
+            self._seen[inode.ino] = (inode.commit_lsn, inode.content.ref_count)
 
 
 def _rests(inode: Inode) -> bool:

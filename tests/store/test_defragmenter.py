@@ -80,6 +80,22 @@ def test_what_is_being_written_is_left_alone(shop: Shop, rng: random.Random) -> 
     assert store.volume.counters.moved_bytes > 600 * 4000
 
 
+def test_what_was_committed_while_it_was_open_is_gathered_after_the_close(
+    shop: Shop, rng: random.Random
+) -> None:
+    """The close has nothing to publish, so that no commit says that the file is at rest."""
+    store = shop.new_ordinary(STORE_BYTES)
+    scatter(store, b"f", rng, blocks=600)
+    handle = store.open_file(store.lookup(1, b"f").ino, os.O_RDWR)
+    store.write(handle, 0, b"x")
+    store.fsync(handle)
+    rest(store, 20)
+    assert store.volume.counters.moved_bytes == 0
+    close(store, handle)
+    rest(store, 20, start=1020.0)
+    assert store.volume.counters.moved_bytes > 600 * 4000
+
+
 def test_what_is_shared_or_as_it_should_be_is_left_alone(shop: Shop, rng: random.Random) -> None:
     store = shop.new_ordinary(STORE_BYTES)
     scatter(store, b"f", rng, blocks=600)
