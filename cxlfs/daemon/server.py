@@ -30,6 +30,7 @@ from cxlfs.daemon import linux, runtime
 from cxlfs.daemon.attach import attach
 from cxlfs.daemon.control_server import ControlServer, Message, status
 from cxlfs.daemon.detach import detach
+from cxlfs.daemon.garbage import GarbageCollector
 from cxlfs.daemon.options import MountConfig, fuse_options
 from cxlfs.daemon.preflight import CONTAINER_STEP
 from cxlfs.daemon.remount_request import remount_handler
@@ -375,30 +376,37 @@ class _Server:
         """Short pieces of work, with pauses as long as they: requests come first, and whoever waits
         for the lock gets it (it is not handed over in order).
         """
-        store, problem = self._service.store, ""
-        while True:
-            more = False
-            began = time.monotonic()
-            try:
-                with self._operations.lock:
-                    held = time.monotonic()
-                    more = store.maintain(began, apart=True)
-                    counters = store.volume.counters
-                    held = time.monotonic() - held
-                    counters.maintenance_seconds_max = max(held, counters.maintenance_seconds_max)
-                more = store.maintain_apart() or more
-                problem = ""
-            except CxlfsError as error:
-                if error.message != problem:  # said once, not twice a second
-                    problem = error.message
-                    log.warning("maintenance: %s", problem)
-            except Exception as error:  # noqa: BLE001  like any other request
-                with self._operations.lock:
-                    self._operations.failures.report("maintain", error)
-            if not more:
-                await self._populate_ahead()
-            pause = min(max(time.monotonic() - began, PAUSE_SECONDS_MIN), PAUSE_SECONDS_MAX)
-            await trio.sleep(pause if more else MAINTENANCE_SECONDS)
+        problem = ""
+        with GarbageCollector() as garbage:
+            while True:
+                garbage.maintain()
+                began = time.monotonic()
+                more = False
+                try:
+                    more = self._maintain_store(began)
+                    problem = ""
+                except CxlfsError as error:
+                    if error.message != problem:  # said once, not twice a second
+                        problem = error.message
+                        log.warning("maintenance: %s", problem)
+                except Exception as error:  # noqa: BLE001  like any other request
+                    with self._operations.lock:
+                        self._operations.failures.report("maintain", error)
+                if not more:
+                    await self._populate_ahead()
+                pause = min(max(time.monotonic() - began, PAUSE_SECONDS_MIN), PAUSE_SECONDS_MAX)
+                await trio.sleep(pause if more else MAINTENANCE_SECONDS)
+
+    def _maintain_store(self, now: float) -> bool:
+        """One piece of work; True when there is more to do soon."""
+        store = self._service.store
+        with self._operations.lock:
+            held = time.monotonic()
+            more = store.maintain(now, apart=True)
+            counters = store.volume.counters
+            held = time.monotonic() - held
+            counters.maintenance_seconds_max = max(held, counters.maintenance_seconds_max)
+        return store.maintain_apart() or more
 
     async def _populate_ahead(self) -> None:
         """Map the pages that data will go to next, without the lock: what has time for it."""
