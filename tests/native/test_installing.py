@@ -1,5 +1,5 @@
 """Every way of installing the package makes an extension that works: a wheel, an editable one, and
-one of the source distribution, elsewhere.
+one of the source distribution, elsewhere. Uninstalling it leaves what ``docs/operations.md`` names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GENERATED = "_native_ffi.c"
 def checkout(folder: Path) -> Path:
     """A copy of what git keeps, or would: whatever was built here stays here."""
     for path in files():
-        if path.relative_to(ROOT).parts[0] not in ("tests", "docs"):
+        if path.relative_to(ROOT).parts[0] != "tests":
             copy = folder / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
@@ -74,6 +74,44 @@ def assert_works(python: Path, elsewhere: Path) -> None:
     assert run(command, "--version", cwd=elsewhere).startswith(version)
 
 
+def listing(folder: Path) -> set[Path]:
+    """Everything below it, but not what lies behind links."""
+    return {
+        Path(where, name) for where, folders, found in os.walk(folder) for name in folders + found
+    }
+
+
+def assert_leaves_what_is_named(python: Path, before: set[Path], scratch: Path) -> None:
+    """After the use of everything that writes without a mount: commands, a service. ``before``:
+    what the environment held before cxlfs came into it.
+    """
+    environment = python.parents[1]
+    assert (environment / "share/man/man8/cxlfs.8").exists()
+    scratch.mkdir()
+    home, root = scratch / "home", scratch / "root"
+    home.mkdir()
+    program, store = python.with_name("cxlfs"), scratch / "store"
+    for command in (
+        ["mkfs", store, "--size", "64M"],
+        ["verify", store],
+        ["status", store],
+        ["list", store],
+        ["dump", store, "superblock"],
+        ["completion", "bash"],
+        ["service", "install", store, "/mnt/ckpt", "--root", root],
+    ):
+        run(program, *command, cwd=scratch, HOME=str(home), XDG_RUNTIME_DIR=str(home))
+    run(python, "-m", "pip", "uninstall", "--yes", "cxlfs", cwd=scratch)
+    left = listing(environment) - before
+    assert {path.parts[0] for path in (p.relative_to(environment) for p in left)} == {"share"}
+    assert [path for path in left if not path.is_dir()] == []  # pip's way with emptied folders
+    assert listing(home) == set()
+    service = {f"/{path.relative_to(root)}" for path in listing(root) if path.is_file()}
+    assert service == {"/etc/systemd/system/cxlfs@.service", "/etc/cxlfs/mnt-ckpt.conf"}
+    document = (ROOT / "docs/operations.md").read_text()
+    assert [path for path in service if path not in document] == []
+
+
 @needs_tools
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the extension is compiled three times
@@ -105,5 +143,8 @@ def test_every_way_of_installing_works(tmp_path: Path) -> None:
     }
     for name, arguments in ways.items():
         beside = environment_beside_ours(tmp_path / name)
+        before = listing(tmp_path / name)
         run(beside, "-m", "pip", "install", "--no-deps", *arguments, cwd=tmp_path, **flags)
         assert_works(beside, tmp_path)
+        if name == "wheel":
+            assert_leaves_what_is_named(beside, before, tmp_path / "used")
