@@ -1,6 +1,7 @@
 """The metadata image in the making: the committed state as of one moment, taken down in slices.
 
-Never here: where the image goes and when (``rollover``), loading one (``image``).
+Never here: its header and checksums (``format.image``), where it goes and when (``rollover``),
+loading one (``loading``).
 
 Invariants
 - An image holds the committed state only: no uncommitted inode, no unpublished byte of a file.
@@ -21,20 +22,16 @@ changes, in the same way (csrc/extents/snapshot.c).
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from cxlfs.errors import InvariantError
-from cxlfs.format import layout, operations
+from cxlfs.format import image, layout, operations
 from cxlfs.format.packing import packer
-from cxlfs.native import crc32c
 from cxlfs.native.snapshot import ExtentSnapshot, references_of
-from cxlfs.store.image import SUMMED_BYTES, ImageInfo
 from cxlfs.store.namespace import FileKind, Inode, Namespace, entries_of
 
 if TYPE_CHECKING:
@@ -52,7 +49,6 @@ _WEIGHT_PER_SLICE = 65_536
 _NAME_DTYPE = layout.IMAGE_NAME_DTYPE
 _INODE = packer(layout.IMAGE_INODE_DTYPE)
 _XATTR = packer(layout.IMAGE_XATTR_DTYPE)
-Buffer = bytes | memoryview
 
 
 class _OfOneInode(Protocol):
@@ -96,51 +92,6 @@ NAMED_BY: dict[type, Callable[..., tuple[int, ...]]] = {
 """The inodes that an operation names; a name that it gives or takes leads to one more."""
 
 
-class Image:
-    """The bytes of an image, in parts; ``info`` is what its header says."""
-
-    def __init__(self, parts: Iterable[Buffer], info: ImageInfo) -> None:
-        self.info = info
-        self._parts = [part for part in parts if len(part)]
-        self._starts = list(itertools.accumulate((len(part) for part in self._parts), initial=0))
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def read(self, start: int, length: int) -> bytes:
-        """Bytes [start, +length), cut at the end."""
-        end = min(start + length, len(self))
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
-        pieces = []
-        while start < end:
-            part, at = self._parts[first], start - self._starts[first]
-            pieces.append(part[at : at + end - start])
-            start += len(pieces[-1])
-            first += 1
-        return b"".join(pieces)
-
-
-@dataclasses.dataclass(slots=True)
-class _Section:
-    """What is known of a section so far."""
-
-    parts: list[Buffer] = dataclasses.field(default_factory=list)
-    length: int = 0
-    count: int = 0
-
-    def add(self, part: Buffer, count: int) -> None:
-        if len(part):
-            self.parts.append(part)
-            self.length += len(part)
-            self.count += count
-
-    def checksum(self) -> int:
-        crc = 0
-        for part in self.parts:
-            crc = crc32c(part, crc)
-        return crc
-
-
 class Export:
     """The committed state as it is when this is made: by :meth:`step` until that returns False,
     while every record is shown to :meth:`keep` before it is stored; then :meth:`assemble`. One at a
@@ -162,7 +113,7 @@ class Export:
         self._namespace = namespace
         self._engine = engine
         self._uuid = uuid
-        self._info = ImageInfo(lsn, namespace.next_ino, next_extent_id, 0)
+        self._info = image.ImageInfo(lsn, namespace.next_ino, next_extent_id, 0)
         self._uncommitted = np.array(sorted(namespace.uncommitted), dtype=np.uint64)
         self._inodes = list(namespace.inodes.values())
         self._position = 0
@@ -171,7 +122,7 @@ class Export:
         """Directories whose names have no rows yet: inode, names, what they mean."""
         self._names: list[npt.NDArray[np.void]] = []
         self._extents: tuple[npt.NDArray[np.void], npt.NDArray[np.uint32]] | None = None
-        self._sections = {kind: _Section() for kind in layout.SECTION_ITEM_BYTES}
+        self._sections = {kind: image.Section() for kind in layout.SECTION_ITEM_BYTES}
         self._snapshot: ExtentSnapshot | None = None
         self._number = 0
         if not whole:
@@ -311,7 +262,7 @@ class Export:
 
     # --- putting together -------------------------------------------------------------------
 
-    def assemble(self) -> Image:
+    def assemble(self) -> image.Image:
         """The image, once everything is taken; uses nothing that anybody changes."""
         if self._extents is None:
             raise InvariantError("an image is assembled before all of it is taken")
@@ -324,37 +275,19 @@ class Export:
         sections[layout.SECTION_EXTENTS].add(_bytes_of(infos), len(infos))
         sections[layout.SECTION_CRCS].add(_bytes_of(crcs), len(crcs))
         sections[layout.SECTION_STRINGS].count = sections[layout.SECTION_STRINGS].length
-        head = np.zeros(1, dtype=layout.IMAGE_DTYPE)
-        head["magic"] = layout.IMAGE_MAGIC
-        head["lsn"] = self._info.lsn
-        head["next_ino"] = self._info.next_ino
-        head["next_extent_id"] = self._info.next_extent_id
-        head["uuid"] = np.void(self._uuid)
-        head["written_ns"] = time.time_ns()
-        position = layout.IMAGE_DTYPE.itemsize
-        parts: list[Buffer] = []
-        for index, (kind, section) in enumerate(sorted(sections.items())):
-            row = (kind, section.checksum(), position, section.length, section.count)
-            head["sections"][0, index] = row
-            padding = -section.length % layout.SECTION_ALIGN
-            parts.extend((*section.parts, bytes(padding)))
-            position += section.length + padding
-        head_crc = crc32c(head.tobytes()[:SUMMED_BYTES])
-        head["crc"] = head_crc
-        info = dataclasses.replace(self._info, header_crc=head_crc)
-        return Image([head.tobytes(), *parts], info)
+        return image.assemble(sections, self._info, uuid=self._uuid)
 
 
 def build(
     namespace: Namespace, engine: Engine, *, uuid: bytes, lsn: int, next_extent_id: int
-) -> tuple[bytes, ImageInfo]:
+) -> tuple[bytes, image.ImageInfo]:
     """The committed state up to ``lsn`` as bytes, all at once."""
     export = Export(
         namespace, engine, uuid=uuid, lsn=lsn, next_extent_id=next_extent_id, whole=True
     )
     export.take_all()
-    image = export.assemble()
-    return image.read(0, len(image)), image.info
+    made = export.assemble()
+    return made.read(0, len(made)), made.info
 
 
 def _row(inode: Inode, contents: Iterator[tuple[int, int]]) -> bytes:

@@ -25,7 +25,7 @@ import numpy as np
 from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
 from cxlfs.format import journal_reader, layout, roots, segments, superblock
 from cxlfs.native.extents import Engine
-from cxlfs.store import image
+from cxlfs.store import loading
 from cxlfs.store.replay import Replayer
 from cxlfs.store.rolling import is_short
 from cxlfs.store.rollover import Rollovers
@@ -173,7 +173,7 @@ def _load_root(media: Media, block: superblock.Superblock, root: roots.Root) -> 
         chunk=block.chunk_bytes,
     )
     data = read_image(media, block, root)
-    namespace, info = image.load(data, engine, uuid=block.uuid, header_crc=root.image_header_crc)
+    namespace, info = loading.load(data, engine, uuid=block.uuid, header_crc=root.image_header_crc)
     if info.lsn != root.image_lsn:
         raise CorruptionError("root and image disagree about the LSN", structure="metadata image")
     return _State(root, engine, namespace, info.lsn, info.next_extent_id)

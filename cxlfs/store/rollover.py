@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING
 
 from cxlfs.errors import MediaError, NoSpaceError, OutOfMemoryError
 from cxlfs.format import layout, roots, segments
-from cxlfs.store.export import Export, Image
+from cxlfs.store.export import Export
 from cxlfs.store.rolling import JOURNAL_SEGMENTS, is_short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cxlfs.format.image import Image
     from cxlfs.format.operations import Operation
     from cxlfs.store.volume import Volume
 

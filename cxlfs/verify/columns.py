@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cxlfs.errors import CorruptionError, MediaError
-from cxlfs.format import layout
+from cxlfs.format import image, layout
 from cxlfs.format.roots import Root
 from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
-from cxlfs.store import Store, export, image
+from cxlfs.store import Store, export
 from cxlfs.store.recovery import read_image
 from cxlfs.types import ROOT_INO
 

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from cxlfs.errors import NameTooLongError
-from cxlfs.format import frame, journal_reader, layout, roots, segments, superblock
+from cxlfs.format import frame, image, journal_reader, layout, roots, segments, superblock
 from cxlfs.native.maps import FileMap
-from cxlfs.store import image, names, recovery, replay, volume
+from cxlfs.store import names, recovery, replay, volume
 from cxlfs.store.namespace import Namespace
 from tests.support.mutants import Anything, Patch, during, mutant, nothing, on_result
 

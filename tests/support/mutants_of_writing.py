@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cxlfs.format import journal, layout, roots, segments
+from cxlfs.format import image, journal, layout, roots, segments
 from cxlfs.format.operations import (
     Operation,
 )
@@ -290,7 +290,7 @@ def image_checksum_of_another_image(patch: Patch) -> None:
     """The root names the checksum of the image before."""
     previous = [0]
 
-    def change(made: export.Image) -> export.Image:
+    def change(made: image.Image) -> image.Image:
         right = made.info.header_crc
         made.info = dataclasses.replace(made.info, header_crc=previous[0])
         previous[0] = right

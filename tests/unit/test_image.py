@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from cxlfs.errors import CorruptionError
-from cxlfs.format import layout
+from cxlfs.format import image, layout
 from cxlfs.native import crc32c
 from cxlfs.native.extents import Engine
-from cxlfs.store import Store, export, image
+from cxlfs.store import Store, export, loading
 from cxlfs.store.namespace import Namespace
 from tests.support.stores import new_store, write_file
 
@@ -72,7 +72,7 @@ def load(store: Store, data: bytes) -> tuple[Engine, Namespace]:
     engine = engine_like(store)
     head_crc = int(np.frombuffer(data[:512], dtype=layout.IMAGE_DTYPE)[0]["crc"])
     try:
-        namespace, _ = image.load(data, engine, uuid=store.superblock.uuid, header_crc=head_crc)
+        namespace, _ = loading.load(data, engine, uuid=store.superblock.uuid, header_crc=head_crc)
     except BaseException:
         engine.close()
         raise
