@@ -248,12 +248,10 @@ uint64_t cxl_map_allocated(cxl_map *map);    /* bytes that are not holes */
 int cxl_map_is_dirty(cxl_map *map);          /* 1: differs from what was last taken as a delta */
 /* Set the size; cutting drops references beyond it. Marks dirty. */
 int cxl_map_truncate(cxl_map *map, uint64_t size);
-/* Replace ranges by references, one after the other, all or none (extent 0: a hole): -EINVAL with *bad on an unknown
- * extent or a range outside it, overflow, or beyond limits. Does not mark dirty; does not change the size. */
-int cxl_map_put_references(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad);
 /* Replay: no dirty mark; cuts references beyond. A new map without marks is clean from then on. */
 int cxl_map_set_size(cxl_map *map, uint64_t size);
-/* One replayed change, all or nothing: cut to cut bytes, cxl_map_put_references, cxl_map_set_size. */
+/* One replayed change, all or nothing: cut to cut bytes; ranges replaced by references, one after the other (extent 0:
+ * a hole); cxl_map_set_size. -EINVAL with *bad: an unknown extent, a range outside it, overflow, or beyond limits. */
 int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t count, uint64_t size, uint64_t *bad);
 /* What a row of records says of contents, in its order: change i comes behind the first changes[i].definitions
  * definitions; its references lie at data + refs_offset (a multiple of 8), the checksums of definitions at

@@ -168,11 +168,15 @@ static inline segment_state *segment_of(cxl_engine *engine, const extent *x)
 /* extent.c: the table. Functions named _locked want engine.lock. */
 int table_init(cxl_engine *engine);
 void table_free(cxl_engine *engine);
+/* Once for many extents, instead of doubling again and again. */
+void table_make_room(cxl_engine *engine, uint64_t count);
 bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t length,
                   uint64_t *segment);
 extent *extent_find_locked(cxl_engine *engine, uint64_t id);
 extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
                              uint64_t chunks);
+/* count_dead: its segment may have died with it (not when a definition is undone). */
+void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead);
 int extent_grow_crcs(cxl_engine *engine, extent *x, uint64_t chunks);
 /* A held extent, or NULL. */
 extent *extent_take(cxl_engine *engine, uint64_t id);

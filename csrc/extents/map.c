@@ -342,22 +342,6 @@ int cxl_map_replay(cxl_map *map, uint64_t cut, const cxl_ref *refs, uint64_t cou
     return result;
 }
 
-int cxl_map_put_references(cxl_map *map, const cxl_ref *refs, uint64_t count, uint64_t *bad)
-{
-    held_references held;
-    *bad = 0;
-    if (count == 0)
-        return 0;
-    int result = resolve(map->engine, refs, count, &held, bad);
-    if (result != 0)
-        return result;
-    pthread_mutex_lock(&map->writer);
-    result = map_put(map, held.list, count);
-    pthread_mutex_unlock(&map->writer);
-    drop_all(map->engine, &held);
-    return result;
-}
-
 /* ------------------------------------------------------------------------------------- import */
 
 /* Sorted, apart, inside the size, no holes; *bad: the reference at fault. */

@@ -323,21 +323,9 @@ class FileMap:
 
     # -------------------------------------------------------------------- replay, image, cleaner
 
-    def put_references(self, refs: ReadableBuffer) -> None:
-        """Replace ranges by references (an array of REF_DTYPE, or its bytes), one after the other,
-        all or none; extent 0 makes a hole. Neither marks nor resizes.
-
-        Raises CorruptionError for what cannot be, OutOfMemoryError.
-        """
-        rows = _from_buffer("cxl_ref[]", refs)
-        bad = scratch.bad
-        code = lib.cxl_map_put_references(self.handle, rows, len(rows), bad)
-        del rows
-        if code != 0:
-            raise bad_input(code, "reference", bad[0])
-
     def replay(self, cut: int, refs: bytes, size: int) -> None:
-        """One change of a record, all or nothing: cut, :meth:`put_references`, :meth:`set_size`.
+        """One change of a record, all or nothing: cut to ``cut``; replace ranges by references (the
+        bytes of REF_DTYPE rows), one after the other, extent 0 makes a hole; :meth:`set_size`.
 
         Raises CorruptionError for what cannot be, OutOfMemoryError.
         """

@@ -19,6 +19,7 @@ from tests.support.extents import (
     Room,
     copy_extent,
     pattern,
+    put,
     room,
     seeds,
 )
@@ -60,7 +61,7 @@ def test_a_flipped_bit_in_any_chunk_is_found_and_named(place: Room, seed: int) -
     for start, length in pieces:
         row = content.export(start, length)
         row["file_offset"] = position
-        mixed.put_references(row)
+        put(mixed, row)
         position += length + rng.choice([0, 100])
     mixed.set_size(position)
     data = bytes(mixed.read(0, position))
@@ -168,7 +169,7 @@ def test_a_definition_with_a_wrong_checksum_is_found_on_reading(place: Room) -> 
     engine = place.another_engine()
     engine.define(infos, crcs)
     other = FileMap(engine, owner=1)
-    other.put_references(content.export(0, 5 * CHUNK))
+    put(other, content.export(0, 5 * CHUNK))
     other.set_size(5 * CHUNK)
     assert fault_of(other, 0, 5 * CHUNK).file_offset == 2 * CHUNK
 

@@ -20,6 +20,7 @@ from tests.support.extents import (
     copy_extent,
     nothing_held,
     pattern,
+    put,
     re_aim,
     room,
     seeds,
@@ -101,9 +102,8 @@ def test_replay_leaves_a_map_clean(place: Room) -> None:
     content = place.new_map(capacity=1 << 16)
     content.write(0, pattern(100, 1))
     other = place.new_map()
-    other.put_references(content.export(0, 100))
     assert other.is_dirty
-    other.set_size(100)
+    other.replay(0, content.export(0, 100).tobytes(), 100)
     assert not other.is_dirty
     other.truncate(90)
     other.set_size(95)
@@ -115,8 +115,9 @@ def test_replay_leaves_a_map_clean(place: Room) -> None:
 def test_references_from_elsewhere_are_said_by_a_new_map(place: Room) -> None:
     source = place.new_map(capacity=1 << 16)
     source.write(0, pattern(5000, 1))
+    source.close_lease()
     copy = place.new_map(2)
-    copy.put_references(source.export(0, 5000))
+    assert source.share(0, 5000, copy, 0) == 5000
     copy.truncate(6000)
     delta = copy.take_delta()
     assert (delta.cut, delta.size) == (0, 6000)
@@ -202,8 +203,10 @@ def test_published_bytes_share_no_line_with_later_ones(seed: int, granularity: G
             if rng.random() < 0.1:
                 other = rng.choice(contents)
                 copy = FileMap(place.engine, owner=9)
-                copy.put_references(other.export(0, other.size))
-                copy.truncate(other.size)
+                other.close_leases()
+                assert other.share(0, other.size, copy, 0) == other.size
+                other.attach_lease(place.open_extent(1 << 15))
+                offsets = dict(place.engine.list()[["id", "media_offset"]].tolist())
                 delta = copy.take_delta()
                 for extent_id, length in delta.extents[["id", "length"]].tolist():
                     published[extent_id] = max(published.get(extent_id, 0), length)
@@ -315,8 +318,7 @@ def test_an_image_keeps_open_extents_that_nothing_committed_refers_to(place: Roo
     delta = content.take_delta()
     assert delta.extents["first_chunk"].tolist() == [1]
     engine.define(delta.extents, delta.crcs)
-    loaded.put_references(delta.refs)
-    loaded.set_size(delta.size)
+    loaded.replay(delta.cut, delta.refs.tobytes(), delta.size)
     engine.drop_unreferenced()
     assert loaded.read(0, 100_000) == pattern(70_000, 2)
     delta.apply(content, committed)
@@ -456,12 +458,12 @@ def test_a_replayed_change_is_cut_references_and_size(place: Room) -> None:
     for cut, size in ((0, 9000), (5000, 12_000), (20_000, 9000), (100, 50), (0, 0)):
         slow, fast = place.new_map(), place.new_map()
         for other in (slow, fast):
-            other.put_references(content.export(0, 4000))
+            put(other, content.export(0, 4000))
             other.set_size(7000)
         refs = rows.copy()
         refs["file_offset"] += np.uint64(3000)
         slow.set_size(min(cut, 7000))
-        slow.put_references(refs)
+        put(slow, refs)
         slow.set_size(size)
         fast.replay(cut, refs.tobytes(), size)
         assert refs_of(fast) == refs_of(slow)

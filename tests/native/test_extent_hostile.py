@@ -27,6 +27,7 @@ from tests.support.extents import (
     SEGMENT_BYTES,
     Room,
     nothing_held,
+    put,
     re_aim,
     room,
     seeds,
@@ -169,25 +170,25 @@ BAD_REFS: dict[str, tuple[int, int, int, int]] = {
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_bad_references_are_refused_with_all_others(place: Room, name: str, before: int) -> None:
     content = place.new_map()
-    content.put_references(refs_from([(100, 1000, 7, 0)]))
+    put(content, refs_from([(100, 1000, 7, 0)]))
     content.set_size(5000)
     good = [(0, 10, 7, 5), (200, 10, 0, 0)]
     rows = [*good[:before], BAD_REFS[name], *good[before:]]
     state = state_of(place.engine)
     for _ in range(2):
         with pytest.raises(CorruptionError, match=f"reference {before} "):
-            content.put_references(refs_from(rows))
+            content.replay(5000, refs_from(rows).tobytes(), 5000)
         assert refs_of(content) == [(100, 1000, 7, 0)]
         assert state_of(place.engine) == state
-    content.put_references(refs_from(good))
+    put(content, refs_from(good))
     assert refs_of(content) == [(0, 10, 7, 5), (100, 100, 7, 0), (210, 890, 7, 110)]
 
 
 def test_references_in_any_order_and_over_each_other(place: Room) -> None:
     content = place.new_map()
-    content.put_references(refs_from([(1000, 100, 7, 0), (0, 100, 8, 0)][:1]))
+    put(content, refs_from([(1000, 100, 7, 0)]))
     rows = [(500, 50, 7, 10), (0, 50, 8, 0), (520, 10, 9, 0), (10, 5, 0, 0)]
-    content.put_references(refs_from(rows))
+    put(content, refs_from(rows))
     assert refs_of(content) == [
         (0, 10, 8, 0),
         (15, 35, 8, 15),
@@ -211,7 +212,7 @@ def test_sizes_that_cannot_be(place: Room, size: int) -> None:
 )
 def test_moves_to_where_nothing_is(place: Room, new_id: int, new_offset: int) -> None:
     content = place.new_map()
-    content.put_references(refs_from([(0, 1000, 7, 0)]))
+    put(content, refs_from([(0, 1000, 7, 0)]))
     with pytest.raises(CorruptionError):
         re_aim(content, (7, 0, 50 if new_id == 8 else 10, new_id, new_offset))
     with pytest.raises(CorruptionError):
@@ -255,7 +256,7 @@ def test_nothing_to_import_or_define(place: Room) -> None:
     none = np.zeros(0, dtype=np.uint64)
     assert place.engine.import_maps(none, none, np.zeros(1, dtype=np.uint64), refs_from([])) == []
     place.engine.define(infos_of([]), crcs_of([]))
-    place.new_map().put_references(refs_from([]))
+    place.new_map().replay(0, b"", 0)
     empty = np.zeros(2, dtype=np.uint64)
     maps = place.engine.import_maps(empty, empty, np.zeros(3, dtype=np.uint64), refs_from([]))
     assert [m.size for m in maps] == [0, 0]

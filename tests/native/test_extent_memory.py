@@ -21,6 +21,7 @@ from tests.support.extents import (
     copy_extent,
     nothing_held,
     pattern,
+    put,
     re_aim,
     room,
     seeds,
@@ -107,11 +108,11 @@ def _set_many(scene: Scene) -> None:
     rows["length"] = 10
     rows["extent_id"] = np.where(np.arange(400) % 3 == 0, 0, scene.moved[2])
     rows["extent_offset"] = np.where(rows["extent_id"] == 0, 0, 7)
-    scene.live.put_references(rows)
+    put(scene.live, rows)
 
 
 def _set_few(scene: Scene) -> None:
-    scene.small.put_references(scene.committed.export(0, 1000))
+    put(scene.small, scene.committed.export(0, 1000))
 
 
 def _move(scene: Scene) -> None:
@@ -235,7 +236,7 @@ def test_a_file_of_one_extent_takes_little() -> None:
         for i in range(1000):
             content = FileMap(engine, owner=i)
             one_extent(engine, 4096, extent_id=1 + i)
-            content.put_references(np.array([(0, 4096, 1 + i, 0)], dtype=REF_DTYPE))
+            put(content, np.array([(0, 4096, 1 + i, 0)], dtype=REF_DTYPE))
             content.set_size(4096)
             files.append(content)
         assert (engine.statistics().memory - before) / 1000 < 640
@@ -262,7 +263,7 @@ def test_references_take_little_in_any_order(order: str) -> None:
         rows["length"] = 9
         rows["extent_id"] = 1
         for start in range(0, count, 100):
-            content.put_references(rows[start : start + 100])
+            put(content, rows[start : start + 100])
         assert content.ref_count == count
         assert (place.engine.statistics().memory - base) / count < 64
         assert refs_of(content)[:: count // 7] == sorted(rows.tolist())[:: count // 7]
@@ -270,7 +271,7 @@ def test_references_take_little_in_any_order(order: str) -> None:
             gaps = rows[start : start + 100].copy()
             gaps["extent_id"] = 0
             gaps["length"] = np.where(numbers[start : start + 100] % 50 == 0, 8, 9)
-            content.put_references(gaps)
+            put(content, gaps)
         left = content.ref_count
         assert left == count // 50
         assert (place.engine.statistics().memory - base) / left < 160

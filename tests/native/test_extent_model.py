@@ -213,15 +213,13 @@ class Machine:
         other = self.rng.choice([f for f in self.files if f is not file])
         if other.pending is not None:
             self.end_delta(other)
-        self.close_lease(other)
+        for each in self.files:
+            self.close_lease(each)
         other.live.close()
+        other.live, other.model = FileMap(self.engine, owner=other.owner), ModelMap(LIMIT)
         size = file.model.size
-        other.live = FileMap(self.engine, owner=other.owner)
-        other.live.put_references(file.live.export(0, size))
-        other.live.truncate(size)
-        other.model = file.model.clone()
-        other.model.cut = other.model.taken_size = 0
-        other.model.fresh = True
+        assert file.live.share(0, size, other.live, 0) == size
+        file.model.share(0, size, other.model, 0)
 
     def take_delta(self, file: File) -> None:
         if file.pending is not None:
@@ -270,9 +268,7 @@ class Machine:
         news = [n > self.known.get(i, 0) for i, n in delta.extents[["id", "length"]].tolist()]
         self.replay.define(delta.extents[news], delta.crcs)
         self.known.update(delta.extents[news][["id", "length"]].tolist())
-        file.replayed.set_size(min(delta.cut, file.replayed.size))
-        file.replayed.put_references(delta.refs)
-        file.replayed.set_size(delta.size)
+        file.replayed.replay(delta.cut, delta.refs.tobytes(), delta.size)
         delta.apply(file.live, file.committed)
         for extent_id, length in pending.extents.items():
             extent = self.extents[extent_id]

@@ -12,7 +12,16 @@ from cxlfs.errors import CorruptionError
 from cxlfs.native import FaultKind, set_fault
 from cxlfs.native.extents import REF_DTYPE, FileMap
 from tests.native.test_extent_writes import refs_of
-from tests.support.extents import Room, alive, copy_extent, nothing_held, pattern, re_aim, room
+from tests.support.extents import (
+    Room,
+    alive,
+    copy_extent,
+    nothing_held,
+    pattern,
+    put,
+    re_aim,
+    room,
+)
 
 CHUNK = 4096
 BLOCK = 1024
@@ -41,7 +50,7 @@ def scattered(place: Room, blocks: int, rng: random.Random, *, owner: int = 1) -
     for target, source in enumerate(order):
         rows = whole.export(source * BLOCK, BLOCK)
         rows["file_offset"] = target * BLOCK + np.cumsum(rows["length"]) - rows["length"]
-        content.put_references(rows)
+        put(content, rows)
     content.set_size(blocks * BLOCK)
     whole.close()
     return content
@@ -212,7 +221,7 @@ def test_a_chunk_is_verified_once_in_a_read(place: Room) -> None:
     content, expected = place.new_map(), b""
     places = [3072, 7168, 1024, 4096, 0, 5120, 2048, 6144]
     for number, at in enumerate(places):
-        content.put_references(np.array([(number * 1000, 1000, source, at)], dtype=REF_DTYPE))
+        put(content, np.array([(number * 1000, 1000, source, at)], dtype=REF_DTYPE))
         expected += data[at : at + 1000]
     content.set_size(8000)
     before = place.engine.statistics().chunks_verified
@@ -228,9 +237,7 @@ def test_bytes_that_a_file_has_twice_are_read_twice(place: Room) -> None:
     data = bytes(whole.read(0, CHUNK))
     [(_, _, source, _)] = refs_of(whole)
     content = place.new_map()
-    content.put_references(
-        np.array([(0, 900, source, 100), (900, 900, source, 500)], dtype=REF_DTYPE)
-    )
+    put(content, np.array([(0, 900, source, 100), (900, 900, source, 500)], dtype=REF_DTYPE))
     content.set_size(1800)
     assert content.read(0, 1800) == data[100:1000] + data[500:1400]
 
@@ -242,7 +249,7 @@ def test_damage_of_a_shared_chunk_is_that_of_its_first_piece(place: Room) -> Non
     [(_, _, source, _)] = refs_of(whole)
     content = place.new_map()
     rows = [(0, 500, source, CHUNK), (500, 500, source, 700), (1000, 500, source, 100)]
-    content.put_references(np.array(rows, dtype=REF_DTYPE))
+    put(content, np.array(rows, dtype=REF_DTYPE))
     content.set_size(1500)
     place.flip(int(place.engine.describe(source)[0]["media_offset"][0]) + 3000, 1)
     with pytest.raises(CorruptionError) as caught:

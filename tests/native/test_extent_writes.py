@@ -334,7 +334,7 @@ def test_an_error_holds_no_buffer_of_the_caller(place: Room) -> None:
         (
             lambda: content.write(5, views[0], 3),
             lambda: content.read_into(0, views[1]),
-            lambda: content.put_references(views[2][:96]),
+            lambda: content.replay(0, views[2][:96], 3),
         )
     ):
         with pytest.raises(CorruptionError) as caught:

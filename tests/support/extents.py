@@ -16,6 +16,7 @@ from cxlfs.native.extents import (
     Engine,
     FileMap,
     LiveRanges,
+    Rows,
 )
 
 FIRST = 8192
@@ -112,6 +113,15 @@ def copy_extent(engine: Engine, source: int, offset: int, length: int, target: i
 def re_aim(content: FileMap, *moves: tuple[int, int, int, int, int]) -> None:
     """Moves (source, its offset, length, target, its offset) of one content."""
     content.engine.move([content], np.array(list(moves), dtype=MOVE_DTYPE))
+
+
+def put(content: FileMap, refs: Rows) -> None:
+    """A change of a record that puts references and cuts nothing: the content ends where it did, or
+    where they do.
+    """
+    ends = refs["file_offset"] + refs["length"]
+    size = max([content.size, *ends[refs["extent_id"] != 0].tolist()])
+    content.replay(content.size, refs.tobytes(), size)
 
 
 def alive(engine: Engine, *segments: int, preferred: int = 0) -> LiveRanges:

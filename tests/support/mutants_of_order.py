@@ -244,7 +244,7 @@ def moved_reference_lost(patch: Patch) -> None:
         rows = content.export(0, content.size)
         lost = rows[rows["extent_id"] == last["target_id"]][-1:].copy()
         lost["extent_id"] = 0
-        content.put_references(lost)
+        content.replay(content.size, lost.tobytes(), content.size)
 
     patch.setattr(replay.Replayer, "_re_aim", re_aim)
 
