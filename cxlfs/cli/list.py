@@ -179,7 +179,13 @@ def command(target: str | None, path: str, *, as_json: bool) -> int:
     if target is not None:
         output.report(checkpoints(target, path))
         return OK
-    return for_each_mount(output, lambda mountpoint: checkpoints(mountpoint, path))
+
+    def look(mountpoint: str) -> Checkpoints:
+        found = checkpoints(mountpoint, path)
+        output.text(f"{quote(mountpoint)}:")
+        return found
+
+    return for_each_mount(output, look)
 
 
 def checkpoints(target: str, path: str) -> Checkpoints:

@@ -338,7 +338,10 @@ def look(target: str) -> Status:
         raise CxlfsError("the daemon gave no status", next_step="look at its log")
     # Only where a store is opened: asking a daemon takes 50 ms of the processor, loading numpy 150.
     from cxlfs.cli.source import store_of  # noqa: PLC0415
+    from cxlfs.media.room import VOLATILE_TEXT  # noqa: PLC0415
     from cxlfs.verify import inspect  # noqa: PLC0415
 
     with store_of(target) as store:
-        return Status.from_message(inspect.status(store), None)
+        found = Status.from_message(inspect.status(store), None)
+        weakened = (VOLATILE_TEXT,) if store.media.volatile else ()
+        return dataclasses.replace(found, weakened=weakened)

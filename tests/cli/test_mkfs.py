@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from cxlfs.media import open_media
+from cxlfs.media import source as source_module
+from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.store import Store, StoreOptions
 from cxlfs.units import MIB
 from tests.support.cli import Run, assert_two_lines, run_program
@@ -52,7 +54,28 @@ def test_a_new_file(run: Run, tmp_path: Path) -> None:
     assert stat.S_IMODE(status.st_mode) == 0o600
 
 
-def test_json_says_the_same(run: Run, tmp_path: Path) -> None:
+@pytest.fixture
+def in_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Files lie on a tmpfs, or do not, wherever the tests run."""
+    kind = "tmpfs" if request.param else "ext4"
+    monkeypatch.setattr(source_module, "file_system_of", lambda _descriptor: kind)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("in_memory", [False, True], indirect=True)
+def test_a_store_in_memory_is_called_volatile(run: Run, tmp_path: Path, in_memory: bool) -> None:
+    """When it is made, and whenever it is looked at, mounted or not."""
+    path = tmp_path / "new.cxlfs"
+    caution = f"caution: {VOLATILE_TEXT}\n"
+    assert (caution in run("mkfs", path, "--size", "64M").stdout) == in_memory
+    assert (caution in run("status", path).stdout) == in_memory
+    found = run("status", path, "--json").document
+    assert found["media"]["volatile"] == in_memory
+    assert found["weakened"] == ([VOLATILE_TEXT] if in_memory else [])
+
+
+@pytest.mark.parametrize("in_memory", [False, True], indirect=True)
+def test_json_says_the_same(run: Run, tmp_path: Path, in_memory: bool) -> None:
     path = tmp_path / "new.cxlfs"
     found = run("mkfs", path, "--size", "64M", "--label", "x", "--json").document
     with_media = open_media(path, read_only=True)
@@ -72,7 +95,7 @@ def test_json_says_the_same(run: Run, tmp_path: Path) -> None:
         "granularity": "page",
         "write_back": "msync",
         "persistence_domain": None,
-        "volatile": False,
+        "volatile": in_memory,
         "created_file": True,
         "overwrote": [],
     }

@@ -153,6 +153,7 @@ def test_without_an_argument_every_mount_is_shown(run: Run, place: Workplace) ->
     assert f"{place.mountpoint}, process {place.daemon_pid}" in run("status").stdout
     mine = [found for found in run("list", "--json").documents if is_of(found, place)]
     assert [(found["schema"], found["checkpoints"]) for found in mine] == [("cxlfs.list/1", [])]
+    assert f"{place.mountpoint}:\nno checkpoints in /\n" in run("list").stdout
     place.mountpoint.stat()
     place.kill_daemon()
     place.announced.append("recover|dead mount|not closed")

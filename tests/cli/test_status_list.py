@@ -14,6 +14,7 @@ from cxlfs.cli.output import Style
 from cxlfs.cli.status import Status
 from cxlfs.control.discovery import Registration
 from cxlfs.media import open_media
+from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.store import Store
 from cxlfs.units import MIB
 from tests.support.cli import Run, assert_two_lines
@@ -101,9 +102,10 @@ def test_status_json(run: Run, filled: Path) -> None:
         "persistence_domain": None,
         "alignment_bytes": 4096,
         "dirty_shutdowns": None,
-        "volatile": False,
+        "volatile": media.volatile,
     }
-    assert (found["options"], found["weakened"]) == (None, [])
+    weakened = [VOLATILE_TEXT] if media.volatile else []
+    assert (found["options"], found["weakened"]) == (None, weakened)
     assert (found["damaged_files"], found["damaged_paths"]) == (0, [])
     assert (found["last_verify"], found["refused_writes"]) == (None, None)
     assert found["space"] == {
