@@ -136,13 +136,14 @@ def test_a_mount_that_libfuse_refuses_closes_what_it_had(
     kernel, fuse = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def attach(_config: MountConfig, *, read_bytes_max: int) -> int:
-        assert read_bytes_max >= SIZES.read // 2
+        assert read_bytes_max == SIZES.read // 2, "what fits the pipe"
         return fuse.detach()
 
     def refuse(*_arguments: object) -> None:
         raise RuntimeError("fuse_session_new() failed")
 
     monkeypatch.setattr(server, "attach", attach)
+    monkeypatch.setattr(server, "request_sizes", lambda: SIZES._replace(read=SIZES.read // 2))
     monkeypatch.setattr(server.pyfuse3, "init", refuse)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(MountError, match="cannot mount"):

@@ -181,7 +181,9 @@ def test_a_copy_is_of_what_was_checked(place: Room, nth: int) -> None:
 
 
 @pytest.mark.parametrize("nth", range(1, 9))
-def test_what_a_small_write_carries_is_what_was_checked(place: Room, nth: int) -> None:
+@pytest.mark.parametrize("at", [0, 1000, CHUNK - 3])
+def test_what_a_small_write_carries_is_what_was_checked(place: Room, nth: int, at: int) -> None:
+    """What lies before it in its block, behind it, or both."""
     data = pattern(4 * CHUNK, 3)
     content = place.new_map()
     place.write(content, 0, data)
@@ -190,12 +192,12 @@ def test_what_a_small_write_carries_is_what_was_checked(place: Room, nth: int) -
     content.attach_lease(place.open_extent(1 << 14))
     set_fault(FaultKind.DECAY, nth)
     try:
-        assert content.write(CHUNK + 1000, b"new") == (3, 0)
+        assert content.write(CHUNK + at, b"new") == (3, 0)
     except CorruptionError:
         return
     finally:
         set_fault(FaultKind.DECAY, 0)
-    expected = data[CHUNK : CHUNK + 1000] + b"new" + data[CHUNK + 1003 : 2 * CHUNK]
+    expected = data[CHUNK : CHUNK + at] + b"new" + data[CHUNK + at + 3 : 2 * CHUNK]
     assert content.read(CHUNK, CHUNK) == expected
 
 

@@ -100,6 +100,34 @@ def test_between_two_steps_others_commit(shop: Shop, store: Store) -> None:
     shop.reopen(store)
 
 
+def test_an_image_is_stored_in_pieces(
+    shop: Shop, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each durable by itself, and none larger than what a step may store."""
+    monkeypatch.setattr(rollover, "PIECE_BYTES", 4096)
+    for number in range(300):
+        store.make_node(1, b"f%d" % number, 0o100644, 0, 0, 0)
+    steps: list[list[str | int]] = []
+    copy, fence = store.media.copy, store.media.fence
+    monkeypatch.setattr(
+        store.media, "copy", lambda at, data: (steps[-1].append(len(data)), copy(at, data))[1]
+    )
+    monkeypatch.setattr(store.media, "fence", lambda: (steps[-1].append("fence"), fence())[1])
+    steps.append([])
+    store.volume.rollovers.begin()
+    while store.volume.rollovers.running is not None:
+        steps.append([])
+        if not store.volume.rollovers.step_apart():
+            store.volume.rollovers.step(apart=True)
+    stored = [step for step in steps if any(isinstance(what, int) for what in step)]
+    assert len(stored) > 5
+    for length, *rest in stored:
+        assert isinstance(length, int)
+        assert length <= 4096
+        assert rest == ["fence"]
+    shop.reopen(store)
+
+
 # --- journals -------------------------------------------------------------------------------
 
 
@@ -220,6 +248,26 @@ def test_dead_segments_are_free_without_an_image(shop: Shop, granularity: Granul
 def make_names(store: Store) -> int:
     """Until there is no room; how many."""
     return until_no_space(lambda number: store.make_symlink(1, b"s%d" % number, b"t" * 200, 0, 0))
+
+
+def test_a_segment_is_not_worth_a_large_image(shop: Shop, granularity: Granularity) -> None:
+    """A nearly full store that rolls over for each one writes images, and nothing else."""
+    store = shop.new(4 << 20, granularity=granularity)
+    write_file(store, 1, b"small", b"x" * 100_000)
+    write_file(store, 1, b"large", b"x" * 1_000_000)
+    write_file(store, 1, b"after", b"x" * 100_000)
+    for number in range(300):
+        store.make_node(1, b"f%d" % number, 0o100644, 0, 0, 0)
+    store.volume.rollover()
+    counters, free = store.volume.counters, store.volume.space.free_count
+    images = counters.image_bytes_written
+    store.unlink(1, b"small")
+    assert store.volume.release_dead()
+    assert store.volume.space.free_count > free
+    assert counters.image_bytes_written == images
+    store.unlink(1, b"large")
+    assert store.volume.release_dead()
+    assert counters.image_bytes_written > images, "it frees much more than it takes"
 
 
 def test_growth_is_refused_before_an_image_is_too_large(
