@@ -151,6 +151,43 @@ def ask_for_room(path: str, seconds: float) -> int:
     return rounds
 
 
+def write_and_close(path: str, seconds: float) -> int:
+    """Open a file, write one block of it, close it, again and again; how often."""
+    rng = random.Random(3)
+    blocks = os.stat(path).st_size // len(PAGE)  # noqa: PTH116  as short as can be
+    rounds, until = 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        fd = os.open(path, os.O_WRONLY)
+        os.pwrite(fd, PAGE, rng.randrange(blocks) * len(PAGE))
+        os.close(fd)
+        rounds += 1
+    return rounds
+
+
+def write_in_turn(path: str, count: int) -> int:
+    """``count`` processes, one after the other, write through one open file."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            os.write(fd, b"x")
+            os._exit(0)
+        if os.waitpid(child, 0)[1] != 0:
+            raise WorkError("a writer failed")
+    os.close(fd)
+    return count
+
+
+def set_attributes(path: str, seconds: float) -> int:
+    """An extended attribute of 60 KiB, set again and again; how often."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+    rounds, until = 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        os.setxattr(path, "user.large", BLOCK[: 60 * KIB])
+        rounds += 1
+    return rounds
+
+
 def save_over(path: str, size_bytes: int, seconds: float) -> int:
     """Saves of a whole file over itself, as a trainer's; how many found no room."""
     full, until = 0, time.monotonic() + seconds

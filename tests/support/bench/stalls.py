@@ -130,6 +130,36 @@ def _ask_for_room(place: Place) -> Figures:
     return {"rounds": sum(together(offenders.ask_for_room, [(place.path("a"), place.seconds)]))}
 
 
+def _scattered(place: Place) -> None:
+    """A quarter of the store, in one file of which most blocks were overwritten one by one."""
+    size = os.statvfs(place.directory)
+    with (place.directory / "pieces").open("wb", buffering=0) as file:
+        for _ in range(size.f_blocks * size.f_frsize // 4 // MIB):
+            file.write(offenders.BLOCK)
+    count = place.scaled(100_000, 2000)
+    together(offenders.scatter, [(place.path("pieces"), 5, count, count)])
+
+
+def _write_and_close(place: Place) -> Figures:
+    given = [(place.path("pieces"), place.seconds)]
+    return {"rounds": sum(together(offenders.write_and_close, given))}
+
+
+def _write_in_turn(place: Place) -> Figures:
+    before = private_bytes(place.pid)
+    given = [(place.path("log"), place.scaled(1000, 20))]
+    return {
+        "writers": sum(together(offenders.write_in_turn, given)),
+        "daemon_before_bytes": before,
+        "daemon_bytes": private_bytes(place.pid),
+    }
+
+
+def _set_attributes(place: Place) -> Figures:
+    given = [(place.path(f"attributes-{number}"), place.seconds) for number in range(8)]
+    return {"rounds": sum(together(offenders.set_attributes, given)), "programs": 8}
+
+
 def _room(place: Place) -> tuple[int, int]:
     size = os.statvfs(place.directory)
     return size.f_blocks * size.f_frsize, size.f_bavail * size.f_frsize
@@ -212,11 +242,22 @@ SCENARIOS: dict[str, Scenario] = {
         size_bytes=(2 * GIB, 128 * MIB),
     ),
     "fallocate": Scenario("three programs in fallocate", _allocate),
+    "fallocate_100k": Scenario(
+        "three programs in fallocate, 100 000 files", _allocate, files=(100_000, 1000)
+    ),
+    "socket": Scenario("eight programs that set extended attributes of 60 KiB", _set_attributes),
     "unlinked": Scenario("50 000 unlinked files, all open, then closed at once", _open_and_unlink),
     "ranges": Scenario("4000 ranges of one byte by fallocate, in one file", _allocate_bytes),
     "handles": Scenario(
         "200 listings at once of a directory with 50 000 names", _list_at_once, files=(50_000, 2000)
     ),
+    "reopening": Scenario(
+        "a file of 100 000 pieces, opened, written to and closed again and again",
+        _write_and_close,
+        _scattered,
+        size_bytes=(2 * GIB, 128 * MIB),
+    ),
+    "writers": Scenario("1000 processes that write to one open file, in turn", _write_in_turn),
     "statfs": Scenario(
         "statfs after each write, 100 000 files", _ask_for_room, files=(100_000, 1000)
     ),
