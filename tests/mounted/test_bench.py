@@ -19,7 +19,8 @@ from cxlfs.control.mountinfo import find_mount
 from cxlfs.units import MIB
 from tests.support.bench import scaling
 from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
-from tests.support.bench.report import ROWS, find, table
+from tests.support.bench.fragmentation import QUICK_REFERENCES
+from tests.support.bench.report import FIRST_PASS_CASES, PIECES, ROWS, find, table
 from tests.support.bench.targets import mounted
 from tests.support.bench.workers import COUNTS
 from tests.support.mount import fast_directory
@@ -98,6 +99,34 @@ def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
                     assert len(find(figures, f"{key}.runs_bytes_per_s")) == 1
     again = subprocess.run([*BENCH, "--table", path], capture_output=True, text=True, check=True)
     assert again.stdout == done.stdout == f"{table(figures)}\n"
+
+
+@pytest.mark.mounted
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # as above; the daemon rests for up to ten seconds before it gathers
+def test_a_quick_run_measures_files_in_pieces_and_first_passes(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ["--quick", "--only", "fragmentation,first_pass", "--size", "256M", "--runs", "1"]
+    arguments += ["--json", str(path), "--memory", str(fast_directory() or tmp_path)]
+    done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(path.read_text())
+    assert figures["missing"] == {}
+    for key in (f"fragmentation.{state}" for state in PIECES):
+        assert_positive(figures, f"{key}.bytes_per_s", f"{key}.ratio")
+    gathering = figures["fragmentation"]["gathering"]
+    overwritten = figures["fragmentation"]["file_bytes"]
+    assert overwritten / 2 < gathering["moved_bytes"] <= 1.01 * overwritten, "all of it, once"
+    assert gathering["worked_s"] > 0
+    for count in QUICK_REFERENCES:
+        key = f"fragmentation.first_write.{count}"
+        assert_positive(figures, *(f"{key}.{name}" for name in ("first_s", "next_s", "again_s")))
+    for name in FIRST_PASS_CASES:
+        for which in ("first", "later"):
+            key = f"first_pass.{name}.{which}"
+            assert_positive(figures, f"{key}.bytes_per_s", f"{key}.ratio")
+    assert done.stdout == f"{table(figures)}\n"
+    assert "1 reader, file gathered by the daemon" in done.stdout
 
 
 @pytest.mark.slow

@@ -1,18 +1,27 @@
-"""Pictures of a run as small SVG files: throughput by block size, and frameworks beside tmpfs.
+"""Pictures of a run as small SVG files: throughput by block size; bars for frameworks beside tmpfs,
+reads of a file in pieces beside those of a whole one, and first passes beside later ones.
 
 Invariants
-- All panels of one picture share one scale, and every point lies inside its panel.
+- All panels of one picture share one scale, every point lies inside its panel, and no word covers a
+  line or another word.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.bench.measure import Figures
-from tests.support.bench.report import FRAMEWORKS, blocks_of
+from tests.support.bench.report import (
+    FIRST_PASS_CASES,
+    FIRST_WRITE_MIN,
+    FRAMEWORKS,
+    GATHERED_MIN,
+    PIECES,
+    blocks_of,
+)
 from tests.support.bench.svg import FAINT, GRID, INK, Picture, Point
 from tests.support.bench.workers import COUNTS
 
@@ -62,6 +71,10 @@ def _pictures(figures: Figures) -> Iterator[tuple[str, Picture]]:
             yield f"throughput-{kind}", _throughput(figures, kind, one)
     if "frameworks" in figures:
         yield "frameworks", _frameworks(figures["frameworks"])
+    if "fragmentation" in figures:
+        yield "fragmentation", _fragmentation(figures["fragmentation"])
+    if "first_pass" in figures:
+        yield "first-pass", _first_pass(figures["first_pass"])
 
 
 def scale(most: float) -> tuple[float, float]:
@@ -74,7 +87,7 @@ def scale(most: float) -> tuple[float, float]:
 
 
 def _throughput(figures: Figures, kind: str, one: str) -> Picture:
-    lines = {
+    lines: dict[tuple[int, str], list[Point]] = {
         (count, target): [(size, rate / 1e9) for size, rate in points]
         for count in COUNTS
         for target in TARGETS
@@ -83,7 +96,7 @@ def _throughput(figures: Figures, kind: str, one: str) -> Picture:
     most, step = scale(max((rate for line in lines.values() for _, rate in line), default=1.0))
     picture = Picture(760, 316, f"Throughput of {one}s by the size of a block, in GB/s")
     for number, count in enumerate(COUNTS):
-        panel = Panel(56 + number * 234, 40, 220, 190, most)
+        panel = Panel(56 + number * 237, 40, 214, 190, most)
         words = f"{count} {one}{'s' * (count > 1)}"
         picture.text((panel.left + panel.width / 2, 24), words, anchor="middle", bold=True)
         _axes(picture, panel, step, labelled=number == 0)
@@ -92,7 +105,7 @@ def _throughput(figures: Figures, kind: str, one: str) -> Picture:
             if points:
                 picture.line(points, stroke=colour, width=1.8)
                 picture.dots(points, fill=colour)
-    picture.text((16, 135), "GB/s", anchor="middle", fill=FAINT, upwards=True)
+    picture.text((49, 24), "GB/s", anchor="end", fill=FAINT)
     picture.text((399, 268), "size of a block", anchor="middle", fill=FAINT)
     _legend(picture, [target for target in TARGETS if any(t == target for _, t in lines)])
     return picture
@@ -127,23 +140,48 @@ def _frameworks(figures: Figures) -> Picture:
         for name, (text, _) in FRAMEWORKS.items()
         if name in figures
     ]
-    left, width, height = 230, 440, 26
-    most, step = scale(max((ratio for _, ratio in bars), default=1.0))
+    words = "speed, tmpfs = 1 (2: half the time)"
+    return _bars(
+        "Speed of frameworks on a store, beside tmpfs", bars, words, (1.0, "as fast as tmpfs")
+    )
+
+
+def _fragmentation(figures: Figures) -> Picture:
+    bars = [(text, figures[state]["ratio"]) for state, (text, _) in PIECES.items()]
+    title = "Reading a file from front to back, beside the same file as it was written"
+    return _bars(
+        title, bars, "speed, the file as written = 1", (GATHERED_MIN, "at least, gathered")
+    )
+
+
+def _first_pass(figures: Figures) -> Picture:
+    bars = [(text, figures[name]["first"]["ratio"]) for name, text in FIRST_PASS_CASES.items()]
+    title = "The first pass over a store beside the next one"
+    mark = (FIRST_WRITE_MIN, "at least, of writes")
+    return _bars(title, bars, "speed of the first pass, the later one = 1", mark)
+
+
+def _bars(
+    title: str, bars: Sequence[tuple[str, float]], words: str, mark: tuple[float, str]
+) -> Picture:
+    """One bar for each ratio, from 0; dark from ``mark`` on, a dashed line that is named."""
+    left, width, height = 250, 420, 26
+    least, mark_words = mark
+    most, step = scale(max(least, *(ratio for _, ratio in bars)))
     bottom = 34 + height * len(bars)
-    picture = Picture(720, bottom + 48, "Speed of frameworks on a store, beside tmpfs")
-    for mark in range(round(most / step) + 1):
-        x = left + width * mark * step / most
-        picture.line([(x, 30), (x, bottom)], stroke=INK if mark == 0 else GRID)
-        picture.text((x, bottom + 16), f"{mark * step:g}", anchor="middle", fill=FAINT, size=11)
+    picture = Picture(720, bottom + 48, title)
+    for number in range(round(most / step) + 1):
+        x = left + width * number * step / most
+        picture.line([(x, 30), (x, bottom)], stroke=INK if number == 0 else GRID)
+        picture.text((x, bottom + 16), f"{number * step:g}", anchor="middle", fill=FAINT, size=11)
     for number, (text, ratio) in enumerate(bars):
         y = 34 + number * height
-        colour = TARGETS["native"][1] if ratio >= 1 else SLOWER
+        colour = TARGETS["native"][1] if ratio >= least else SLOWER
         picture.rectangle((left, y + 3), width * ratio / most, height - 8, fill=colour)
         picture.text((left - 8, y + 16), text, anchor="end")
-        picture.text((left + width + 44, y + 16), f"{ratio:.2f}", anchor="end", bold=ratio >= 1)
-    one = left + width / most
-    picture.line([(one, 26), (one, bottom)], stroke=TARGETS["pyfuse3"][1], width=1.6, dashed=True)
-    picture.text((one, 20), "as fast as tmpfs", anchor="middle", fill=FAINT)
-    words = "speed, tmpfs = 1 (2: half the time)"
+        picture.text((left + width + 44, y + 16), f"{ratio:.2f}", anchor="end", bold=ratio >= least)
+    at = left + width * least / most
+    picture.line([(at, 26), (at, bottom)], stroke=TARGETS["pyfuse3"][1], width=1.6, dashed=True)
+    picture.text((at, 20), mark_words, anchor="middle", fill=FAINT)
     picture.text((left + width / 2, bottom + 36), words, anchor="middle", fill=FAINT)
     return picture

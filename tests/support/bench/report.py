@@ -11,6 +11,7 @@ from typing import Any
 
 from cxlfs.units import KIB, MIB
 from tests.support.bench import scaling
+from tests.support.bench.first_pass import CASES
 from tests.support.bench.measure import Figures
 
 UNITS = {
@@ -171,11 +172,51 @@ def _store_rows() -> Iterator[Row]:
         yield Row(f"the same beside raw CRC32C of a cached block, {text}", f"{key}.ratio", "ratio")
 
 
+GATHERED_MIN, FIRST_WRITE_MIN = 0.7, 0.8
+PIECES: dict[str, tuple[str, float | None]] = {
+    "fresh": ("as written", None),
+    "fragmented": ("overwritten at random places", None),
+    "gathered": ("gathered by the daemon", GATHERED_MIN),
+}
+"""Of the file that is read, and the least speed beside the first."""
+FIRST_PASS_CASES = {"memory": "plain memory, a new file", **CASES}
+
+
+def _fragmentation_rows() -> Iterator[Row]:
+    key = "fragmentation"
+    yield Row("raw CRC32C of memory beside it", f"{key}.raw.crc32c_of_memory_bytes_per_s", "GB/s")
+    for state, (text, must) in PIECES.items():
+        of = f"{key}.{state}"
+        yield Row(f"1 reader, file {text}", f"{of}.bytes_per_s", "GB/s", f"{of}.ratio", must)
+    yield Row("wait until gathering begins", f"{key}.gathering.waited_s", "ms")
+    yield Row("rate of gathering", f"{key}.gathering.bytes_per_s", "GB/s")
+
+
+def _first_write_rows() -> Iterator[Row]:
+    for count in (100_000, 500_000):
+        key = f"fragmentation.first_write.{count}"
+        references = f"a file of {count:,} references".replace(",", " ")
+        yield Row(f"first 4 KiB write to {references}", f"{key}.first_s", "ms", None, 50.0)
+        yield Row(f"those after it, {references}", f"{key}.next_s", "us")
+        yield Row(f"first one after opening it again, {references}", f"{key}.again_s", "us")
+
+
+def _first_pass_rows() -> Iterator[Row]:
+    for name, text in FIRST_PASS_CASES.items():
+        must = FIRST_WRITE_MIN if name.endswith("write") else None
+        key = f"first_pass.{name}"
+        first, later = f"{key}.first", f"{key}.later"
+        yield Row(f"first pass, {text}", f"{first}.bytes_per_s", "GB/s", f"{first}.ratio", must)
+        yield Row(f"later pass, {text}", f"{later}.bytes_per_s", "GB/s")
+
+
 ROWS = {
     "of the raw copy": tuple(_data_rows()),
     "": tuple(_latency_rows()),
     "of tmpfs": tuple(_framework_rows()),
     "of raw CRC32C of memory": tuple(_store_rows()),
+    "of the fresh file": (*_fragmentation_rows(), *_first_write_rows()),
+    "of the later pass": tuple(_first_pass_rows()),
 }
 """By what their ratio is to."""
 

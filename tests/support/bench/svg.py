@@ -72,15 +72,13 @@ class Picture:
         fill: str = INK,
         size: float = 12,
         bold: bool = False,
-        upwards: bool = False,
     ) -> None:
         """``place`` is the end, middle or start of the base line, as ``anchor`` says."""
         x, y = place
         weight = ' font-weight="600"' if bold else ""
-        turned = f' transform="rotate(-90 {_n(x)} {_n(y)})"' if upwards else ""
         self._parts.append(
             f'<text x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}" font-size="{_n(size)}" '
-            f'fill="{fill}"{weight}{turned}>{escape(words)}</text>'
+            f'fill="{fill}"{weight}>{escape(words)}</text>'
         )
 
     def write(self, path: Path) -> None:

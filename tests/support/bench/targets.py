@@ -20,7 +20,9 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from cxlfs.control.client import control_request
 from cxlfs.units import MIB
 from tests.support.bench.workers import COUNTS
 
@@ -84,6 +86,16 @@ def mounted(source: Path, size_bytes: int, *options: str) -> Iterator[tuple[Path
 @contextlib.contextmanager
 def served(source: Path, *options: str) -> Iterator[tuple[Path, int]]:
     """The store on ``source``, mounted, and removed at the end; yields what ``mounted`` does."""
+    try:
+        with served_once(source, *options) as found:
+            yield found
+    finally:
+        source.unlink()
+
+
+@contextlib.contextmanager
+def served_once(source: Path, *options: str) -> Iterator[tuple[Path, int]]:
+    """The same, but the store stays."""
     target = Path(tempfile.mkdtemp(prefix="cxlfs-bench-"))
     try:
         run_cxlfs("mount", str(source), str(target), *options)
@@ -91,7 +103,12 @@ def served(source: Path, *options: str) -> Iterator[tuple[Path, int]]:
             yield target, int(json.loads(run_cxlfs("status", str(target), "--json"))["pid"])
     finally:
         target.rmdir()
-        source.unlink()
+
+
+def statistics_of(target: Path) -> dict[str, Any]:
+    """What the daemon of a mount counts (``StoreStatistics``); costs no process, to be polled."""
+    (message,) = control_request(str(target), "status")
+    return dict(message)
 
 
 def warm(directory: Path, size_bytes: int) -> None:

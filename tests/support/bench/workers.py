@@ -23,11 +23,14 @@ from cxlfs.units import MIB
 
 COUNTS = (1, 2, 4)
 BLOCK_BYTES_MAX = 8 * MIB
+SCATTER_BYTES = MIB
 PATIENCE_SECONDS = 600.0
 
 
 class Job(NamedTuple):
-    """``kind``: ``write``, ``read``, or ``pwrite``, which times every call by itself."""
+    """``kind``: ``write``, ``read``, ``pwrite``, which times every call by itself, or ``scatter``,
+    which writes as many blocks as there are at random places of a file that ``write`` made.
+    """
 
     kind: str
     path: str
@@ -111,7 +114,7 @@ def _serve(connection: Connection, barriers: dict[int, Barrier], index: int) -> 
         except EOFError:
             return
         try:
-            act = {"write": _write, "read": _read, "pwrite": _pwrite}[job.kind]
+            act = {"write": _write, "read": _read, "pwrite": _pwrite, "scatter": _scatter}[job.kind]
             connection.send(act(job, barriers[count], source, target))
         except Exception as error:  # noqa: BLE001  whatever it is, the parent tells it
             barriers[count].abort()
@@ -163,3 +166,21 @@ def _pwrite(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -
         calls.append(time.perf_counter() - before)
     os.close(fd)
     return Done(began, time.perf_counter(), calls)
+
+
+def _scatter(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
+    """The same bytes that ``_write`` wrote there in blocks of SCATTER_BYTES, so that ``_read``
+    finds what it expects.
+    """
+    blocks = memoryview(source)[:SCATTER_BYTES]
+    rng = random.Random(job.total_bytes)
+    fd = os.open(job.path, os.O_WRONLY)
+    barrier.wait()
+    began = time.perf_counter()
+    for _ in range(job.total_bytes // job.block_bytes):
+        offset = rng.randrange(job.total_bytes // job.block_bytes) * job.block_bytes
+        place = offset % SCATTER_BYTES
+        if os.pwrite(fd, blocks[place : place + job.block_bytes], offset) != job.block_bytes:
+            raise WorkError("a short write")
+    os.close(fd)
+    return Done(began, time.perf_counter(), [])
