@@ -1,0 +1,124 @@
+"""Read every byte of a checkpoint, and compare every checksum that its format has.
+
+On a cxlfs mount reading is itself a verification: the store refuses bytes whose checksum differs,
+and the tensor that they belong to is found by its place in the file.
+
+Never here: what a format is. Memory: one piece of a file and one of what it inflates to.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+
+from cxlfs.checkpoint import limits
+from cxlfs.checkpoint.model import (
+    Algorithm,
+    Contents,
+    DamagedError,
+    IncompleteError,
+    ProblemError,
+    Region,
+    Tensor,
+)
+from cxlfs.checkpoint.place import Place, Reader, UnreadableRangeError
+from cxlfs.native import crc32c
+
+_MASK_DELTA = 0xA282EAD8
+_Update = Callable[[bytes, int], int]
+
+
+def verify_content(place: Place, contents: Contents) -> None:
+    """Adds a problem for each file that does not hold what was written; the first one in each."""
+    for file in contents.files:
+        if file.size_bytes is None:
+            continue
+        regions = [region for region in contents.regions if region.file == file.name]
+        try:
+            with place.open(file.name) as reader:
+                _verify_file(reader, sorted(regions, key=lambda each: each.offset), contents)
+        except UnreadableRangeError as error:
+            words = _words(contents, file.name, error.offset, error.length, "")
+            contents.problems.append(DamagedError(f"{words}: {error}" if words else str(error)))
+        except ProblemError as error:
+            contents.problems.append(error)
+
+
+def _verify_file(reader: Reader, regions: list[Region], contents: Contents) -> None:
+    at = 0
+    for region in regions:
+        if region.offset < at:
+            raise DamagedError(f"{region.label[:200]} overlaps what lies before it")
+        _read_through(reader, at, region.offset)
+        if _checksum(reader, region) != region.expected:
+            label = f"the checksum of {region.label[:200]} differs"
+            words = _words(contents, region.file, region.offset, region.size_bytes, label)
+            raise DamagedError(words)
+        at = region.offset + region.size_bytes
+    _read_through(reader, at, reader.size_bytes)
+
+
+def _words(contents: Contents, file: str, offset: int, length: int, otherwise: str) -> str:
+    """``tensor NAME``, for the first tensor that has one of these bytes."""
+    tensor = _tensor_at(contents.tensors, file, offset, length)
+    if tensor is None:
+        return otherwise
+    many = len(contents.files) > 1 and file
+    return f"tensor {tensor.name[:200]}" + (f" of {file}" if many else "")
+
+
+def _tensor_at(tensors: list[Tensor], file: str, offset: int, length: int) -> Tensor | None:
+    for tensor in tensors:
+        if tensor.file != file or tensor.offset is None or tensor.size_bytes is None:
+            continue
+        if tensor.offset < offset + length and offset < tensor.offset + tensor.size_bytes:
+            return tensor
+    return None
+
+
+def _pieces(reader: Reader, begin: int, end: int) -> Iterator[bytes]:
+    while begin < end:
+        length = min(limits.READ_BYTES, end - begin)
+        yield reader.read_data(begin, length)
+        begin += length
+
+
+def _read_through(reader: Reader, begin: int, end: int) -> None:
+    """What has no checksum of its own: the system may still refuse it."""
+    for _ in _pieces(reader, begin, end):
+        pass
+
+
+def _checksum(reader: Reader, region: Region) -> int:
+    end = region.offset + region.size_bytes
+    if end > reader.size_bytes:
+        raise IncompleteError(f"it ends in {region.label[:200]}")
+    pieces = _pieces(reader, region.offset, end)
+    if region.deflated:
+        return _inflated_checksum(pieces)
+    update: _Update = zlib.crc32 if region.algorithm is Algorithm.CRC32 else crc32c
+    value = 0
+    for piece in pieces:
+        value = update(piece, value)
+    return masked(value) if region.algorithm is Algorithm.CRC32C_MASKED else value
+
+
+def _inflated_checksum(pieces: Iterator[bytes]) -> int:
+    """The CRC-32 of what deflated pieces stand for; -1: they are not deflated data."""
+    machine = zlib.decompressobj(-zlib.MAX_WBITS)
+    value = 0
+    try:
+        for piece in pieces:
+            left = piece
+            while left:
+                value = zlib.crc32(machine.decompress(left, limits.READ_BYTES), value)
+                left = machine.unconsumed_tail
+        value = zlib.crc32(machine.flush(), value)
+    except zlib.error:
+        return -1
+    return value if machine.eof else -1
+
+
+def masked(crc: int) -> int:
+    """As LevelDB and TensorFlow store a CRC32C (util/crc32c.h)."""
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFF_FFFF

@@ -1,0 +1,229 @@
+"""PyTorch's distributed checkpoint: ``.metadata``, a pickle, and ``__RANK_N.distcp`` files.
+
+Source: torch/distributed/checkpoint/filesystem.py, metadata.py (torch 2.13). ``.metadata`` is
+written last. Complete: it can be read, and every piece that it names lies in its file. A piece
+of ``torch.save`` is an archive of its own with CRC-32s, which the content is compared with.
+
+Saving over such a directory rewrites its files while the old ``.metadata`` is there, and nothing
+in them says which save they are of. A file that was there before ``.metadata`` and was written to
+after it is how that is seen (``ages``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from cxlfs.checkpoint import limits, zips
+from cxlfs.checkpoint.ages import written_after
+from cxlfs.checkpoint.formats.files import take_files
+from cxlfs.checkpoint.jsons import number, text
+from cxlfs.checkpoint.model import (
+    BeyondLimitsError,
+    Contents,
+    DamagedError,
+    File,
+    IncompleteError,
+    ProblemError,
+    Tensor,
+)
+from cxlfs.checkpoint.pickles import Applied, Global, Pairs, read_pickle
+from cxlfs.checkpoint.place import Place, Reader
+from cxlfs.checkpoint.zips import Archive
+
+METADATA = ".metadata"
+_SHARD = re.compile(r"__(\d{1,9})_(\d{1,9})\.distcp")
+_ARCHIVES_MAX = 20_000
+"""Pieces whose archives are looked into; the rest are compared in size alone."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """What ``.metadata`` says of one item: ``[offset, offset + length)`` of ``file``."""
+
+    name: str
+    chunk: tuple[int, ...] | None
+    file: str
+    offset: int
+    length: int
+
+
+class Distributed:
+    kind = "dcp"
+
+    def recognises(self, place: Place) -> bool:
+        return place.is_directory() and is_distributed(place)
+
+    def examine(self, place: Place) -> Contents:
+        contents = Contents()
+        take_distributed(place, contents)
+        take_files(place, contents, place.names())
+        return contents
+
+
+def is_distributed(place: Place) -> bool:
+    return any(n in (METADATA, METADATA + ".tmp") or _SHARD.fullmatch(n) for n in place.names())
+
+
+def take_distributed(place: Place, contents: Contents) -> None:
+    """Add the distributed checkpoint in a directory."""
+    shards = [name for name in place.names() if _SHARD.fullmatch(name)]
+    size = place.size_of(METADATA)
+    contents.files.append(File(place.full_name(METADATA), size))
+    try:
+        if size is None:
+            raise IncompleteError(f"{place.full_name(METADATA)} is missing")
+        pieces, shapes = read_metadata(place)
+        _take_pieces(place, pieces, shapes, contents)
+        named = {piece.file for piece in pieces}
+        late = written_after(place, METADATA, sorted(named))
+        if late is not None:
+            contents.problems.append(
+                IncompleteError(
+                    f"{place.full_name(late)} was written after {METADATA}: "
+                    "it may be of another save"
+                )
+            )
+    except ProblemError as error:
+        contents.problems.append(error)
+        named = set()
+    known = {file.name for file in contents.files}
+    for name in shards:
+        if place.full_name(name) not in known:
+            contents.files.append(File(place.full_name(name), place.size_of(name)))
+
+
+# --- .metadata ------------------------------------------------------------------------------
+
+
+def read_metadata(place: Place) -> tuple[list[Piece], dict[str, tuple[str, tuple[int, ...]]]]:
+    """The pieces, and type and shape of each tensor. Raises ProblemError."""
+    with place.open(METADATA) as reader:
+        if not reader.size_bytes:
+            raise IncompleteError(f"{place.full_name(METADATA)} is empty")
+        found = read_pickle(reader.read(0, reader.size_bytes))
+    fields = _fields(found.value, "its metadata")
+    storage, states = fields.get("storage_data"), fields.get("state_dict_metadata")
+    if not isinstance(storage, Pairs) or not isinstance(states, Pairs):
+        raise DamagedError("its metadata names no tensors")
+    if len(storage.items) > limits.TENSORS_MAX:
+        raise BeyondLimitsError("its metadata names more pieces than are read")
+    return [_piece(key, value) for key, value in storage.items], _shapes(states)
+
+
+def _fields(value: object, what: str) -> dict[str, object]:
+    """The attributes of an object as it was pickled: a state, or arguments by name."""
+    state = value.state if isinstance(value, Applied) else None
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], Pairs | None):
+        state = state[0] or state[1]  # (__dict__, slots)
+    if not isinstance(state, Pairs):
+        raise DamagedError(f"{what} is damaged")
+    return {key: inner for key, inner in state.items if isinstance(key, str)}
+
+
+def _piece(key: object, value: object) -> Piece:
+    index, info = _fields(key, "an index of its metadata"), _fields(value, "its metadata")
+    name = text(index.get("fqn"), "a tensor of its metadata")
+    what = f"tensor {name[:200]}"
+    offset = index.get("offset")
+    return Piece(
+        name,
+        None if offset is None else _dimensions(offset, what),
+        text(info.get("relative_path"), f"the file of {what}"),
+        number(info.get("offset"), f"the place of {what}"),
+        number(info.get("length"), f"the size of {what}"),
+    )
+
+
+def _dimensions(value: object, what: str) -> tuple[int, ...]:
+    if isinstance(value, Applied) and value.called == "torch.Size":
+        arguments = value.arguments
+        value = arguments[0] if isinstance(arguments, tuple) and arguments else ()
+    if not isinstance(value, tuple | list) or len(value) > limits.DIMENSIONS_MAX:
+        raise DamagedError(f"the shape of {what} cannot be")
+    return tuple(number(each, f"the shape of {what}") for each in value)
+
+
+def _shapes(states: Pairs) -> dict[str, tuple[str, tuple[int, ...]]]:
+    found = {}
+    for name, value in states.items:
+        if not isinstance(name, str) or not isinstance(value, Applied):
+            raise DamagedError("its metadata is damaged")
+        if not isinstance(value.state, Pairs) or not value.state.has("size"):
+            continue  # bytes: an object that is no tensor
+        size = _dimensions(value.state.get("size"), f"tensor {name[:200]}")
+        found[name] = (_dtype(value.state.get("properties")), size)
+    return found
+
+
+def _dtype(properties: object) -> str:
+    state = properties.state if isinstance(properties, Applied) else None
+    first = state[0] if isinstance(state, tuple) and state else None
+    if isinstance(state, Pairs):
+        first = state.get("dtype")
+    return first.name if isinstance(first, Global) else ""
+
+
+# --- the files ------------------------------------------------------------------------------
+
+
+def _take_pieces(
+    place: Place,
+    pieces: list[Piece],
+    shapes: dict[str, tuple[str, tuple[int, ...]]],
+    contents: Contents,
+) -> None:
+    by_file: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_file.setdefault(piece.file, []).append(piece)
+    if len(by_file) > limits.FILES_MAX:
+        raise BeyondLimitsError("its metadata names more files than are read")
+    left = _ARCHIVES_MAX
+    for number_of_file, (file, inside) in enumerate(sorted(by_file.items(), key=_rank), 1):
+        size = place.size_of(file)
+        contents.files.append(File(place.full_name(file), size))
+        words = f"shard {number_of_file} of {len(by_file)} ({place.full_name(file)})"
+        if size is None:
+            contents.problems.append(IncompleteError(f"{words} is missing"))
+            continue
+        end = max(piece.offset + piece.length for piece in inside)
+        if end > size:
+            contents.problems.append(
+                IncompleteError(f"{words} ends at byte {size}, {end} are needed")
+            )
+            continue
+        looked_into = inside[:left]
+        left -= len(looked_into)
+        with place.open(file) as reader:
+            _take_archives(reader, looked_into, contents)
+        for piece in inside:
+            contents.tensors.append(_tensor(place, piece, shapes))
+
+
+def _rank(item: tuple[str, list[Piece]]) -> tuple[int, int, str]:
+    match = _SHARD.fullmatch(item[0])
+    return (int(match[1]), int(match[2]), "") if match else (1 << 30, 0, item[0])
+
+
+def _take_archives(reader: Reader, pieces: list[Piece], contents: Contents) -> None:
+    """Each piece that begins as an archive of torch.save must be one."""
+    for piece in sorted(pieces, key=lambda each: each.offset):
+        if reader.read(piece.offset, min(4, piece.length)) != zips.MAGIC:
+            continue  # safetensors, a compressed stream, or a plugin's own
+        try:
+            archive = Archive(reader, piece.offset, piece.length)
+        except BeyondLimitsError as error:
+            contents.notes.append(f"{piece.name}: {error}")
+        except ProblemError as error:
+            contents.problems.append(DamagedError(f"tensor {piece.name[:200]}: {error}"))
+        else:
+            contents.regions += archive.regions(reader.name)
+
+
+def _tensor(place: Place, piece: Piece, shapes: dict[str, tuple[str, tuple[int, ...]]]) -> Tensor:
+    """A piece as a tensor: of a chunk the name says where it begins."""
+    dtype, shape = shapes.get(piece.name, ("bytes", ()))
+    name = piece.name
+    if piece.chunk is not None and any(piece.chunk):
+        name = f"{name}[{', '.join(map(str, piece.chunk))}]"
+    return Tensor(name, dtype, shape, place.full_name(piece.file), piece.offset, piece.length)

@@ -1,0 +1,112 @@
+"""The formats that are one file, and how directories look at files that belong to them.
+
+To add one: a module with a class that is a :class:`~.base.FileFormat`, and a line in the table. The
+first that recognises a file has it.
+"""
+
+from __future__ import annotations
+
+from cxlfs.checkpoint import limits
+from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
+from cxlfs.checkpoint.formats.flax import Flax
+from cxlfs.checkpoint.formats.hdf5 import Hdf5
+from cxlfs.checkpoint.formats.keras import Keras
+from cxlfs.checkpoint.formats.npy import NumpyArchive, NumpyArray
+from cxlfs.checkpoint.formats.pickle_file import PickleFile
+from cxlfs.checkpoint.formats.safetensors import SafeTensors
+from cxlfs.checkpoint.formats.torch_legacy import TorchLegacy
+from cxlfs.checkpoint.formats.torch_zip import TorchZip
+from cxlfs.checkpoint.jsons import read_json
+from cxlfs.checkpoint.model import (
+    BeyondLimitsError,
+    Contents,
+    File,
+    IncompleteError,
+    ProblemError,
+)
+from cxlfs.checkpoint.place import Place, Reader
+
+FILE_FORMATS: tuple[FileFormat, ...] = (
+    SafeTensors(),
+    NumpyArray(),
+    NumpyArchive(),
+    Keras(),
+    Hdf5(),
+    TorchLegacy(),
+    TorchZip(),
+    PickleFile(),
+    Flax(),
+)
+_JSON = ".json"
+
+
+def format_of(reader: Reader, name: str) -> FileFormat | None:
+    """Which one an open file has. ``name``: the last part of its path."""
+    head = reader.head(HEAD_BYTES)
+    return next((each for each in FILE_FORMATS if each.recognises(name, head)), None)
+
+
+def take_member(place: Place, name: str, contents: Contents, *, required: bool = False) -> Contents:
+    """Add a file to what is known of a checkpoint, by whatever format it has.
+
+    Its problems become the checkpoint's, with the name of the file. Returns what was found in the
+    file alone. ``required``: it is a problem when it is missing, or of no format.
+    """
+    found = Contents()
+    full_name = place.full_name(name)
+    try:
+        with place.open(name) as reader:
+            found.files.append(File(full_name, reader.size_bytes))
+            found_format = format_of(reader, name.rpartition("/")[2])
+            if found_format is not None:
+                found = found_format.examine(reader)
+            elif name.endswith(_JSON):
+                _check_json(reader, found)
+            elif required and not reader.size_bytes:
+                raise IncompleteError("it is empty")
+    except ProblemError as error:
+        if not found.files:
+            found.files.append(File(full_name, place.size_of(name)))
+        named = str(error) if full_name in str(error) else f"{full_name}: {error}"
+        found.problems.append(type(error)(named) if _is_plain(error) else error)
+        if not required and not place.is_file(name):
+            found = Contents()
+    contents.files += found.files
+    contents.tensors += found.tensors
+    contents.regions += found.regions
+    contents.notes += [f"{full_name}: {note}" for note in found.notes]
+    contents.problems += found.problems
+    return found
+
+
+def _check_json(reader: Reader, found: Contents) -> None:
+    try:
+        read_json(reader, reader.name)
+    except BeyondLimitsError as error:
+        found.notes.append(str(error))
+
+
+def _is_plain(error: ProblemError) -> bool:
+    """Made from one line of text, so that another line can stand in its place."""
+    return type(error).__init__ is ProblemError.__init__
+
+
+def take_rest(place: Place, contents: Contents, depth: int = 0) -> None:
+    """Add every file below a directory that was not added before."""
+    if depth > limits.DEPTH_MAX:
+        contents.notes.append(f"{place.prefix}: deeper than what is looked at")
+        return
+    take_files(place, contents, place.names())
+    for name in place.names():
+        if len(contents.files) > limits.FILES_MAX:
+            raise BeyondLimitsError("it has more files than are read")
+        if place.is_directory(name):
+            take_rest(place.below(name), contents, depth + 1)
+
+
+def take_files(place: Place, contents: Contents, names: list[str] | tuple[str, ...]) -> None:
+    """Add all of these that are files and not added before."""
+    known = {file.name for file in contents.files}
+    for name in names:
+        if place.full_name(name) not in known and place.is_file(name):
+            take_member(place, name, contents)

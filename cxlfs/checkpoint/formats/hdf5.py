@@ -1,0 +1,95 @@
+"""HDF5 (``.h5``, ``.hdf5``): the superblock, in code of our own; nothing behind it is followed.
+
+Source: HDF5 File Format Specification 3.0, section II.A. Complete: the file ends where the
+superblock says, which a writer makes true when it closes it, and it is not marked as open for
+writing. Keras writes ``.weights.h5`` so.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from cxlfs.checkpoint.formats.base import is_cut
+from cxlfs.checkpoint.formats.lookup3 import lookup3
+from cxlfs.checkpoint.model import Contents, DamagedError, File, IncompleteError
+from cxlfs.checkpoint.place import Reader
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+_SUFFIXES = (".h5", ".hdf5", ".keras.h5")
+_FIRST_PLACE = 512
+_HEAD_BYTES = 128
+_UNDEFINED = 0xFF
+_OPEN_FOR_WRITING = 1
+
+
+class Hdf5:
+    kind = "hdf5"
+
+    def recognises(self, name: str, head: bytes) -> bool:
+        return head.startswith(MAGIC) or (name.endswith(_SUFFIXES) and is_cut(head[:8], MAGIC))
+
+    def examine(self, reader: Reader) -> Contents:
+        check_superblock(reader, 0, reader.size_bytes)
+        return Contents(files=[File(reader.name, reader.size_bytes)])
+
+
+def check_superblock(reader: Reader, base: int, length: int) -> None:
+    """Of the HDF5 file in ``[base, base + length)``. Raises IncompleteError, DamagedError."""
+    if not length:
+        raise IncompleteError("it is empty")
+    at = _find(reader, base, length)
+    head = reader.read(base + at, min(_HEAD_BYTES, length - at))
+    if len(head) < 48:
+        raise IncompleteError("its superblock is cut")
+    version = head[8]
+    if version in (0, 1):
+        end = _end_of_old(head, version)
+    elif version in (2, 3):
+        end = _end_of_new(head, version)
+    else:
+        raise DamagedError("its superblock is of a version that is not known")
+    if end > length:
+        raise IncompleteError(f"it ends at byte {length}, {end} are needed")
+    if end < length:
+        raise IncompleteError("it goes on behind its end: its writer did not close it")
+
+
+def _find(reader: Reader, base: int, length: int) -> int:
+    """At byte 0, or behind a block of the user's: 512, 1024, 2048, ..."""
+    at = 0
+    while at + len(MAGIC) <= length:
+        if reader.read(base + at, len(MAGIC)) == MAGIC:
+            return at
+        at = at * 2 or _FIRST_PLACE
+    if not reader.read(base, min(length, 8)).strip(b"\0"):
+        raise IncompleteError("its superblock was not written")
+    raise DamagedError("it has no superblock")
+
+
+def _end_of_old(head: bytes, version: int) -> int:
+    size = head[13]
+    if size not in (2, 4, 8):
+        raise DamagedError("its superblock is damaged")
+    begin = 24 + (4 if version == 1 else 0)  # base, free space, end of file, driver
+    end = head[begin + 2 * size : begin + 3 * size]
+    if len(end) < size or end == bytes([_UNDEFINED]) * size:
+        raise DamagedError("its superblock is damaged")
+    root = head[begin + 5 * size : begin + 6 * size]  # behind the link name of the root's entry
+    address = int.from_bytes(end, "little")
+    if len(root) < size or not 0 < int.from_bytes(root, "little") < address:
+        raise IncompleteError("its root was not written")
+    return address
+
+
+def _end_of_new(head: bytes, version: int) -> int:
+    size = head[9]
+    if size not in (2, 4, 8):
+        raise DamagedError("its superblock is damaged")
+    length = 12 + 4 * size
+    if len(head) < length + 4:
+        raise IncompleteError("its superblock is cut")
+    if lookup3(head[:length]) != struct.unpack_from("<L", head, length)[0]:
+        raise DamagedError("the checksum of its superblock differs")
+    if version == 3 and head[11] & _OPEN_FOR_WRITING:
+        raise IncompleteError("its writer did not close it")
+    return int.from_bytes(head[12 + 2 * size : 12 + 3 * size], "little")

@@ -1,0 +1,88 @@
+"""JSON of bounded size, and claims taken out of it (or out of a pickle) with a check of their type.
+
+Never here: a format. Whatever is wrong is a :class:`DamagedError` with one line that says what.
+"""
+
+from __future__ import annotations
+
+import json
+
+from cxlfs.checkpoint import limits
+from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, IncompleteError
+from cxlfs.checkpoint.place import Place, Reader
+
+
+def parse_json(data: bytes, what: str) -> object:
+    """Raises DamagedError, BeyondLimitsError."""
+    parts = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if len(data) > limits.JSON_BYTES_MAX or parts > limits.JSON_PARTS_MAX:
+        raise BeyondLimitsError(f"{what} is larger than what is read")
+    try:
+        return json.loads(data, parse_constant=_constant)
+    except RecursionError as error:
+        raise BeyondLimitsError(f"{what} is nested deeper than what is read") from error
+    except ValueError as error:
+        raise DamagedError(f"{what} is not JSON: {str(error)[:80]}") from error
+
+
+def _constant(name: str) -> float:
+    return float(name)
+
+
+def read_json(reader: Reader, what: str) -> object:
+    """A whole file. An empty one was not written to its end."""
+    if not reader.size_bytes:
+        raise IncompleteError(f"{what} is empty")
+    if reader.size_bytes > limits.JSON_BYTES_MAX:
+        raise BeyondLimitsError(f"{what} is larger than what is read")
+    data = reader.read(0, reader.size_bytes)
+    if not data.rstrip(b" \t\r\n\0").endswith((b"}", b"]")):
+        raise IncompleteError(f"{what} was not written to its end")
+    return parse_json(data, what)
+
+
+def json_of(place: Place, name: str) -> dict[str, object]:
+    """The object in the file ``name``."""
+    with place.open(name) as reader:
+        return mapping(read_json(reader, place.full_name(name)), place.full_name(name))
+
+
+def mapping(value: object, what: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise DamagedError(f"{what} is not an object")
+    return value
+
+
+def sequence(value: object, what: str) -> list[object] | tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise DamagedError(f"{what} is not a list")
+    return value
+
+
+def text(value: object, what: str) -> str:
+    if not isinstance(value, str) or len(value) > limits.NAME_CHARACTERS_MAX:
+        raise DamagedError(f"{what} is not a name")
+    return value
+
+
+def number(value: object, what: str) -> int:
+    """A size, an offset or a count."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise DamagedError(f"{what} is not a number")
+    if not 0 <= value <= limits.NUMBER_MAX:
+        raise DamagedError(f"{what} is out of range")
+    return value
+
+
+def number_or_none(value: object) -> int | None:
+    """A step, where there is one that can be."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limits.NUMBER_MAX:
+        return value
+    return None
+
+
+def shape(value: object, what: str) -> tuple[int, ...]:
+    dimensions = sequence(value, f"the shape of {what}")
+    if len(dimensions) > limits.DIMENSIONS_MAX:
+        raise DamagedError(f"{what} has {len(dimensions)} dimensions")
+    return tuple(number(each, f"a dimension of {what}") for each in dimensions)

@@ -1,0 +1,72 @@
+"""What the golden archives hold: each checkpoint in them, and what is known of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """``optional``: files that a checkpoint may lack."""
+
+    archive: str
+    path: str
+    kind: str
+    step: int | None
+    tensors: int
+    optional: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.archive}:{self.path}"
+
+
+HUGGING_FACE_OPTIONAL = (
+    "config.json",
+    "generation_config.json",
+    "training_args.bin",
+    "rng_state.pth",
+)
+
+CASES = (
+    Case("torch", "zip.pt", "torch", 42, 5),
+    Case("torch", "legacy.pt", "torch-legacy", 42, 5),
+    Case("torch", "module.pt", "torch", None, 2),
+    Case("torch", "model.safetensors", "safetensors", None, 3),
+    Case("dcp", "step-7", "dcp", None, 4),
+    Case("accelerate", "checkpoint_3", "accelerate", 3, 9, ("optimizer.bin", "scheduler.bin")),
+    Case("shards", "model", "safetensors-sharded", None, 12, HUGGING_FACE_OPTIONAL),
+    Case("hugging-face", "checkpoint-2", "hugging-face", 2, 13, HUGGING_FACE_OPTIONAL),
+    Case("lightning", "epoch=0-step=3.ckpt", "lightning", 3, 3),
+    Case("deepspeed", "global_step10", "deepspeed", 10, 7),
+    Case("megatron", "ranks/iter_0000100", "megatron", 100, 4),
+    Case("megatron", "distributed/iter_0000200", "megatron", 200, 1),
+    Case("tensorflow", "run/ckpt-10", "tensorflow", 10, 6),
+    Case("tensorflow", "saved", "saved-model", None, 2, ("fingerprint.pb",)),
+    Case("keras", "model.keras", "keras", None, 0),
+    Case("keras", "model.weights.h5", "hdf5", None, 0),
+    Case("orbax", "2", "orbax", 2, 2),
+    Case("flax", "checkpoint_9", "flax", 9, 2),
+)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Every file of a checkpoint."""
+    if path.is_dir():
+        return sorted(each for each in path.rglob("*") if each.is_file())
+    if path.is_file():
+        return [path]
+    return sorted(path.parent.glob(f"{path.name}.*"))
+
+
+def copy_of(path: Path, target: Path) -> Path:
+    """The checkpoint alone, in an empty directory, under its own name."""
+    target.mkdir(parents=True)
+    copied = target / path.name
+    if path.is_dir():
+        shutil.copytree(path, copied)
+    else:
+        for each in files_of(path):
+            shutil.copy2(each, target / each.name)
+    return copied
