@@ -426,10 +426,7 @@ def _actions() -> list[_Action | None]:
         b"Q": m.persistent,
         b"P": m.persistent_line,
     }
-    table: list[_Action | None] = [None] * 256
-    for code, action in named.items():
-        table[code[0]] = action
-    return table
+    return [named.get(bytes([code])) for code in range(256)]
 
 
 def void(_value: object) -> None:
