@@ -38,6 +38,9 @@ from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
 from cxlfs.store.room import Room
+from cxlfs.store.unit_copies import is_unlisted
+from cxlfs.store.unit_rules import UnitsMode
+from cxlfs.store.units import Units
 from cxlfs.store.version import Version
 from cxlfs.store.versions import Versions
 from cxlfs.store.volume import Volume
@@ -62,6 +65,7 @@ class StoreOptions:
     verify_reads: bool = True
     commit_interval_s: float = 30.0
     allow_incomplete_overwrite: bool = False
+    units: UnitsMode = UnitsMode.POLICY
 
 
 class DirectoryEntry(NamedTuple):
@@ -108,7 +112,11 @@ class Store:
         )
         self.files.allow_incomplete_overwrite = options.allow_incomplete_overwrite
         self.names = Names(volume, self.versions, reclaim=self.cleaner.reclaim)
-        self.attributes = InodeAttributes(volume, require_room=self.names.require_metadata_room)
+        require_room = self.names.require_metadata_room
+        self.units = Units(volume, self.versions, mode=options.units, require_room=require_room)
+        self.versions.units = self.units
+        room.units = self.units.copies
+        self.attributes = InodeAttributes(volume, require_room=require_room)
         self.reporter = Reporter(volume, self.versions, recovery)
         self.ranges = Ranges(
             volume, self.versions, self.files, self.reporter, reclaim=self.cleaner.reclaim
@@ -126,6 +134,7 @@ class Store:
         try:
             store = cls(media, volume, report, options)
             volume.require_counts()
+            store.units.recover()
         except BaseException:
             volume.engine.close()
             raise
@@ -172,6 +181,7 @@ class Store:
         self._closed = True
         try:
             if not self.read_only:
+                self.units.finish()
                 self.settle_all()
             if not self.read_only:
                 self.volume.close_cleanly()
@@ -274,7 +284,10 @@ class Store:
         self.names.unlink(parent, name)
 
     def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
-        return self.names.link(ino, new_parent, new_name).attributes()
+        inode = self.names.link(ino, new_parent, new_name)
+        if self.units.pending:
+            self.units.settle()
+        return inode.attributes()
 
     def rename(
         self,
@@ -289,6 +302,8 @@ class Store:
         self.names.rename(
             parent, name, new_parent, new_name, exchange=exchange, no_replace=no_replace
         )
+        if self.units.pending:
+            self.units.settle()
 
     def get_xattr(self, ino: int, name: bytes) -> bytes:
         return self.attributes.get_xattr(self.namespace.get(ino), name)
@@ -331,7 +346,7 @@ class Store:
             opened.end = names.end
         for place, name in names.after(cookie, opened.end):
             inode = self.namespace.find(opened.inode.ino, name)
-            if inode is not None:
+            if inode is not None and not is_unlisted(opened.inode, name):
                 yield DirectoryEntry(name, inode.ino, inode.kind, place)
 
     def release_directory(self, handle: int) -> None:
@@ -371,11 +386,15 @@ class Store:
         self, handle: int, *, writer_killed: bool, still_held: Callable[[], bool] | None = None
     ) -> None:
         self.files.flush(handle, writer_killed=writer_killed, still_held=still_held)
+        if self.units.pending:
+            self.units.settle()
 
     def fsync(self, handle: int, *, data_only: bool = False) -> None:
         """Durable publication; ``data_only`` saves nothing here: size and data are one record."""
         del data_only
         self.files.fsync(handle)
+        if self.units.pending:
+            self.units.settle()
 
     def fsync_directory(self, ino: int) -> None:
         self.namespace.directory(ino)
@@ -450,6 +469,7 @@ class Store:
         if now_monotonic - self._fenced_monotonic >= interval:
             self._fenced_monotonic = now_monotonic
             self.volume.fence()
+        worked = self.units.maintain() or worked
         rolling = self.volume.rollovers.step(apart=apart)
         worked = self.cleaner.step() or self.defragmenter.step(now_monotonic) or worked
         return rolling or worked

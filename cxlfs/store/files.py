@@ -155,9 +155,7 @@ class Files:
             if failed is not None:
                 self.versions.revert(inode, f"a write failed ({failed.message})")
                 return
-        new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
-        incomplete = new and (killed or failed is not None)
-        self.versions.publish(inode, incomplete=incomplete)
+        self.versions.publish_left(inode, spoiled=killed or failed is not None)
 
     def truncate_to_nothing(self, inode: Inode, handle: Handle | None) -> None:
         """O_TRUNC, ftruncate(0), truncate(0): the beginning of an overwrite."""

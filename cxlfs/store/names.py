@@ -37,11 +37,13 @@ from cxlfs.format.operations import (
 )
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind, Inode
+from cxlfs.store.unit_hooks import NO_TRANSITION
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cxlfs.store.unit_hooks import Transition
     from cxlfs.store.versions import Prepared, Versions
     from cxlfs.store.volume import Volume
 
@@ -94,6 +96,16 @@ class Names:
             raise NotFoundError("no such name")
         return inode
 
+    def _changing(self, directory: Inode, name: bytes, *, removing: bool = False) -> None:
+        """Checkpoint units hear of it first."""
+        if self.versions.units.active:
+            self.versions.units.changing(directory, name, removing=removing)
+
+    def _units_making(self, directory: Inode, name: bytes, inode: Inode) -> Transition:
+        if inode.entries is None or not self.versions.units.active:
+            return NO_TRANSITION
+        return self.versions.units.making(directory, name, inode)
+
     # --- committing -------------------------------------------------------------------------
 
     def _touched(self, directory: Inode, now: int) -> InodeOperation:
@@ -145,6 +157,7 @@ class Names:
     def create(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> Inode:
         """A regular file, not committed until its content is published. Raises ExistsError, ..."""
         directory = self._new_name(parent, name)
+        self._changing(directory, name)
         mode = stat.S_IFREG | stat.S_IMODE(mode)
         inode = self._new_inode(directory, mode, uid, gid, 0)
         encode([inode.operation()])  # what no record can say later is refused at once
@@ -163,12 +176,15 @@ class Names:
             raise TooManyLinksError("too many subdirectories")
         if stat.S_ISLNK(mode) and not 0 < len(target) <= layout.SYMLINK_BYTES_MAX:
             raise NameTooLongError("the target is empty or too long")
+        self._changing(directory, name)
         inode = self._new_inode(directory, mode, uid, gid, rdev)
         now = inode.birth_ns
+        transition = self._units_making(directory, name, inode)
         ops: list[Operation] = [
             inode.operation(),
             LinkOperation(parent, inode.ino, name),
             self._touched(directory, now),
+            *transition.operations,
         ]
         if stat.S_ISLNK(mode):
             ops.insert(1, SymlinkOperation(inode.ino, target))
@@ -180,6 +196,7 @@ class Names:
             if inode.live is not None:
                 inode.live.close()
             raise
+        transition.stored()
         if target:
             self.namespace.set_target(inode, target)
         return inode
@@ -193,6 +210,7 @@ class Names:
         inode = self.find(parent, name)
         if inode.entries is not None:
             raise IsDirectoryError("a directory")
+        self._changing(directory, name, removing=True)
         now = self.volume.now()
         if inode.uncommitted:
             self.namespace.unlink(parent, name)
@@ -229,7 +247,11 @@ class Names:
             raise NotDirectoryError("not a directory")
         if inode.entries:
             raise NotEmptyError("the directory is not empty")
-        self._commit([UnlinkOperation(parent, name), self._touched(directory, self.volume.now())])
+        self._changing(directory, name, removing=True)
+        transition = self.versions.units.ending(inode)
+        touched = self._touched(directory, self.volume.now())
+        self._commit([UnlinkOperation(parent, name), touched, *transition.operations])
+        transition.stored()
         return inode
 
     # --- linking and renaming ---------------------------------------------------------------
@@ -244,6 +266,7 @@ class Names:
             raise TooManyLinksError("too many names")
         if inode.links == 0:
             raise NotFoundError("the file was removed")
+        self._changing(directory, new_name)
         prepared = self._prepare(inode, with_name=True)
         now = self.volume.now()
         ops: list[Operation] = [
@@ -252,6 +275,7 @@ class Names:
             self._touched(directory, now),
         ]
         self._commit(ops, prepared)
+        self.versions.units.linked(inode, new_parent, new_name)
         self.volume.fence()
         return inode
 
@@ -298,10 +322,13 @@ class Names:
         self._check_rename(inode, target, source_directory, target_directory, exchange=exchange)
         if len(new_name) > len(name):
             self.require_metadata_room()
+        self._changing(source_directory, name, removing=True)
+        self._changing(target_directory, new_name)
         if exchange and target is not None:
             self._exchange(source_directory, name, inode, target_directory, new_name, target)
         else:
             self._replace(source_directory, name, inode, target_directory, new_name, target)
+            self.versions.units.linked(inode, new_parent, new_name)
         self.volume.fence()
 
     def _replace(
@@ -328,7 +355,10 @@ class Names:
         ops.append(self._touched(source_directory, now))
         if target_directory is not source_directory:
             ops.append(self._touched(target_directory, now))
+        transition = self.versions.units.ending(inode, target)
+        ops += transition.operations
         self._commit_rename(ops, prepared, inode, (source_directory.ino, name))
+        transition.stored()
         if target is not None:
             target.ctime_ns = now
             self._give_room_back(target)
@@ -400,7 +430,9 @@ class Names:
         ]
         if new_directory is not directory:
             ops.append(self._touched(new_directory, now))
-        self._commit(ops)
+        transition = self.versions.units.ending(inode, target)
+        self._commit([*ops, *transition.operations])
+        transition.stored()
 
 
 def root_attributes(uid: int, gid: int, now: int) -> Inode:

@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cxlfs.errors import CxlfsError
 
@@ -24,6 +24,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class KeptSets(Protocol):
+    """Directories that nobody wants any more, and those that were set aside; each method says
+    whether it had one.
+    """
+
+    def remove_some(self) -> bool: ...
+
+    def drop_oldest_set(self) -> bool: ...
+
+
+class NoSets:
+    """There are none."""
+
+    def remove_some(self) -> bool:
+        return False
+
+    def drop_oldest_set(self) -> bool:
+        return False
+
+
 class Room:
     """What can be had without moving data; one for each volume."""
 
@@ -31,6 +51,7 @@ class Room:
         self.volume = volume
         self.versions = versions
         self.commits = commits
+        self.units: KeptSets = NoSets()
 
     def make(self, needed_bytes: int) -> bool:
         """Make room for file data, or (0) for metadata; False: nothing of this kind can be had.
@@ -46,7 +67,13 @@ class Room:
             self.free_dead()
             if self._measure(needed_bytes) > before:
                 return True
+        if self.units.remove_some():
+            self.free_dead()
+            return True
         if self.versions.drop_oldest_aside():
+            self.free_dead()
+            return True
+        if self.units.drop_oldest_set():
             self.free_dead()
             return True
         return False

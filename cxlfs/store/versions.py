@@ -33,6 +33,7 @@ from cxlfs.native.maps import Delta, FileMap
 from cxlfs.store.clones import Clones, count_committed
 from cxlfs.store.leases import Leases
 from cxlfs.store.promises import Promises
+from cxlfs.store.unit_hooks import NoUnits, UnitHooks
 from cxlfs.store.version import Version
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,9 @@ class Prepared:
         inode.flags = self._flags
         inode.commit_lsn, inode.commit_ns = lsn, time_ns
         self._versions.end(inode)
+        units = self._versions.units
+        if units.active:
+            units.published(inode, incomplete=bool(self._flags & layout.INODE_INCOMPLETE))
 
 
 class Versions:
@@ -94,6 +98,7 @@ class Versions:
 
     def __init__(self, volume: Volume) -> None:
         self.volume = volume
+        self.units: UnitHooks = NoUnits()
         self.asides: dict[int, Inode] = {
             inode.ino: inode
             for inode in volume.namespace.inodes.values()
@@ -130,12 +135,16 @@ class Versions:
                 version.atomic = False
                 count_committed(inode, comes_back=False)
             return version
+        if self.units.active:
+            self.units.changing_content(inode)
         self.clones.make(inode)
         return self._new(inode, atomic=atomic and not inode.uncommitted, now=now)
 
     def begin_empty(self, inode: Inode, *, atomic: bool, now: float) -> Version:
         """The live content becomes empty; a committed one stays behind until publication."""
         inode.stop_writes()
+        if self.units.active:
+            self.units.changing_content(inode)
         version = inode.version
         old_live = inode.content
         self.promises.drop(inode)
@@ -239,6 +248,13 @@ class Versions:
             self.volume.fence()
             return
         self.commit(prepared, prepared.operations)
+
+    def publish_left(self, inode: Inode, *, spoiled: bool) -> None:
+        """What the last writer left; ``spoiled``: it was killed, or a write has failed."""
+        new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
+        if spoiled:
+            self.units.spoil(inode)
+        self.publish(inode, incomplete=new and spoiled)
 
     def commit(self, prepared: Prepared, ops: list[Operation]) -> None:
         """One record: ``ops`` include those of the publication. Durable when it returns."""
@@ -355,6 +371,7 @@ class Versions:
     def revert(self, inode: Inode, reason: str) -> None:
         """The committed content is live again; what was written is kept aside, incomplete."""
         inode.stop_writes()
+        self.units.spoil(inode)
         version = inode.version
         invariant(isinstance(version, Version) and not inode.uncommitted, "nothing to go back to")
         if inode.content.allocated and not self.volume.read_only:

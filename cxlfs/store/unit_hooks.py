@@ -1,0 +1,78 @@
+"""What the verbs of a store tell checkpoint units, and what they are told by a store without any.
+
+Never here: anything that is done about it (``units``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cxlfs.format.operations import Operation
+    from cxlfs.store.namespace import Inode
+
+
+class Transition(Protocol):
+    """What a verb's own record says of units, besides; :meth:`stored` when that record is."""
+
+    @property
+    def operations(self) -> Sequence[Operation]: ...
+
+    def stored(self) -> None: ...
+
+
+class UnitHooks(Protocol):
+    """``active``: whether the other methods have to be called at all. See ``units``."""
+
+    active: bool
+
+    def changing(self, directory: Inode, name: bytes | None, *, removing: bool) -> None: ...
+
+    def changing_content(self, inode: Inode) -> None: ...
+
+    def making(self, parent: Inode, name: bytes, made: Inode) -> Transition: ...
+
+    def ending(self, *inodes: Inode | None) -> Transition: ...
+
+    def published(self, inode: Inode, *, incomplete: bool) -> None: ...
+
+    def linked(self, inode: Inode, parent: int, name: bytes) -> None: ...
+
+    def spoil(self, inode: Inode) -> None: ...
+
+
+class NoTransition:
+    """Nothing."""
+
+    operations: Sequence[Operation] = ()
+
+    def stored(self) -> None: ...
+
+
+NO_TRANSITION = NoTransition()
+
+
+class NoUnits:
+    """A store that has none."""
+
+    active = False
+
+    def changing(self, directory: Inode, name: bytes | None, *, removing: bool) -> None: ...
+
+    def changing_content(self, inode: Inode) -> None: ...
+
+    def making(self, parent: Inode, name: bytes, made: Inode) -> Transition:
+        del parent, name, made
+        return NO_TRANSITION
+
+    def ending(self, *inodes: Inode | None) -> Transition:
+        del inodes
+        return NO_TRANSITION
+
+    def published(self, inode: Inode, *, incomplete: bool) -> None: ...
+
+    def linked(self, inode: Inode, parent: int, name: bytes) -> None: ...
+
+    def spoil(self, inode: Inode) -> None: ...

@@ -1,0 +1,134 @@
+"""Which directories of a store are checkpoint units: what users said, and well-known names.
+
+Never here: what follows from it (``units``), the rules themselves (``unit_rules``).
+
+Invariants
+- The nearest policy at or above a directory decides, then the table of well-known names (where that
+  is in use). Of directories in each other that have a rule the outermost is the unit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cxlfs.errors import LimitError
+from cxlfs.format.operations import XattrSetOperation
+from cxlfs.store import unit_record, unit_rules
+from cxlfs.store.unit_record import POLICIES_XATTR
+from cxlfs.store.unit_rules import Rule, UnitsMode
+from cxlfs.types import ROOT_INO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cxlfs.format.operations import Operation
+    from cxlfs.store.namespace import Inode
+    from cxlfs.store.volume import Volume
+
+_DEPTH_MAX = 64
+
+
+class Policies:
+    """One for each open store."""
+
+    def __init__(self, volume: Volume, mode: UnitsMode) -> None:
+        self._volume = volume
+        self._namespace = volume.namespace
+        self.mode = mode
+        xattrs = self._namespace.get(ROOT_INO).xattrs or {}
+        policies = unit_record.decode_policies(xattrs.get(POLICIES_XATTR, b""))
+        self._policies = {ino: p for ino, p in policies.items() if self.is_directory(ino)}
+
+    @property
+    def any_rule(self) -> bool:
+        """Some directory may be a unit."""
+        wanted = self.mode is UnitsMode.AUTO or bool(self._policies)
+        return self.mode is not UnitsMode.OFF and wanted
+
+    def is_directory(self, ino: int) -> bool:
+        inode = self._namespace.inodes.get(ino)
+        return inode is not None and inode.entries is not None and inode.links > 0
+
+    def all(self) -> dict[int, tuple[Rule, ...]]:
+        """Inode number of each directory that has a policy: its rules."""
+        return {ino: rules for ino, rules in self._policies.items() if self.is_directory(ino)}
+
+    def set(self, directory: Inode, rules: tuple[Rule, ...]) -> None:
+        """What holds at and below a directory from now on; no rules: what holds above it. Durable
+        when it returns. Raises LimitError, ReadOnlyError, NoSpaceError.
+        """
+        policies = self.all()
+        policies.pop(directory.ino, None)
+        if rules:
+            policies[directory.ino] = rules
+        value = unit_record.encode_policies(policies)
+        too_many = len(policies) > unit_record.POLICIES_MAX
+        if too_many or len(value) > unit_record.ATTRIBUTE_BYTES_MAX:
+            raise LimitError("there are too many policies in this store")
+        ops = [XattrSetOperation(ROOT_INO, POLICIES_XATTR, value)]
+        self._volume.commit(ops)
+        self.stored(ops)
+
+    def has_own(self, directory: Inode) -> bool:
+        return directory.ino in self._policies
+
+    def moved(self, directory: Inode, other: Inode | None) -> list[Operation]:
+        """What says that ``other`` takes the place of a directory, and has its policy."""
+        if other is None or directory.ino not in self._policies:
+            return []
+        policies = {other.ino if i == directory.ino else i: p for i, p in self._policies.items()}
+        return [XattrSetOperation(ROOT_INO, POLICIES_XATTR, unit_record.encode_policies(policies))]
+
+    def stored(self, ops: Sequence[Operation]) -> None:
+        """The record of those operations is."""
+        root = self._namespace.get(ROOT_INO)
+        for op in ops:
+            if isinstance(op, XattrSetOperation) and op.name == POLICIES_XATTR:
+                self._namespace.set_xattr(root, op.name, op.value)
+                self._policies = unit_record.decode_policies(op.value)
+
+    # --- finding --------------------------------------------------------------------------------
+
+    def above(self, inode: Inode) -> list[Inode]:
+        """The inode and the directories above it, without the root directory."""
+        found: list[Inode] = []
+        current: Inode | None = inode
+        while current is not None and current.ino != ROOT_INO and len(found) < _DEPTH_MAX:
+            found.append(current)
+            current = self._namespace.inodes.get(current.parent)
+        return found
+
+    def rule_for(self, directory: Inode, name: bytes | None) -> tuple[Inode, Rule] | None:
+        """The unit that a change of ``name`` in ``directory`` concerns: the outermost directory of
+        a rule, else the one that the name itself shows to be one.
+        """
+        above = self.above(directory)
+        for candidate in reversed(above):
+            rule = self.rule_of(candidate)
+            if rule is not None:
+                return candidate, rule
+        if self.mode is UnitsMode.AUTO and name is not None and above:
+            rule = unit_rules.rule_of_file(name, unit_rules.TABLE)
+            if rule is not None:
+                return above[0], rule
+        return None
+
+    def rule_of(self, directory: Inode) -> Rule | None:
+        """Of a directory as such, whatever lies above it."""
+        own = self._policies.get(directory.ino, ())
+        itself = next((rule for rule in own if unit_rules.ITSELF in rule.directories), None)
+        parent = self._namespace.inodes.get(directory.parent, directory)
+        return itself if itself is not None else self.rule_of_new(parent, directory.name)
+
+    def rule_of_new(self, parent: Inode, name: bytes) -> Rule | None:
+        """Of a directory of this name in ``parent``."""
+        for above in [*self.above(parent), self._namespace.get(ROOT_INO)]:
+            rules = self._policies.get(above.ino)
+            if rules is not None:
+                rule = unit_rules.rule_of_directory(name, rules)
+                if rule is not None:
+                    return rule
+                break
+        if self.mode is UnitsMode.AUTO:
+            return unit_rules.rule_of_directory(name, unit_rules.TABLE)
+        return None

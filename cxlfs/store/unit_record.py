@@ -1,0 +1,178 @@
+"""What the media say of checkpoint units: which are open, and which directories have a policy.
+
+Both are extended attributes of the root directory under the hidden prefix (``health``), so that a
+program of any version reads the store, and opening looks at two values, whatever is in it.
+
+Never here: inodes, deciding (``unit_rules``), committing (``units``).
+
+Invariants
+- What is read is not trusted: a value that makes no sense counts as none, whatever it holds.
+- Sizes are bounded: UNITS_MAX open units, POLICIES_MAX policies, ATTRIBUTE_BYTES_MAX each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from cxlfs.store.health import HIDDEN_PREFIX
+from cxlfs.store.unit_rules import QUIET_SECONDS, QUIET_UNMARKED_SECONDS, Rule
+
+UNITS_XATTR: Final = HIDDEN_PREFIX + b"units"
+POLICIES_XATTR: Final = HIDDEN_PREFIX + b"policies"
+BEFORE_XATTR: Final = HIDDEN_PREFIX + b"before"
+"""On the copy of what was in a unit before: the inode number of the unit."""
+ASIDE_XATTR: Final = HIDDEN_PREFIX + b"aside"
+"""On what was set aside: where it was, when and why."""
+
+UNITS_MAX = 64
+POLICIES_MAX = 64
+NAMES_MAX = 16
+ATTRIBUTE_BYTES_MAX = 8192
+QUIET_SECONDS_MAX = 86_400.0
+_TEXT_BYTES_MAX = 4096
+_NUMBER_MAX = 1 << 62
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenRecord:
+    """An open unit: its directory, the copy of what it was before (0: nothing), since when."""
+
+    ino: int
+    before: int
+    since_ns: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AsideRecord:
+    """Where what was set aside was, when it went there, and why."""
+
+    path: bytes
+    time_ns: int
+    reason: str
+
+
+def encode_units(units: Iterable[OpenRecord]) -> bytes:
+    return _json([[unit.ino, unit.before, unit.since_ns] for unit in units])
+
+
+def decode_units(value: bytes) -> list[OpenRecord]:
+    """Each inode at most once; what makes no sense is left out."""
+    found: dict[int, OpenRecord] = {}
+    for item in _list(_parsed(value))[:UNITS_MAX]:
+        numbers = [_number(field) for field in _list(item)]
+        if len(numbers) == 3 and min(numbers) >= 0 and numbers[0]:
+            found.setdefault(numbers[0], OpenRecord(*numbers))
+    return list(found.values())
+
+
+def encode_policies(policies: Mapping[int, tuple[Rule, ...]]) -> bytes:
+    return _json(
+        [
+            [
+                ino,
+                [
+                    [
+                        [os.fsdecode(name) for name in rule.directories],
+                        [os.fsdecode(name) for name in rule.done],
+                        rule.quiet_seconds,
+                    ]
+                    for rule in rules
+                ],
+            ]
+            for ino, rules in policies.items()
+        ]
+    )
+
+
+def decode_policies(value: bytes) -> dict[int, tuple[Rule, ...]]:
+    """Inode number of a directory: its rules; what makes no sense is left out."""
+    found: dict[int, tuple[Rule, ...]] = {}
+    for item in _list(_parsed(value))[:POLICIES_MAX]:
+        fields = _list(item)
+        if len(fields) != 2 or (ino := _number(fields[0])) < 0:
+            continue
+        rules = [_rule(_list(rule)) for rule in _list(fields[1])[:NAMES_MAX]]
+        known = tuple(rule for rule in rules if rule is not None)
+        if known:
+            found[ino] = known
+    return found
+
+
+def policy_rule(
+    patterns: Iterable[bytes], done: Iterable[bytes], quiet_seconds: float | None
+) -> Rule:
+    """The rule that a policy asks for."""
+    names = tuple(done)
+    quiet = QUIET_SECONDS if names else QUIET_UNMARKED_SECONDS
+    return Rule(
+        name="policy",
+        directories=tuple(patterns),
+        done=names,
+        quiet_seconds=quiet if quiet_seconds is None else quiet_seconds,
+    )
+
+
+def encode_aside(record: AsideRecord) -> bytes:
+    path = os.fsdecode(record.path[-_TEXT_BYTES_MAX // 4 :])
+    return _json([path, record.time_ns, record.reason[: _TEXT_BYTES_MAX // 4]])
+
+
+def decode_aside(value: bytes) -> AsideRecord | None:
+    fields = _list(_parsed(value))
+    if len(fields) != 3:
+        return None
+    path, time_ns, reason = fields[0], _number(fields[1]), fields[2]
+    if not isinstance(path, str) or time_ns < 0 or not isinstance(reason, str):
+        return None
+    return AsideRecord(_name(path), time_ns, reason)
+
+
+def _rule(fields: list[object]) -> Rule | None:
+    if len(fields) != 3:
+        return None
+    patterns, done, quiet = _names(fields[0]), _names(fields[1]), fields[2]
+    if not patterns or done is None or type(quiet) not in {int, float}:
+        return None
+    seconds = float(quiet)  # type: ignore[arg-type]
+    if not 0 <= seconds <= QUIET_SECONDS_MAX:
+        return None
+    return policy_rule(patterns, done, seconds)
+
+
+def _names(value: object) -> list[bytes] | None:
+    """Names or patterns of one path component; None: something else."""
+    names = [_name(item) if isinstance(item, str) else b"" for item in _list(value)]
+    wrong = any(not 0 < len(name) <= 255 or b"/" in name or b"\0" in name for name in names)
+    return None if wrong or len(names) > NAMES_MAX else names
+
+
+def _name(text: str) -> bytes:
+    """As it was before os.fsdecode; empty when no name decodes to it."""
+    try:
+        return os.fsencode(text)
+    except UnicodeEncodeError:
+        return b""
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _parsed(value: bytes) -> object:
+    try:
+        return json.loads(value) if len(value) <= ATTRIBUTE_BYTES_MAX else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: object) -> int:
+    """-1 when it is none that a store has."""
+    return value if type(value) is int and 0 <= value < _NUMBER_MAX else -1

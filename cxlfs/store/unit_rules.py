@@ -1,0 +1,193 @@
+"""Which directories are checkpoint units, and when the writing of one is over: pure decisions.
+
+A *unit* is a directory whose files belong together. A rule says how one is recognised, and which
+name (the *marker*) its writer publishes last. Where the order comes from, for each rule of the
+table: the saving code of the named project (transformers 5, accelerate, torch 2.13, DeepSpeed,
+Megatron-LM, Orbax, zarr 3), read or traced.
+
+Never here: inodes, time, processes, the media (``units`` has those).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import fnmatch
+from collections.abc import Iterable
+
+QUIET_SECONDS = 30.0
+"""After so long without a change a unit counts as finished although its marker has not come."""
+QUIET_UNMARKED_SECONDS = 10.0
+"""The same where none is expected: every second of it is one in which a kill takes a finished save
+back, and between two files of one saver pass far less."""
+ITSELF = b"."
+"""As a pattern of a policy: the directory that has the policy."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """``directories``: patterns of names (fnmatch). ``files``: patterns of names in a directory of
+    any name that show what it is. ``done``: markers in the unit; ``done_beside``: in the directory
+    above. ``after``: patterns of files that may rightly be written after the marker.
+    """
+
+    name: str
+    directories: tuple[bytes, ...] = ()
+    files: tuple[bytes, ...] = ()
+    done: tuple[bytes, ...] = ()
+    done_beside: tuple[bytes, ...] = ()
+    after: tuple[bytes, ...] = ()
+    quiet_seconds: float = QUIET_SECONDS
+
+    @property
+    def expects_marker(self) -> bool:
+        return bool(self.done or self.done_beside)
+
+
+TABLE: tuple[Rule, ...] = (
+    Rule(
+        name="transformers",
+        directories=(b"checkpoint-[0-9]*",),
+        done=(b"trainer_state.json",),
+        after=(b"rng_state*.pth",),  # of the other ranks
+    ),
+    Rule(
+        name="accelerate",
+        directories=(b"checkpoint_[0-9]*",),
+        quiet_seconds=QUIET_UNMARKED_SECONDS,
+    ),
+    Rule(name="deepspeed", directories=(b"global_step[0-9]*",), done_beside=(b"latest",)),
+    Rule(
+        name="megatron",
+        directories=(b"iter_[0-9]*",),
+        done_beside=(b"latest_checkpointed_iteration.txt",),
+    ),
+    Rule(
+        name="orbax",  # done by the rename of the directory
+        directories=(b"*.orbax-checkpoint-tmp*",),
+        done=(b"commit_success.txt",),
+    ),
+    Rule(name="zarr", directories=(b"*.zarr",), done=(b"zarr.json", b".zmetadata")),
+    Rule(name="dcp", files=(b"__[0-9]*_[0-9]*.distcp",), done=(b".metadata",)),
+    Rule(
+        name="safetensors",
+        files=(b"*-[0-9]*-of-[0-9]*.safetensors",),
+        done=(b"model.safetensors.index.json", b"diffusion_pytorch_model.safetensors.index.json"),
+    ),
+)
+
+
+def matches(name: bytes, patterns: Iterable[bytes]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def rule_of_directory(name: bytes, rules: Iterable[Rule]) -> Rule | None:
+    """The first rule that knows a directory by its own name."""
+    return next((rule for rule in rules if matches(name, rule.directories)), None)
+
+
+def rule_of_file(name: bytes, rules: Iterable[Rule]) -> Rule | None:
+    """The first rule that knows a directory by a file of this name in it."""
+    return next((rule for rule in rules if matches(name, rule.files)), None)
+
+
+class UnitsMode(enum.Enum):
+    """``POLICY``: only where a policy says so; ``AUTO``: the names of TABLE, too."""
+
+    OFF = "off"
+    POLICY = "policy"
+    AUTO = "auto"
+
+
+class Ending(enum.Enum):
+    """What is known of a process that wrote."""
+
+    ALIVE = "alive"
+    WELL = "well"
+    """It has ended with exit code 0."""
+    BADLY = "badly"
+    """With another one."""
+    KILLED = "killed"
+    """By a signal."""
+    UNKNOWN = "unknown"
+    """It is gone, and nobody could tell how."""
+
+
+class Decision(enum.Enum):
+    WAIT = "wait"
+    DONE = "done"
+    BACK = "back"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of an open unit.
+
+    ``marked``: its marker was published behind other files. ``busy``: something below it is not
+    published yet. ``spoiled``: a write failed, or a killed writer left something unfinished.
+    ``followed``: its writers have begun the next one beside it. ``quiet``: nothing has changed for
+    the time of its rule. ``closing``: the store is about to be closed.
+    """
+
+    expects_marker: bool
+    marked: bool = False
+    busy: bool = False
+    spoiled: bool = False
+    followed: bool = False
+    quiet: bool = False
+    closing: bool = False
+    endings: frozenset[Ending] = frozenset()
+
+
+def decide(facts: Facts) -> tuple[Decision, str]:
+    """What becomes of an open unit, and why."""
+    if facts.marked and not facts.busy and not facts.spoiled:
+        return Decision.DONE, "its marker was published"
+    if facts.closing:
+        return _decide_closing(facts)
+    if facts.busy:
+        return Decision.WAIT, "it is being written"
+    if facts.endings and Ending.ALIVE not in facts.endings:
+        return _decide_ended(facts)
+    if facts.followed and not facts.expects_marker and not _went_wrong(facts):
+        return Decision.DONE, "the next one was begun"
+    if not facts.quiet:
+        return Decision.WAIT, "it may be written"
+    if _went_wrong(facts):
+        return Decision.BACK, _what_went_wrong(facts)
+    return Decision.DONE, "nothing was written any more"
+
+
+def _decide_ended(facts: Facts) -> tuple[Decision, str]:
+    """Whoever wrote is gone."""
+    if _went_wrong(facts) or Ending.BADLY in facts.endings:
+        return Decision.BACK, _what_went_wrong(facts)
+    if Ending.UNKNOWN in facts.endings and facts.expects_marker:
+        return Decision.BACK, "its writers are gone, and its marker has not come"
+    if facts.quiet or not facts.expects_marker:
+        return Decision.DONE, "its writers have ended"
+    return Decision.WAIT, "its marker may come"
+
+
+def _decide_closing(facts: Facts) -> tuple[Decision, str]:
+    """Nobody can go on with it."""
+    if _went_wrong(facts) or Ending.BADLY in facts.endings or facts.busy:
+        return Decision.BACK, _what_went_wrong(facts)
+    unfinished = facts.expects_marker and not facts.quiet
+    if unfinished and facts.endings != frozenset({Ending.WELL}):
+        return Decision.BACK, "its marker has not come"
+    return Decision.DONE, "the store is closed"
+
+
+def _went_wrong(facts: Facts) -> bool:
+    return facts.spoiled or Ending.KILLED in facts.endings
+
+
+def _what_went_wrong(facts: Facts) -> str:
+    if Ending.KILLED in facts.endings:
+        return "a writer was killed"
+    if facts.spoiled:
+        return "a file of it could not be finished"
+    if Ending.BADLY in facts.endings:
+        return "a writer ended with an error"
+    return "it was being written"

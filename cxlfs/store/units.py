@@ -1,0 +1,476 @@
+"""Checkpoint units: directories whose files are published together, or go back together.
+
+Files of an open unit are published in place, as anywhere else. Before the first change of one a
+copy of what was there is made (``unit_copies``; none for a new directory), and a record says that
+the unit is open. A unit that is done is forgotten by one record; one that goes back changes places
+with the copy by one record, and what was written stays in ``/.cxlfs-aside``.
+
+Never here: which directories are units and when one is over (``unit_rules``), who is alive (whoever
+sets ``ending_of``), publishing files.
+
+Invariants
+- The record that opens a unit lies before every record of a change in it, and behind all of the
+  copy. So a crash finds either no change, or what undoes it.
+- Nothing that was written is unlinked: a unit that goes back is renamed. Copies go away only after
+  the record that makes them unwanted.
+- Without open units, rules and policies nothing here costs more than one test of ``active``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from cxlfs.errors import CxlfsError, NoSpaceError
+from cxlfs.format.operations import (
+    LinkOperation,
+    Operation,
+    UnlinkOperation,
+    XattrRemoveOperation,
+    XattrSetOperation,
+)
+from cxlfs.store import unit_record, unit_rules
+from cxlfs.store.namespace import Inode
+from cxlfs.store.paths import path_of
+from cxlfs.store.unit_copies import ASIDE_NAME, Copies, apply_names
+from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
+from cxlfs.store.unit_policies import Policies
+from cxlfs.store.unit_record import (
+    ASIDE_XATTR,
+    BEFORE_XATTR,
+    UNITS_XATTR,
+    AsideRecord,
+    OpenRecord,
+)
+from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
+from cxlfs.types import ROOT_INO
+
+if TYPE_CHECKING:
+    from cxlfs.store.versions import Versions
+    from cxlfs.store.volume import Volume
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class OpenUnit:
+    """``before``: the copy of what was there, None: nothing was. ``published``: inode numbers
+    of the files that were, since it began; ``spoiled``: of those that could not be finished.
+    """
+
+    inode: Inode
+    rule: Rule
+    before: Inode | None
+    since_ns: int
+    changed: float
+    marked: bool = False
+    followed: bool = False
+    writers: dict[Hashable, None] = dataclasses.field(default_factory=dict)
+    published: set[int] = dataclasses.field(default_factory=set)
+    spoiled: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def record(self) -> OpenRecord:
+        before = self.before.ino if self.before is not None else 0
+        return OpenRecord(self.inode.ino, before, self.since_ns)
+
+
+class Units:
+    """One for each open store. ``writer``: a token of who is making the present request, None: not
+    known; ``ending_of``: what became of whom a token stands for.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        versions: Versions,
+        *,
+        mode: UnitsMode = UnitsMode.POLICY,
+        require_room: Callable[[], None],
+    ) -> None:
+        self._volume = volume
+        self._versions = versions
+        self._namespace = volume.namespace
+        self.copies = Copies(volume, versions, require_room=require_room)
+        self.writer: Callable[[], Hashable | None] = lambda: None
+        self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.ALIVE
+        self.clock: Callable[[], float] = time.monotonic
+        self._open: dict[int, OpenUnit] = {}
+        self._killed: set[Hashable] = set()
+        self.policies = Policies(volume, mode)
+        self.active = self.policies.any_rule
+        """Changes of names and contents concern this object."""
+        self.pending = False
+        """A marker was published: whether that ends a unit is to be looked at."""
+        self.unprotected = 0
+        """Changes that went on without a unit since the store was opened."""
+
+    # --- finding --------------------------------------------------------------------------------
+
+    def open_units(self) -> list[OpenUnit]:
+        return list(self._open.values())
+
+    def unit_of(self, inode: Inode) -> OpenUnit | None:
+        """The open unit that the inode, a directory or what is in one, is or lies in."""
+        if not self._open:
+            return None
+        for directory in self.policies.above(inode):
+            unit = self._open.get(directory.ino)
+            if unit is not None:
+                return unit
+        return None
+
+    def set_policy(self, directory: Inode, rules: tuple[Rule, ...]) -> None:
+        """See :meth:`Policies.set`."""
+        self.policies.set(directory, rules)
+        self.active = self.policies.any_rule
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def changing(
+        self, directory: Inode, name: bytes | None = None, *, removing: bool = False
+    ) -> None:
+        """Something in a directory is about to change. Raises NoSpaceError (there is no room to
+        remember what is there; whoever is ``removing`` goes on without), MediaError.
+        """
+        unit = self.unit_of(directory)
+        if unit is not None:
+            self._touch(unit)
+            return
+        found = self._rule_for(directory, name)
+        if found is None or found[0].links == 0:
+            return
+        try:
+            self._begin(*found)
+        except NoSpaceError:
+            if not removing:
+                raise
+            self._go_on_without(found[0])
+
+    def changing_content(self, inode: Inode) -> None:
+        """The content of a file is about to change. Raises as :meth:`changing`."""
+        directory = self._namespace.inodes.get(inode.parent)
+        if inode.links and directory is not None and directory.entries is not None:
+            self.changing(directory)
+
+    def _rule_for(self, directory: Inode, name: bytes | None) -> tuple[Inode, Rule] | None:
+        if self.copies.is_kept_aside(directory):
+            return None
+        return self.policies.rule_for(directory, name)
+
+    def _go_on_without(self, directory: Inode) -> None:
+        self.unprotected += 1
+        self._volume.event(
+            "unprotected",
+            "there is no room to remember what was in it: the change is made all the same",
+            ino=directory.ino,
+        )
+
+    def _touch(self, unit: OpenUnit) -> None:
+        unit.changed = self.clock()
+        writer = self.writer()
+        if writer is not None and writer not in unit.writers:
+            unit.writers[writer] = None
+
+    def _begin(self, directory: Inode, rule: Rule) -> None:
+        """Remember what is in a directory, then say that it is an open unit."""
+        if len(self._open) >= unit_record.UNITS_MAX:
+            self._go_on_without(directory)
+            return
+        self._follow(directory.parent)
+        kept = self._has_committed(directory) or self.policies.has_own(directory)
+        before = self.copies.make(directory) if kept else None
+        unit = self._new(directory, rule, before)
+        ops = self.operations_for([], [unit])
+        try:
+            self._volume.commit(ops, durable=False)
+        except BaseException:
+            if before is not None:
+                self.copies.drop(before)
+            raise
+        self.stored(ops, [], [unit])
+
+    def _new(self, directory: Inode, rule: Rule, before: Inode | None) -> OpenUnit:
+        unit = OpenUnit(directory, rule, before, self._volume.now(), self.clock())
+        self._touch(unit)
+        return unit
+
+    def _has_committed(self, directory: Inode) -> bool:
+        children = (directory.entries or {}).values()
+        return any(not self._namespace.get(ino).uncommitted for ino in children)
+
+    def _follow(self, parent: int) -> None:
+        """Another unit begins in the directory ``parent``: those beside it are over."""
+        writer = self.writer()
+        for unit in self._open.values():
+            same = writer is None or writer in unit.writers
+            if unit.inode.parent == parent and same and not unit.followed:
+                unit.followed = self.pending = True
+
+    def operations_for(self, over: list[OpenUnit], begun: list[OpenUnit]) -> list[Operation]:
+        """What says that some units are over and others open."""
+        left = [unit for unit in self._open.values() if unit not in over]
+        value = unit_record.encode_units(unit.record for unit in [*left, *begun])
+        return [XattrSetOperation(ROOT_INO, UNITS_XATTR, value)]
+
+    def stored(self, ops: Sequence[Operation], over: list[OpenUnit], begun: list[OpenUnit]) -> None:
+        """The record of those operations is."""
+        root = self._namespace.get(ROOT_INO)
+        for op in ops:
+            if isinstance(op, XattrSetOperation) and op.name == UNITS_XATTR:
+                self._namespace.set_xattr(root, op.name, op.value)
+        for unit in over:
+            self._open.pop(unit.inode.ino, None)
+            if unit.before is not None:
+                self.copies.drop(unit.before)
+        for unit in begun:
+            self._open[unit.inode.ino] = unit
+
+    # --- verbs that are a beginning or an end themselves ---------------------------------------
+
+    def making(self, parent: Inode, name: bytes, made: Inode) -> Transition:
+        """A directory is about to be made: what its record says besides, if it is a unit."""
+        if self.unit_of(parent) is not None or self.copies.is_kept_aside(parent):
+            return NO_TRANSITION
+        if self._rule_for(parent, None) is not None:
+            return NO_TRANSITION
+        rule = self.policies.rule_of_new(parent, name)
+        if rule is None or len(self._open) >= unit_record.UNITS_MAX:
+            return NO_TRANSITION
+        self._follow(parent.ino)
+        return UnitTransition(self, [], [self._new(made, rule, None)])
+
+    def ending(self, *inodes: Inode | None) -> Transition:
+        """Directories that are about to be renamed or removed: what that record says besides, if
+        they are units. Those are done then.
+        """
+        over = [self._open[i.ino] for i in inodes if i is not None and i.ino in self._open]
+        return UnitTransition(self, over, []) if over else NO_TRANSITION
+
+    def published(self, inode: Inode, *, incomplete: bool) -> None:
+        """A file's content was published."""
+        self._seen(inode, inode.parent, inode.name, incomplete=incomplete)
+
+    def linked(self, inode: Inode, parent: int, name: bytes) -> None:
+        """A file got a name, with a content that is published."""
+        if inode.live is not None and not inode.uncommitted:
+            self._seen(inode, parent, name, incomplete=False)
+
+    def _seen(self, inode: Inode, parent: int, name: bytes, *, incomplete: bool) -> None:
+        directory = self._namespace.inodes.get(parent)
+        unit = self.unit_of(directory) if directory is not None else None
+        if unit is not None:
+            self._touch(unit)
+            if not incomplete:
+                unit.spoiled.discard(inode.ino)
+                is_marker = parent == unit.inode.ino and name in unit.rule.done
+                if is_marker and unit.published - {inode.ino}:
+                    unit.marked = True
+                unit.published.add(inode.ino)
+            self.pending = self.pending or unit.marked
+        elif not incomplete:
+            self._seen_beside(parent, name)
+
+    def _seen_beside(self, parent: int, name: bytes) -> None:
+        for unit in self._open.values():
+            beside = unit.inode.parent == parent and name in unit.rule.done_beside
+            if beside and unit.published:
+                unit.marked = self.pending = True
+
+    def spoil(self, inode: Inode) -> None:
+        """A file could not be finished: its writer was killed, or a write failed."""
+        unit = self.unit_of(inode)
+        if unit is not None:
+            unit.spoiled.add(inode.ino)
+
+    def killed(self, writer: Hashable) -> None:
+        """A process that is being killed has closed a file."""
+        if any(writer in unit.writers for unit in self._open.values()):
+            self._killed.add(writer)
+
+    # --- deciding -------------------------------------------------------------------------------
+
+    def settle(self, *, closing: bool = False) -> bool:
+        """Decide about every open unit; True when something was decided. Raises as
+        :meth:`Volume.commit`.
+        """
+        self.pending = False
+        worked = False
+        for unit in list(self._open.values()):
+            decision, reason = unit_rules.decide(self._facts(unit, closing=closing))
+            if decision is Decision.DONE:
+                self._done(unit)
+            elif decision is Decision.BACK:
+                self._back(unit, reason)
+            worked = worked or decision is not Decision.WAIT
+        if not self._open:
+            self._killed.clear()
+        return worked
+
+    def _facts(self, unit: OpenUnit, *, closing: bool) -> Facts:
+        spoiled = {ino for ino in unit.spoiled if self._is_below(ino, unit)}
+        unit.spoiled = spoiled
+        return Facts(
+            expects_marker=unit.rule.expects_marker,
+            marked=unit.marked,
+            busy=self._is_busy(unit),
+            spoiled=bool(spoiled),
+            followed=unit.followed,
+            quiet=self.clock() - unit.changed >= unit.rule.quiet_seconds,
+            closing=closing,
+            endings=frozenset(self._ending(writer) for writer in unit.writers),
+        )
+
+    def _ending(self, writer: Hashable) -> Ending:
+        ending = self.ending_of(writer)
+        if ending in {Ending.UNKNOWN, Ending.BADLY} and writer in self._killed:
+            return Ending.KILLED
+        return ending
+
+    def _is_below(self, ino: int, unit: OpenUnit) -> bool:
+        inode = self._namespace.inodes.get(ino)
+        return inode is not None and inode.links > 0 and self.unit_of(inode) is unit
+
+    def _is_busy(self, unit: OpenUnit) -> bool:
+        """Something below it waits for its publication."""
+        return any(
+            inode.links > 0 and self.unit_of(inode) is unit
+            for inode in self._versions.open_versions.values()
+        )
+
+    # --- the two ends ---------------------------------------------------------------------------
+
+    def _done(self, unit: OpenUnit) -> None:
+        """One record: it is an ordinary directory. Durable when it returns."""
+        ops = self.operations_for([unit], [])
+        self._volume.commit(ops)
+        self.stored(ops, [unit], [])
+
+    def _back(self, unit: OpenUnit, reason: str) -> None:
+        """One record: what was there before is there again. Durable when it returns."""
+        if not self._can_go_back(unit.record):
+            self._go_on_without(unit.inode)
+            self._done(unit)
+            return
+        before, unit.before = self._copy_of(unit.record), None
+        ops = self.operations_for([unit], [])
+        self._take_back(unit.inode, before, ops, reason)
+        self.stored(ops, [unit], [])
+
+    def _take_back(
+        self, inode: Inode, before: Inode | None, without: list[Operation], reason: str
+    ) -> None:
+        parent, name = inode.parent, inode.name
+        path = path_of(self._namespace, inode.ino) or name
+        place, ops = self.copies.directory_or_new()
+        now = self._volume.now()
+        kept_name = self.copies.free_name(place, name, b"incomplete-%d" % (now // 10**9))
+        told = unit_record.encode_aside(AsideRecord(path, now, reason))
+        ops.append(UnlinkOperation(parent, name))
+        if before is not None:
+            ops.append(UnlinkOperation(place.ino, before.name))
+            ops.append(LinkOperation(parent, before.ino, name))
+            ops.append(XattrRemoveOperation(before.ino, BEFORE_XATTR))
+        ops.append(LinkOperation(place.ino, inode.ino, kept_name))
+        ops.append(XattrSetOperation(inode.ino, ASIDE_XATTR, told))
+        directory = self._namespace.get(parent)
+        ops.append(directory.operation(mtime_ns=now, ctime_ns=now))
+        ops += self.policies.moved(inode, before)
+        self._commit_back([*ops, *without], inode, before, told)
+        directory.mtime_ns = directory.ctime_ns = now
+        self.copies.changed(parent, name)
+        self.copies.changed(place.ino, kept_name)
+        self._volume.counters.reverts += 1
+        where = f"/{os.fsdecode(ASIDE_NAME)}/{os.fsdecode(kept_name)}"
+        message = f"what was there before is back: {reason}; what was written is in {where}"
+        self._volume.event("unit-back", message, ino=inode.ino)
+
+    def _commit_back(
+        self, ops: list[Operation], inode: Inode, before: Inode | None, told: bytes
+    ) -> None:
+        self._volume.commit(ops)
+        self._volume.note_committed(ops)
+        apply_names(self._namespace, ops)
+        self._namespace.set_xattr(inode, ASIDE_XATTR, told)
+        self.policies.stored(ops)
+        if before is not None:
+            self._namespace.remove_xattr(before, BEFORE_XATTR)
+
+    def _copy_of(self, record: OpenRecord) -> Inode | None:
+        """The copy that a record names, if it is one and is where copies are."""
+        before = self._namespace.inodes.get(record.before)
+        if before is None or not before.links or not self.copies.is_kept_aside(before):
+            return None
+        return before
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def recover(self) -> int:
+        """After a crash: every open unit goes back; returns how many. One record each, durable
+        when it returns; what a read-only store has open stays so.
+        """
+        records = self._left_open()
+        if self._volume.read_only:
+            return len(records)
+        try:
+            self._all_back(records)
+        except NoSpaceError as error:
+            reason = "there is no room to take an unfinished checkpoint back"
+            self._volume.stop_writing(f"{reason}: {error.message}")
+        return len(records)
+
+    def _all_back(self, records: list[OpenRecord]) -> None:
+        for number, record in enumerate(records):
+            rest = unit_record.encode_units(records[number + 1 :])
+            without: list[Operation] = [XattrSetOperation(ROOT_INO, UNITS_XATTR, rest)]
+            if self._can_go_back(record):
+                inode, before = self._namespace.get(record.ino), self._copy_of(record)
+                self._take_back(inode, before, without, "it was being written at a crash")
+            else:
+                self._volume.commit(without)
+            self.stored(without, [], [])
+        self.copies.find_garbage()
+
+    def _left_open(self) -> list[OpenRecord]:
+        xattrs = self._namespace.get(ROOT_INO).xattrs or {}
+        return unit_record.decode_units(xattrs.get(UNITS_XATTR, b""))
+
+    def _can_go_back(self, record: OpenRecord) -> bool:
+        """Its directory is there, and so is what it was before."""
+        if not self.policies.is_directory(record.ino) or record.ino == ROOT_INO:
+            return False
+        if self.copies.is_kept_aside(self._namespace.get(record.ino)):
+            return False
+        before = self._copy_of(record)
+        if before is None:
+            return record.before == 0
+        return before.entries is not None and BEFORE_XATTR in (before.xattrs or {})
+
+    def maintain(self) -> bool:
+        """Decide what has become of open units, and remove a little of what nobody wants; True when
+        there is more to do soon. Raises as :meth:`Volume.commit`.
+        """
+        worked = bool(self._open) and self.settle()
+        return self.copies.remove_some() or worked
+
+    def finish(self) -> None:
+        """The store is about to be closed. What fails is left for the next opening."""
+        try:
+            self.settle(closing=True)
+        except CxlfsError as error:
+            self._volume.event("not-published", error.message)
+
+
+class UnitTransition:
+    """Units that one record ends, and others that it opens. See ``unit_hooks``."""
+
+    def __init__(self, units: Units, over: list[OpenUnit], begun: list[OpenUnit]) -> None:
+        self._units = units
+        self._over = over
+        self._begun = begun
+        self.operations = units.operations_for(over, begun)
+
+    def stored(self) -> None:
+        """In DRAM it is as the record says."""
+        self._units.stored(self.operations, self._over, self._begun)

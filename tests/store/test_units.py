@@ -1,0 +1,332 @@
+"""Checkpoint units: a directory is done, or what was there before is there again."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cxlfs.store import Store
+from cxlfs.store.unit_rules import UnitsMode
+from tests.support.shop import Shop, close
+from tests.support.stores import read_file, write_file
+from tests.support.unit_scenes import (
+    CHECKPOINT,
+    MARKER,
+    find,
+    finish_work,
+    make,
+    open_count,
+    open_writing,
+    remove_tree,
+    save,
+    saved,
+    set_aside,
+    shards,
+    tree,
+)
+
+
+@pytest.fixture
+def store(shop: Shop, granularity: object) -> Store:
+    """With well-known names."""
+    return shop.new(granularity=granularity, units=UnitsMode.AUTO)  # type: ignore[arg-type]
+
+
+# --- a new directory --------------------------------------------------------------------------
+
+
+def test_nothing_is_there_after_a_crash_before_the_marker(shop: Shop, store: Store) -> None:
+    directory = make(store, CHECKPOINT)
+    files = save(store, directory, shards(1), marker=None)
+    assert tree(store, CHECKPOINT) == files  # live readers see it at once
+    store = shop.reopen(store, units=UnitsMode.AUTO)
+    assert tree(store, CHECKPOINT) is None
+    assert list(set_aside(store).values()) == [files]
+    assert open_count(store) == 0
+
+
+def test_all_is_there_after_the_marker(shop: Shop, store: Store) -> None:
+    _, files = saved(store)
+    assert open_count(store) == 0
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == files
+    assert set_aside(store) == {}
+
+
+def test_a_crash_before_the_first_file(shop: Shop, store: Store) -> None:
+    make(store, CHECKPOINT)
+    store.fsync_directory(1)
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) is None
+
+
+def test_it_goes_back_whatever_the_next_mount_wants(shop: Shop, store: Store) -> None:
+    save(store, make(store, CHECKPOINT), shards(1), marker=None)
+    store = shop.reopen(store, units=UnitsMode.OFF)
+    assert tree(store, CHECKPOINT) is None
+
+
+def test_a_read_only_opening_changes_nothing(shop: Shop, store: Store) -> None:
+    files = save(store, make(store, CHECKPOINT), shards(1), marker=None)
+    store = shop.reopen(store, read_only=True)
+    assert tree(store, CHECKPOINT) == files
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) is None
+
+
+def test_off_is_as_it_was(shop: Shop) -> None:
+    store = shop.new(units=UnitsMode.OFF)
+    files = save(store, make(store, CHECKPOINT), shards(1), marker=None)
+    assert not store.units.active
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == files
+
+
+# --- what was there before --------------------------------------------------------------------
+
+
+def test_the_old_set_is_back_after_a_crash(shop: Shop, store: Store) -> None:
+    directory, old = saved(store)
+    write_file(store, directory, b"shard-1", b"new shard")
+    assert tree(store, CHECKPOINT) == {**old, b"shard-1": b"new shard"}
+    store = shop.reopen(store, units=UnitsMode.AUTO)
+    assert tree(store, CHECKPOINT) == old
+    assert [kept[b"shard-1"] for kept in set_aside(store).values()] == [b"new shard"]
+
+
+def test_the_new_set_is_there_after_its_marker(shop: Shop, store: Store) -> None:
+    directory, _ = saved(store)
+    new = save(store, directory, shards(2))
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == new
+    finish_work(store)
+    assert set_aside(store) == {}
+
+
+def test_the_copy_goes_away_when_it_is_not_wanted(store: Store) -> None:
+    directory, _ = saved(store)
+    save(store, directory, shards(2))
+    finish_work(store)
+    assert set_aside(store) == {}
+    before = store.volume.engine.statistics().kept_bytes
+    save(store, directory, shards(3))
+    finish_work(store)
+    assert store.volume.engine.statistics().kept_bytes <= before + 100
+
+
+def test_everything_of_the_old_set_is_back(shop: Shop, store: Store) -> None:
+    """Names, links, attributes, holes, what is below; and what was incomplete is."""
+    directory = make(store, CHECKPOINT)
+    below = make(store, b"optimizer", directory)
+    write_file(store, below, b"rank-0", b"r" * 9000)
+    store.link(store.lookup(below, b"rank-0").ino, directory, b"same")
+    store.make_symlink(directory, b"best", b"optimizer/rank-0", 1, 2)
+    store.make_node(directory, b"pipe", 0o010600, 0, 1, 2)
+    ino = write_file(store, directory, b"sparse", b"head")
+    handle = store.open_file(ino, os.O_RDWR)
+    store.write(handle, 100_000, b"tail")
+    close(store, handle)
+    store.set_xattr(ino, b"user.step", b"5")
+    store.set_attributes(ino, mode=0o600, uid=7, gid=8, mtime_ns=123, atime_ns=55)
+    write_file(store, directory, MARKER, b"{}")
+    before = {
+        path: store.get_attributes(find(store, CHECKPOINT + path).ino)
+        for path in (b"/optimizer", b"/optimizer/rank-0", b"/best", b"/pipe", b"/sparse", b"")
+    }
+    remove_tree(store, directory, b"optimizer")
+    store.unlink(directory, b"best")
+    store.unlink(directory, b"pipe")
+    store.unlink(directory, b"sparse")
+    store = shop.reopen(store)
+    for path, old in before.items():
+        new = store.get_attributes(find(store, CHECKPOINT + path).ino)
+        for field in (
+            "mode",
+            "nlink",
+            "uid",
+            "gid",
+            "rdev",
+            "size",
+            "allocated_bytes",
+            "atime_ns",
+            "mtime_ns",
+        ):
+            assert getattr(new, field) == getattr(old, field), (path, field)
+    sparse = find(store, CHECKPOINT + b"/sparse")
+    assert read_file(store, sparse.ino) == b"head".ljust(100_000, b"\0") + b"tail"
+    assert store.get_xattr(sparse.ino, b"user.step") == b"5"
+    assert store.read_symlink(find(store, CHECKPOINT + b"/best").ino) == b"optimizer/rank-0"
+    one, two = (find(store, CHECKPOINT + p) for p in (b"/same", b"/optimizer/rank-0"))
+    assert one is two
+
+
+def test_files_changed_in_place_go_back_together(shop: Shop, store: Store) -> None:
+    """Written without truncation, as HDF5 and memory maps do, and published one by one."""
+    directory, old = saved(store)
+    for name in (b"shard-1", b"shard-2"):
+        handle = store.open_file(store.lookup(directory, name).ino, os.O_RDWR)
+        store.write(handle, 100, b"in place")
+        store.fsync(handle)
+        close(store, handle)
+    assert tree(store, CHECKPOINT) != old
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == old
+
+
+def test_a_half_removed_tree_is_back(shop: Shop, store: Store) -> None:
+    directory, old = saved(store)
+    store.unlink(directory, b"shard-1")
+    store.unlink(directory, MARKER)
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == old
+
+
+def test_a_removed_tree_is_gone(shop: Shop, store: Store) -> None:
+    saved(store)
+    remove_tree(store, 1, CHECKPOINT)
+    assert open_count(store) == 0
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) is None
+    finish_work(store)
+    assert set_aside(store) == {}
+
+
+def test_names_moved_in_and_out(shop: Shop, store: Store) -> None:
+    directory, old = saved(store)
+    write_file(store, 1, b"outside", b"outside")
+    store.rename(1, b"outside", directory, b"shard-0")
+    store.rename(directory, b"shard-1", 1, b"taken")
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == old
+    assert read_file(store, find(store, b"taken").ino) == old[b"shard-1"]
+
+
+def test_what_has_no_copy_is_not_in_the_set(shop: Shop, store: Store) -> None:
+    """A file that was never published is not part of what comes back."""
+    directory, old = saved(store)
+    handle = store.create(directory, b"open", 0o644, 1, 1, os.O_RDWR)[1]
+    store.write(handle, 0, b"not published")
+    store.units.settle()
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == old
+
+
+# --- ends -------------------------------------------------------------------------------------
+
+
+def test_a_marker_alone_is_no_end(shop: Shop, store: Store) -> None:
+    directory = make(store, CHECKPOINT)
+    write_file(store, directory, MARKER, b"first")
+    assert open_count(store) == 1
+    write_file(store, directory, b"shard-0", b"later")
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) is None
+
+
+def test_a_renamed_marker_alone_is_no_end(shop: Shop, store: Store) -> None:
+    directory, old = saved(store)
+    write_file(store, directory, b"tmp", b"first")
+    store.rename(directory, b"tmp", directory, MARKER)
+    assert open_count(store) == 1
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == old
+
+
+def test_a_marker_that_is_renamed_into_place_is_an_end(shop: Shop, store: Store) -> None:
+    directory = make(store, b"step-7")
+    write_file(store, directory, b"__0_0.distcp", b"shard")
+    assert open_count(store) == 1
+    write_file(store, directory, b".metadata.tmp", b"metadata")
+    assert open_count(store) == 1
+    store.rename(directory, b".metadata.tmp", directory, b".metadata")
+    assert open_count(store) == 0
+    store = shop.reopen(store)
+    assert tree(store, b"step-7") == {b"__0_0.distcp": b"shard", b".metadata": b"metadata"}
+
+
+def test_the_second_marker_ends_a_unit_of_its_own(shop: Shop, store: Store) -> None:
+    directory, old = saved(store)
+    write_file(store, directory, b"rng_state_1.pth", b"late")
+    assert open_count(store) == 1
+    write_file(store, directory, MARKER, b"again")
+    assert open_count(store) == 0
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == {**old, b"rng_state_1.pth": b"late", MARKER: b"again"}
+
+
+def test_a_marker_waits_for_files_that_are_being_written(shop: Shop, store: Store) -> None:
+    directory = make(store, CHECKPOINT)
+    handle = open_writing(store, directory, b"rank-1", b"slow")
+    files = save(store, directory, shards(1))
+    assert open_count(store) == 1
+    close(store, handle)
+    assert open_count(store) == 0
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) == {**files, b"rank-1": b"slow"}
+
+
+def test_a_marker_beside_the_directory(shop: Shop, store: Store) -> None:
+    directory = make(store, b"global_step7")
+    files = save(store, directory, shards(1), marker=None)
+    assert open_count(store) == 1
+    write_file(store, 1, b"latest", b"global_step7")
+    assert open_count(store) == 0
+    store = shop.reopen(store)
+    assert tree(store, b"global_step7") == files
+
+
+def test_the_rename_of_the_directory_is_an_end(shop: Shop, store: Store) -> None:
+    directory = make(store, b"7.orbax-checkpoint-tmp-1")
+    files = save(store, directory, shards(1), marker=None)
+    commits = store.volume.counters.commits
+    store.rename(1, b"7.orbax-checkpoint-tmp-1", 1, b"7")
+    assert store.volume.counters.commits == commits + 1
+    assert open_count(store) == 0
+    store = shop.reopen(store)
+    assert tree(store, b"7") == files
+
+
+def test_the_rename_of_a_directory_above_is_none(shop: Shop, store: Store) -> None:
+    runs = make(store, b"runs")
+    save(store, make(store, CHECKPOINT, runs), shards(1), marker=None)
+    store.rename(1, b"runs", 1, b"moved")
+    assert open_count(store) == 1
+    store = shop.reopen(store)
+    assert tree(store, b"moved") == {}
+
+
+def test_directories_in_each_other_are_one(shop: Shop, store: Store) -> None:
+    outer = make(store, CHECKPOINT)
+    inner = make(store, b"global_step5", outer)
+    write_file(store, inner, b"zero", b"z")
+    assert [unit.inode.ino for unit in store.units.open_units()] == [outer]
+    write_file(store, outer, b"latest", b"no marker of this one")
+    assert open_count(store) == 1
+    write_file(store, outer, MARKER, b"{}")
+    assert open_count(store) == 0
+    write_file(store, inner, b"zero", b"y")
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT + b"/global_step5") == {b"zero": b"z"}
+
+
+def test_ten_thousand_files_end_with_one_small_record(shop: Shop) -> None:
+    store = shop.new(64 << 20, units=UnitsMode.AUTO)
+    directory = make(store, CHECKPOINT)
+    for number in range(10_000):
+        write_file(store, directory, b"%05d" % number, b"x")
+    commits = store.volume.counters.commits
+    written = store.volume.counters.journal_bytes_written
+    write_file(store, directory, MARKER, b"{}")
+    assert store.volume.counters.commits - commits == 2  # the marker, and that it ends the unit
+    assert store.volume.counters.journal_bytes_written - written < 2048
+
+
+def test_one_step_takes_ten_thousand_files_back(shop: Shop) -> None:
+    store = shop.new(64 << 20, units=UnitsMode.AUTO)
+    directory = make(store, CHECKPOINT)
+    for number in range(10_000):
+        write_file(store, directory, b"%05d" % number, b"x")
+    store = shop.reopen(store)
+    assert store.volume.counters.commits == 1
+    assert tree(store, CHECKPOINT) is None
