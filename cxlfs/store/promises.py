@@ -84,6 +84,16 @@ class Promises:
             size_bytes -= own_bytes if is_used_up else 0
         return size_bytes + self._overhead_bytes(size_bytes)
 
+    def largest_bytes(self, room_bytes: int) -> int:
+        """The largest further promise that fits into so much room, whole blocks."""
+        lease_bytes = self._lease_bytes_max
+        promised_bytes = self._engine.promised_bytes
+        room_bytes += promised_bytes + self._overhead_bytes(promised_bytes)
+        room_bytes -= _SMALL_LEASES * _BLOCK_BYTES
+        leases, rest_bytes = divmod(room_bytes, lease_bytes + _BLOCK_BYTES)
+        all_bytes = leases * lease_bytes + min(rest_bytes, lease_bytes - 1)
+        return max(0, all_bytes - promised_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+
     def _overhead_bytes(self, size_bytes: int) -> int:
         """A lease may lose a block at its end; leases begin small and grow."""
         leases = size_bytes // self._lease_bytes_max + _SMALL_LEASES

@@ -56,6 +56,8 @@ _ALIGN_SMALL = 64
 _YOUNG_SEGMENTS = 4
 """Remnants of the newest segments are used at once; those of older ones only when room is scarce,
 because what is written at different times is mostly deleted at different times."""
+_BEGUN_SEGMENTS = 2
+"""The one that data goes to, and the one that the cleaner moves to."""
 _SCARCE_DIVISOR = 4
 """Room is scarce while less than this part of the segments is free."""
 
@@ -225,6 +227,11 @@ class Space:
         whole = self.superblock.segment_payload_bytes - LEASE_BYTES_LEAST
         free = max(0, self.free_count - self.reserve) * whole
         return free + rest + self._remnants.total_bytes
+
+    def leasable_bytes(self, room_bytes: int) -> int:
+        """What leases hand out of so much room at least: each segment may lose its end."""
+        segments_max = room_bytes // self.superblock.segment_payload_bytes + _BEGUN_SEGMENTS
+        return room_bytes - segments_max * LEASE_BYTES_LEAST
 
     def lease(
         self, needed_bytes: int, wanted_bytes: int, *, kept_bytes: int = 0

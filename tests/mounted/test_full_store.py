@@ -111,8 +111,7 @@ def test_a_new_file_that_does_not_fit_says_so_and_can_be_removed(
     (mnt / "kept").write_bytes(kept)
     before = free_bytes(mnt)
     taken = fill(mnt / "too-large", rng.randbytes(MIB))
-    assert taken > 0.95 * before[1] - MIB, "statfs promised more than there was"
-    assert taken <= before[1]
+    assert before[1] <= taken <= before[0], "statfs told something else than there was"
     with pytest.raises(OSError, match=NO_SPACE_LEFT):
         (mnt / "another").write_bytes(rng.randbytes(4 * MIB))
     assert (mnt / "kept").read_bytes() == kept

@@ -114,7 +114,7 @@ def test_what_is_shared_or_as_it_should_be_is_left_alone(shop: Shop, rng: random
 def test_nothing_moves_without_room(shop: Shop, rng: random.Random) -> None:
     store = shop.new_ordinary(STORE_BYTES)
     scatter(store, b"f", rng, blocks=600)
-    write_file(store, 1, b"filler", bytes(store.statfs().available_bytes - 12 * MIB))
+    write_file(store, 1, b"filler", bytes(store.statfs().free_bytes - 12 * MIB))
     moved = store.volume.counters.moved_bytes
     for now in range(100):
         store.defragmenter.step(now)

@@ -11,7 +11,7 @@ from cxlfs.errors import NoSpaceError
 from cxlfs.store import Store
 from cxlfs.store.promises import RANGES_MAX
 from tests.store.test_ranges import data_of
-from tests.support.shop import close, create, until_no_space
+from tests.support.shop import Shop, close, create, until_no_space
 from tests.support.stores import read_file, write_file
 
 
@@ -136,6 +136,35 @@ def test_blocks_show_what_is_promised(store: Store) -> None:
     assert store.get_attributes(ino).size == 4096
 
 
+@pytest.mark.parametrize("piece", [4096, 10_000, 65_536])
+@pytest.mark.parametrize("ordinary", [False, True], ids=["small", "ordinary"])
+def test_all_that_statfs_calls_available_can_be_allocated(
+    shop: Shop, ordinary: bool, piece: int
+) -> None:
+    """To the block, and then written, whatever else wants room; a little more is refused."""
+    store = shop.new_ordinary(64 << 20) if ordinary else shop.new()
+    for number in range(20):
+        write_file(store, 1, b"f%d" % number, data_of(8192, number))
+    _, idle = create(store, b"idle", data_of(4096))
+    ino, handle = create(store, b"a")
+    before = store.statfs()
+    size = before.available_bytes
+    assert before.free_bytes // 2 < size < before.free_bytes
+    with pytest.raises(NoSpaceError):
+        store.allocate(handle, 0, before.free_bytes)
+    store.allocate(handle, 0, size)
+    assert store.statfs().available_bytes == 0
+    greedy_ino, greedy = create(store, b"greedy")
+    taken = 3000 * until_no_space(lambda n: store.write(greedy, 3000 * n, data_of(3000, n)))
+    for start in range(0, size, piece):
+        store.write(handle, start, data_of(min(piece, size - start), start))
+    close(store, handle)
+    assert store.get_attributes(ino).size == size
+    store.set_attributes(greedy_ino, size=taken, handle=greedy)
+    close(store, greedy)
+    close(store, idle)
+
+
 def test_room_of_idle_files_can_be_promised(store: Store) -> None:
     """What open files were given and do not use is taken back for it."""
     handles = []
@@ -203,7 +232,9 @@ def test_allocating_makes_room(store: Store) -> None:
     for number in range(0, 10, 2):
         store.unlink(1, b"f%d" % number)
     ino, handle = create(store, b"a")
-    size = store.statfs().free_bytes * 3 // 5  # each of these small segments loses its end
+    before = store.statfs().available_bytes
+    assert store.volume.space.available_bytes < before * 3 // 4
+    size = before * 9 // 10  # between what is left some room stays
     store.allocate(handle, 0, size)
     for start in range(0, size, 65536):
         store.write(handle, start, data_of(min(65536, size - start)))

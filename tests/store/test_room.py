@@ -147,12 +147,12 @@ def open_idle(store: Store, count: int, size: int) -> list[int]:
 
 
 def test_open_files_do_not_keep_what_they_do_not_use(big: Store) -> None:
-    before = big.statfs().available_bytes
+    before = big.statfs().free_bytes
     handles = open_idle(big, 40, 512 << 10)
-    promised = big.statfs().available_bytes
-    assert before - promised == 40 * (512 << 10)
+    promised = big.statfs()
+    assert before - promised.free_bytes == 40 * (512 << 10)
     written = write_until_full(big, b"filler")
-    assert 0.95 * promised <= written <= promised
+    assert 0.99 * promised.available_bytes <= written <= promised.free_bytes
     big.unlink(1, b"filler")
     for handle in handles:  # they go on as if nothing had been
         big.write(handle, 512 << 10, piece_of(1))
@@ -179,9 +179,11 @@ def test_interleaved_writers_take_little_more_than_their_data(big: Store) -> Non
     for handle in handles:
         close(big, handle)
     assert (free - big.volume.space.free_count) * segment <= 1.5 * count * size
-    promised = big.statfs().available_bytes
+    promised = big.statfs()
     written = write_until_full(big, b"filler")
-    assert 0.975 * promised <= written <= promised, "what lies between them is used as well"
+    assert 0.99 * promised.available_bytes <= written <= promised.free_bytes, (
+        "what lies between them is used as well"
+    )
 
 
 @pytest.mark.parametrize("verb", ["write", "ahead", "clean"])
@@ -288,17 +290,17 @@ def test_statfs_tells_what_can_be_written(
 ) -> None:
     store = shop.new_ordinary(STORE_BYTES)
     before(store, rng)
-    promised = store.statfs().available_bytes
+    promised = store.statfs()
     written = write_until_full(store, b"filler", piece)
-    assert 0.95 * promised <= written <= promised
-    assert store.statfs().available_bytes <= 0.05 * promised
+    assert 0.97 * promised.available_bytes <= written <= promised.free_bytes
+    assert store.statfs().free_bytes <= 0.05 * promised.free_bytes
     for handle in list(store.files._handles):
         close(store, handle)
 
 
 def test_statfs_stays_true_while_many_write(big: Store) -> None:
     """Files beside each other, in turns, until nothing is left."""
-    promised = big.statfs().available_bytes
+    promised = big.statfs()
     handles = [create(big, b"f%d" % number)[1] for number in range(24)]
     sizes = [0] * len(handles)
 
@@ -308,7 +310,7 @@ def test_statfs_stays_true_while_many_write(big: Store) -> None:
         sizes[index] += PIECE
 
     until_no_space(step)
-    assert 0.95 * promised <= sum(sizes) <= promised
+    assert promised.available_bytes <= sum(sizes) <= promised.free_bytes
     for handle, size in zip(handles, sizes, strict=True):
         big.set_attributes(big.files.get(handle).inode.ino, size=size, handle=handle)
         close(big, handle)

@@ -64,7 +64,7 @@ def meter() -> Iterator[Meter]:
 
 def fill(store: Store, part: float, files: int) -> int:
     """Equal files that take so much of the room there is; the size of one."""
-    size = int(store.statfs().available_bytes * part) // files // BLOCK_BYTES * BLOCK_BYTES
+    size = int(store.statfs().free_bytes * part) // files // BLOCK_BYTES * BLOCK_BYTES
     for number in range(files):
         write_file(store, 1, b"f%d" % number, bytes([number]) * size)
     return size

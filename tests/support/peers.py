@@ -66,7 +66,6 @@ class Outcome:
 KNOWN: dict[str, dict[str, str]] = {
     "xfstests": {
         "generic/003": "access times are not kept: no read is a write to the media",
-        "generic/103": "fallocate of all free room but 512 KiB is refused: metadata needs some",
         "generic/192": "access times are not kept",
         "generic/285": "data begins where its 4 KiB block does; the suite took 2 bytes for a unit",
         "generic/426": "file handles do not outlive the kernel's inode: a mount is not for export",
