@@ -32,6 +32,7 @@ from cxlfs.verify.overlay import Range
 SCHEMA: Final = "cxlfs.saved_copy/1"
 _BEGINNING: Final = f'{{"schema": "{SCHEMA.partition("/")[0]}/'.encode()
 _PIECE_BYTES = 64
+_NAME_IT = "name the copy that --repair said it saved"
 
 
 def write_saved_copy(
@@ -84,10 +85,10 @@ def restore_saved_copy(media: Media, save_path: Path) -> int:
     for _, length, crc in header.ranges:
         part = data[position : position + length]
         if len(part) != length or crc32c(part) != crc:
-            raise SavedCopyError(f"{save_path} is cut short or damaged")
+            raise SavedCopyError(f"{save_path} is cut short or damaged", next_step=_NAME_IT)
         position += length
     if header.size_bytes != media.size_bytes or _uuid_of(media) not in (header.uuid, None):
-        raise SavedCopyError(f"{save_path} was saved from another store")
+        raise SavedCopyError(f"{save_path} was saved from another store", next_step=_NAME_IT)
     generation = _generation_of(media)
     if header.generations is not None and generation is not None:
         lowest, highest = header.generations
@@ -122,15 +123,20 @@ def _load(save_path: Path) -> tuple[_Header, memoryview]:
             if content == _BEGINNING:
                 content += file.read()
     except OSError as error:
-        raise SavedCopyError(f"cannot read {save_path}: {error.strerror}") from error
+        raise SavedCopyError(
+            f"cannot read {save_path}: {error.strerror}", next_step=_NAME_IT
+        ) from error
     line, _, rest = content.partition(b"\n")
     crc, _, _ = rest.partition(b"\n")
     if crc != f"{crc32c(line):08x}".encode():
-        raise SavedCopyError(f"{save_path} is not a saved copy, or is damaged")
+        raise SavedCopyError(f"{save_path} is not a saved copy, or is damaged", next_step=_NAME_IT)
     header = json.loads(line)
     generations = header.get("generations")
     if header["schema"] != SCHEMA:
-        raise SavedCopyError(f"{save_path} has the unknown format {header['schema']}")
+        raise SavedCopyError(
+            f"{save_path} has the unknown format {header['schema']}",
+            next_step="use a newer cxlfs",
+        )
     ranges = [(r["media_offset"], r["length"], int(r["crc32c"], 16)) for r in header["ranges"]]
     data = memoryview(content)[len(line) + len(crc) + 2 :]
     span = None if generations is None else (int(generations[0]), int(generations[1]))

@@ -198,9 +198,10 @@ def test_repair_says_what_it_does_and_keeps_a_copy(run: Run, filled: Path) -> No
 def test_undo_of_what_is_no_saved_copy(run: Run, filled: Path, tmp_path: Path) -> None:
     before = filled.read_bytes()
     said = run("verify", filled, "--undo", tmp_path / "no")
-    assert_two_lines(said, 1, "cxlfs verify", "cannot read", "No such file")
+    step = "name the copy that --repair said it saved"
+    assert_two_lines(said, 1, "cxlfs verify", "cannot read", "No such file", step)
     said = run("verify", filled, "--undo", filled)
-    assert_two_lines(said, 1, "cxlfs verify", "is not a saved copy")
+    assert_two_lines(said, 1, "cxlfs verify", "is not a saved copy", step)
     said = run("verify", filled, "--undo", filled, "--repair")
     assert_two_lines(said, 2, "cxlfs verify", "--undo takes no other option")
     assert filled.read_bytes() == before

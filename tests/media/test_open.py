@@ -417,6 +417,24 @@ def test_block_device_is_page_media(image: Path) -> None:
     media.close()
 
 
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.ETXTBSY])
+def test_a_device_in_use_says_how_to_find_who_has_it(
+    image: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Mounted as something else, or part of a volume: the kernel refuses it, and names nobody."""
+    real = os.open
+
+    def refuse(path: str, flags: int, *arguments: int) -> int:
+        if path == str(image):
+            raise OSError(number, os.strerror(number), path)
+        return real(path, flags, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(BusyError, match="is in use") as caught:
+        open_media(image)
+    assert caught.value.next_step == f"see who has it: findmnt -S {image}, lsof {image}"
+
+
 def open_loop(image: Path) -> tuple[Media, str]:
     """A loop device over ``image`` that goes away with its last descriptor."""
     attach = subprocess.run(

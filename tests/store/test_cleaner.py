@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 
+import numpy as np
 import pytest
 
 from cxlfs.errors import CorruptionError
 from cxlfs.media import Granularity
-from cxlfs.native.extents import Engine, FileMap
+from cxlfs.native.extents import LIVE_RANGE_DTYPE, Engine, FileMap
 from cxlfs.store import Store, mover
 from tests.support.shop import Shop, close, create, open_for_overwrite
 from tests.support.stores import clean_round, picture, read_file, write_file
@@ -184,10 +185,14 @@ STEP_BYTES_MAX, STEP_RANGES_MAX = 8 << 20, 2048
 def test_a_step_is_short_and_follows_at_once(
     shop: Shop, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many references a file has: one record and one walk over them for each step."""
+    """However many references a file has: one record and one walk over them for each step. Blocks,
+    long pieces and short ones.
+    """
     store = shop.new_ordinary(64 << 20)
     data = scatter(store, b"big", rng, blocks=3000)
-    write_file(store, 1, b"other", rng.randbytes(3 << 20))
+    write_file(store, 1, b"other", rng.randbytes(16 << 20))
+    for number in range(4000):
+        write_file(store, 1, b"small%d" % number, b"x")
     calls: list[int] = []
     move = Engine.move
     monkeypatch.setattr(Engine, "move", lambda *args: (calls.append(len(args[2])), move(*args))[1])
@@ -207,6 +212,16 @@ def test_a_step_is_short_and_follows_at_once(
         assert after.refs_visited - walked.refs_visited <= 4 * walked.refs
     assert 3 < steps <= 50
     assert read_file(store, store.lookup(1, b"big").ino) == data
+
+
+def test_long_pieces_are_moved_in_part(store: Store) -> None:
+    """Where segments are large a step ends in the middle of one."""
+    rows = np.zeros(4, dtype=LIVE_RANGE_DTYPE)
+    rows["length"], rows["owner_count"] = 3 << 20, 1
+    chosen = store.cleaner.mover.choose(rows)
+    assert 1 << 20 <= chosen["length"].sum() <= STEP_BYTES_MAX
+    assert chosen["length"][-1] < 3 << 20
+    assert rows["length"].tolist() == 4 * [3 << 20], "those that were found stay as they are"
 
 
 Place = tuple[int, int, int, int]

@@ -31,6 +31,26 @@ def test_live_content_is_new_at_once(store: Store, old: int) -> None:
     close(store, handle)
 
 
+@pytest.mark.usefixtures("old")
+def test_a_list_tells_what_is_being_written(store: Store) -> None:
+    """By whoever has it open for writing, though what is there is committed and complete."""
+    directory = store.make_directory(1, b"d", 0o755, 0, 0).ino
+    inside = write_file(store, directory, b"b", b"data")
+
+    def told() -> list[tuple[str, bool]]:
+        return [(entry.state, entry.being_written) for entry in store.list_checkpoints()]
+
+    reader = store.open_file(inside, os.O_RDONLY)
+    assert told() == [("complete", False), ("complete", False)]
+    handle = store.open_file(inside, os.O_WRONLY)
+    assert told() == [("complete", False), ("complete", True)]
+    overwriting = open_for_overwrite(store, b"a", b"new")
+    assert told() == [("complete", True), ("complete", True)]
+    for opened in (reader, handle, overwriting):
+        close(store, opened)
+    assert told() == [("complete", False), ("complete", False)]
+
+
 def test_daemon_kill_brings_the_old_back(shop: Shop, store: Store, old: int) -> None:
     before = store.get_attributes(old)
     open_for_overwrite(store, b"a", b"new")
