@@ -32,6 +32,7 @@ from cxlfs.daemon.control_server import ControlServer, Message, status
 from cxlfs.daemon.detach import detach
 from cxlfs.daemon.garbage import GarbageCollector
 from cxlfs.daemon.options import MountConfig, fuse_options
+from cxlfs.daemon.populater import Populater
 from cxlfs.daemon.preflight import CONTAINER_STEP
 from cxlfs.daemon.remount_request import remount_handler
 from cxlfs.daemon.verify_request import verify
@@ -51,8 +52,6 @@ MAINTENANCE_SECONDS = 0.5
 PAUSE_SECONDS_MIN = 0.001
 PAUSE_SECONDS_MAX = 0.02
 """Between two pieces of maintenance that follow each other."""
-_POPULATE_STEPS = 8
-"""Pieces of room populated at a time: 64 MiB, which is some 20 ms of zeroing pages."""
 READAHEAD_KIB = 1024
 """Why: see ``page_cache``. Only root may raise it from the kernel's 128."""
 
@@ -187,6 +186,7 @@ class _Server:
         self._service = service
         self._operations = operations = connection.operations
         self._workers = connection.workers
+        self._populater = Populater(service.store, operations.lock)
         self._control = ControlServer(service.store, operations)
         self._control.register("verify", verify)
         self._control.register("remount", remount_handler(service.config, is_root=linux.is_root()))
@@ -263,6 +263,7 @@ class _Server:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._watch_signals)
                 nursery.start_soon(self._maintain)
+                nursery.start_soon(self._populater.run)
                 self._operations.page_cache.start()
                 nursery.start_soon(self._announce)
                 if self._workers is not None:
@@ -293,7 +294,8 @@ class _Server:
             with contextlib.suppress(trio.RunFinishedError):
                 token.run_sync_soon(ended.set)
 
-        workers.start(direct.Direct(self._operations, workers.transport).serve, on_end)
+        served = direct.Direct(self._operations, workers.transport, on_lease=self._populater.wake)
+        workers.start(served.serve, on_end)
         await ended.wait()
         if errors:
             raise errors[0]
@@ -392,8 +394,6 @@ class _Server:
                 except Exception as error:  # noqa: BLE001  like any other request
                     with self._operations.lock:
                         self._operations.failures.report("maintain", error)
-                if not more:
-                    await self._populate_ahead()
                 pause = min(max(time.monotonic() - began, PAUSE_SECONDS_MIN), PAUSE_SECONDS_MAX)
                 await trio.sleep(pause if more else MAINTENANCE_SECONDS)
 
@@ -407,16 +407,6 @@ class _Server:
             held = time.monotonic() - held
             counters.maintenance_seconds_max = max(held, counters.maintenance_seconds_max)
         return store.maintain_apart() or more
-
-    async def _populate_ahead(self) -> None:
-        """Map the pages that data will go to next, without the lock: what has time for it."""
-        store = self._service.store
-        for _ in range(_POPULATE_STEPS):
-            with self._operations.lock:
-                room = store.volume.space.room_ahead()
-            if room is None:
-                return
-            await trio.to_thread.run_sync(store.media.populate, *room)
 
     async def _watch_signals(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:

@@ -36,12 +36,21 @@ _COPY_BYTES_MAX = 1 << 30
 
 
 class Direct:
-    """Serves the calls of one transport."""
+    """Serves the calls of one transport. ``on_lease``: called, without the lock, when a file that
+    is being written was given room ahead.
+    """
 
-    def __init__(self, requests: Requests, transport: Transport) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        transport: Transport,
+        *,
+        on_lease: Callable[[], None] = lambda: None,
+    ) -> None:
         self._requests = requests
         self._store = requests.store
         self._transport = transport
+        self._on_lease = on_lease
         self._handlers: dict[int, _Handler] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.FORGET: self._forget,
@@ -178,17 +187,17 @@ class Direct:
         return kernel.WRITTEN.pack(written)
 
     def _lease(self, upcall: Upcall) -> None:
-        """Room for a file that is being written. Its pages are mapped by this thread, without the
-        lock, while the writer is still using up the room before.
+        """Room for a file that is being written. Nothing else: while this thread is away, one fewer
+        takes the requests of the writer.
         """
         with self._requests.lock:
-            _, room = outcome_of(
+            _, is_given = outcome_of(
                 self._requests.failures,
                 "a lease ahead",
                 lambda: self._store.files.lease_ahead(upcall.inode),
             )
-        if room is not None:
-            self._store.media.populate(*room)
+        if is_given:
+            self._on_lease()
 
     def _fallocate(self, upcall: Upcall) -> bytes:
         handle, offset, length, mode = kernel.FALLOCATE.unpack_from(upcall.arguments)

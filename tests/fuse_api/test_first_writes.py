@@ -365,25 +365,30 @@ def test_emptying_without_write_access(caller: Caller, uid: int) -> None:
     assert caller.content(inode) == b""
 
 
-def test_room_given_ahead_is_mapped_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits while pages are zeroed for a writer who is not there yet."""
+def test_whoever_gives_room_ahead_maps_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that maps pages is one fewer for the writer; the lock is given up before."""
     store = new_store()
     requests = types.SimpleNamespace(lock=threading.Lock(), store=store, failures=None)
-    calls: list[tuple[int, int, bool]] = []
+    rooms: list[tuple[int, int] | None] = [(4096, 8192), None]
+    told: list[bool] = []
 
-    def lease_ahead(ino: int) -> tuple[int, int]:
+    def lease_ahead(ino: int) -> tuple[int, int] | None:
         assert ino == 7
         assert requests.lock.locked()
-        return 4096, 8192
+        return rooms.pop(0)
 
-    def populate(_media: object, offset: int, length: int) -> int:
-        calls.append((offset, length, requests.lock.locked()))
-        return length
+    def populate(*_arguments: object) -> int:
+        raise AssertionError
 
     monkeypatch.setattr(store.files, "lease_ahead", lease_ahead)
     monkeypatch.setattr(type(store.media), "populate", populate)
-    served = Direct(requests, None)  # type: ignore[arg-type]
+    served = Direct(
+        requests,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        on_lease=lambda: told.append(requests.lock.locked()),
+    )
     upcall = types.SimpleNamespace(opcode=UPCALL_LEASE, inode=7)
-    assert served.serve(upcall) is None  # type: ignore[arg-type]
-    assert calls == [(4096, 8192, False)]
+    for _ in range(2):
+        assert served.serve(upcall) is None  # type: ignore[arg-type]
+    assert told == [False]
     store.close()

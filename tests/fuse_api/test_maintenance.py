@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import types
 
 import pytest
 import trio
 
-from cxlfs.daemon import server
+from cxlfs.daemon import populater
 from cxlfs.media import MemoryMedia
 from cxlfs.store import Store
 from tests.support.stores import make_media
@@ -33,18 +32,54 @@ def test_idle_room_is_mapped_ahead_without_the_lock(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(MemoryMedia, "populates", True)
     monkeypatch.setattr(MemoryMedia, "populate", populate)
-    monkeypatch.setattr(server, "MAINTENANCE_SECONDS", 0.001)
-    daemon = object.__new__(server._Server)
-    daemon._service = types.SimpleNamespace(store=store)  # type: ignore[assignment]
-    daemon._operations = types.SimpleNamespace(lock=lock, failures=None)  # type: ignore[assignment]
+    monkeypatch.setattr(populater, "IDLE_SECONDS", 0.001)
+    mapper = populater.Populater(store, lock)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(daemon._maintain)
+            nursery.start_soon(mapper.run)
             assert await trio.to_thread.run_sync(done.wait, SECONDS_MAX)
             nursery.cancel_scope.cancel()
 
     trio.run(main)
     assert len(set(told)) == len(told)
+    store.abandon()
+    media.close()
+
+
+def test_who_writes_has_the_next_room_mapped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the window, and not only what is mapped at a time while nothing happens."""
+    media = make_media(64 << 20)
+    Store.format(media)
+    store = Store.open(media)
+    pieces, seen, done = 5 * populater._IDLE_PIECES, list[int](), threading.Event()
+
+    def room_ahead() -> tuple[int, int] | None:
+        return None if len(seen) == pieces else (4096 * len(seen), 4096)
+
+    def populate(_media: object, offset: int, _length: int) -> int:
+        seen.append(offset)
+        if len(seen) == pieces:
+            done.set()
+        return 4096
+
+    monkeypatch.setattr(MemoryMedia, "populate", populate)
+    monkeypatch.setattr(store.volume.space, "room_ahead", room_ahead)
+    monkeypatch.setattr(populater, "IDLE_SECONDS", float(SECONDS_MAX))
+    mapper = populater.Populater(store, threading.Lock())
+    mapper.wake()  # before anything runs: nothing to wake
+
+    async def main() -> None:
+        with trio.fail_after(SECONDS_MAX / 2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(mapper.run)
+                while not done.is_set():
+                    mapper.wake()
+                    await trio.sleep(0.001)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert len(seen) == len(set(seen)) == pieces
+    mapper.wake()  # and after it
     store.abandon()
     media.close()
