@@ -59,9 +59,10 @@ def has_set_id(mode: int) -> bool:
     return bool(stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID))
 
 
-def without_set_id(mode: int) -> int:
-    """``mode`` after a write or a change of owner: set-user-ID is gone, and set-group-ID as well
-    where it means that (without group execution it would be a mark of mandatory locking).
+def without_set_id(mode: int, *, keeps_group_mark: bool) -> int:
+    """``mode`` after a write or a change of owner: set-user-ID is gone, and set-group-ID as well.
+    Without group execution it is a mark, which those who may set it keep.
     """
     mode &= ~stat.S_ISUID
-    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode
+    keeps_group_mark = keeps_group_mark and not mode & stat.S_IXGRP
+    return mode if keeps_group_mark else mode & ~stat.S_ISGID

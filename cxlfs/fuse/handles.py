@@ -80,6 +80,8 @@ class OpenFile:
     """Of writable ones: who decides, by being killed or not, whether a new version is published."""
     may_keep_set_id: bool
     """The opener was root, whose writes leave the set-user-ID bits alone."""
+    gid: int
+    """The opener's group."""
     writers: set[Process] = dataclasses.field(default_factory=set)
     """Who is known to have written through it, beside the opener. Of those that have ended since,
     and cannot close it any more, at most as many as of the others, and ``_WRITERS_MIN``.

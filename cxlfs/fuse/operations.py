@@ -155,9 +155,11 @@ class Operations(Requests, pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         mode = attr.st_mode & 0o7777 if fields.update_mode else None
-        changes_owner = fields.update_uid or fields.update_gid
-        if changes_owner or (fields.update_size and ctx.uid != 0):
+        if fields.update_uid or fields.update_gid:
             mode = self.mode_without_privileges(inode, mode)
+        elif fields.update_size and ctx.uid != 0:
+            # A mode that comes along is the kernel's, without set-user-ID only.
+            mode = self.mode_without_privileges(inode, None, Caller(ctx.uid, ctx.gid, ctx.pid))
         attributes = self.store.set_attributes(
             inode,
             mode=mode,

@@ -81,6 +81,15 @@ class ProcessTable:
             return None
         return Process(tgid, state.start_time)
 
+    def groups(self, tid: int) -> frozenset[int]:
+        """Supplementary groups of a thread; none when it is gone."""
+        try:
+            text = _read(f"{self._root}/{tid}/status")
+            start = text.index(b"\nGroups:") + len(b"\nGroups:")
+            return frozenset(map(int, text[start : text.index(b"\n", start)].split()))
+        except (OSError, ValueError):
+            return frozenset()
+
     def is_alive(self, process: Process) -> bool:
         """It has not ended, or is only about to."""
         state = self._state(process.tgid)

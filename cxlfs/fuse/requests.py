@@ -10,6 +10,8 @@ Invariants
 - The connection negotiates FUSE_HANDLE_KILLPRIV (libfuse asks for it), so set-user-ID and
   set-group-ID bits and file capabilities are taken away here: by writes and truncation of anyone
   but root, and by every change of owner. Who writes is known from the opening of the file only.
+  A set-group-ID bit without group execution stays where a member of the file's group writes
+  (setattr_should_drop_sgid in Linux, fs/attr.c).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from cxlfs.store import Store, StoreEvent
 from cxlfs.store.namespace import Attributes
 
 NAME_BYTES_MAX = 255
+_NOT_ROOT = 0xFFFF_FFFF
 CAPABILITY_XATTR = b"security.capability"
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
@@ -132,17 +135,25 @@ class Requests:
 
     # --- modes ------------------------------------------------------------------------------
 
-    def mode_without_privileges(self, ino: int, mode: int | None) -> int | None:
-        """The permission bits to set along with a truncation or a change of owner; also takes the
-        capabilities away. None: leave the mode alone.
+    def mode_without_privileges(
+        self, ino: int, mode: int | None, by: Caller | None = None
+    ) -> int | None:
+        """The permission bits to set along with a truncation ``by`` anyone but root, or (None) with
+        a change of owner; also takes the capabilities away. None: leave the mode alone.
         """
-        current = self.store.get_attributes(ino).mode
-        if not stat.S_ISREG(current):
+        attributes = self.store.get_attributes(ino)
+        if not stat.S_ISREG(attributes.mode):
             return mode
         self._remove_capabilities(ino)
-        if mode is None and attributes_module.has_set_id(current):
-            return attributes_module.without_set_id(current) & 0o7777
+        if mode is None and attributes_module.has_set_id(attributes.mode):
+            keeps = by is None or self._is_member(by, attributes.gid)
+            return (
+                attributes_module.without_set_id(attributes.mode, keeps_group_mark=keeps) & 0o7777
+            )
         return mode
+
+    def _is_member(self, caller: Caller, gid: int) -> bool:
+        return caller.gid == gid or gid in self._processes.groups(caller.tid)
 
     def _remove_capabilities(self, ino: int) -> None:
         if CAPABILITY_XATTR in self.store.list_xattrs(ino):
@@ -168,14 +179,15 @@ class Requests:
         else:
             self._set_id.discard(ino)
 
-    def _drop_privileges(self, ino: int) -> None:
+    def _drop_privileges(self, ino: int, by: Caller) -> None:
         """Someone other than root wrote to, or emptied, a file that has set-ID bits. The kernel
         has forgotten them when this returns, so before whoever wrote goes on.
         """
-        mode = self.mode_without_privileges(ino, None)
+        mode = self.mode_without_privileges(ino, None, by)
         if mode is not None:
             self.store.set_attributes(ino, mode=mode)
-        self._set_id.discard(ino)
+        if not mode or not mode & stat.S_ISGID:  # else others' writes take it away
+            self._set_id.discard(ino)
         self.page_cache.attributes_changed(ino)
 
     # --- files ------------------------------------------------------------------------------
@@ -251,6 +263,7 @@ class Requests:
                 direct=direct,
                 opener=opener,
                 may_keep_set_id=caller.uid == 0,
+                gid=caller.gid,
             ),
         )
         undo.callback(self.files.remove, handle)
@@ -261,7 +274,7 @@ class Requests:
         if writable or flags & os.O_TRUNC:
             has_privileges = self._has_privileges(attributes)
             if has_privileges and flags & os.O_TRUNC and caller.uid != 0:
-                self._drop_privileges(ino)
+                self._drop_privileges(ino, caller)
             elif writable:
                 self._watch(ino, has_privileges=has_privileges)
         if self.data_plane.writes_past_store and self._may_begin_alone(handle):
@@ -337,7 +350,12 @@ class Requests:
         if file.direct:
             self.page_cache.written_directly(file.ino)
         if file.ino in self._set_id and not file.may_keep_set_id:
-            self._drop_privileges(file.ino)
+            self._drop_privileges(file.ino, self._opener(file))
+
+    def _opener(self, file: OpenFile) -> Caller:
+        """Of a file that root has not opened, as far as it is still there."""
+        known = file.opener is not None and self._processes.is_alive(file.opener)
+        return Caller(_NOT_ROOT, file.gid, file.opener.tgid if known and file.opener else 0)
 
     def flush_by(self, tid: int, handle: int) -> None:
         """A descriptor was closed by the thread ``tid``. A process that neither opened the file nor

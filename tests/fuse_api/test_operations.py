@@ -252,11 +252,23 @@ def test_writes_of_root_leave_set_id_bits(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [(0o4755, 0o755), (0o6755, 0o755), (0o2644, 0o2644), (0o6744, 0o2744)]
+    ("before", "after", "gid"),
+    [
+        (0o4755, 0o755, 1000),
+        (0o6755, 0o755, 1000),
+        (0o6755, 0o755, 0),
+        (0o2644, 0o644, 1000),
+        (0o6744, 0o744, 1000),
+        (0o2644, 0o2644, 0),
+        (0o6744, 0o2744, 0),
+    ],
 )
-def test_writes_of_others_take_set_id_bits_away(kernel: Kernel, before: int, after: int) -> None:
+def test_writes_of_others_take_set_id_bits_away(
+    kernel: Kernel, before: int, after: int, gid: int
+) -> None:
+    """Without group execution those who may set set-group-ID keep it: the group's members."""
     ino = kernel.write_file(b"file", b"x")
-    kernel.context = Context(uid=1000, gid=1000)
+    kernel.context = Context(uid=1000, gid=gid)
     handle = kernel.open(ino, os.O_WRONLY).fh
     kernel.setattr(ino, mode=before)  # while it is open
     finish(kernel.operations.write(handle, 0, b"y"))

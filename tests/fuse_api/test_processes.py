@@ -23,10 +23,12 @@ def write_process(
     flags: int = 0x400000,
     start: int = 1000,
     exit_code: int = 0,
+    groups: str = "",
 ) -> None:
     directory = root / str(tid)
     directory.mkdir(exist_ok=True)
-    (directory / "status").write_text(f"Name:\tx\nTgid:\t{tgid or tid}\nPid:\t{tid}\n")
+    status = f"Name:\tx\nTgid:\t{tgid or tid}\nPid:\t{tid}\nGroups:\t{groups}\nNStgid:\t1\n"
+    (directory / "status").write_text(status)
     fields = ["0"] * 50
     fields[0], fields[9 - 3], fields[22 - 3], fields[52 - 3] = (
         "S",
@@ -35,6 +37,15 @@ def write_process(
         str(exit_code),
     )
     (directory / "stat").write_text(f"{tid} ({command}) {' '.join(fields)}\n")
+
+
+def test_supplementary_groups(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, groups="4 24 1000 ")
+    write_process(tmp_path, 11)
+    table = ProcessTable(tmp_path)
+    assert table.groups(10) == {4, 24, 1000}
+    assert table.groups(11) == table.groups(12) == set()
+    assert ProcessTable().groups(os.getpid()) == set(os.getgroups())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +131,7 @@ def test_a_real_process_is_identified_as_long_as_it_is_there() -> None:
 
 def test_writers_that_ended_are_not_remembered_for_ever() -> None:
     """A descriptor that a shell or a pool of workers keeps open, and thousands write to."""
-    file = OpenFile(1, writable=True, direct=True, opener=None, may_keep_set_id=False)
+    file = OpenFile(1, writable=True, direct=True, opener=None, may_keep_set_id=False, gid=0)
     looks: list[Process] = []
     living = {Process(tgid, 1) for tgid in range(0, 10_000, 100)}
 

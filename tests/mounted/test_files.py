@@ -294,6 +294,34 @@ def test_a_write_by_another_user_takes_set_id_bits_away(unmounted: Workplace) ->
             assert stat.S_IMODE(path.stat().st_mode) == 0o777, change
 
 
+FALLOCATE = "import os, sys; os.posix_fallocate(os.open(sys.argv[1], os.O_WRONLY), 0, 100)"
+
+
+@needs_root
+@pytest.mark.parametrize("change", ["echo y >> {}", ": > {}", "truncate -s 1 {}", FALLOCATE])
+@pytest.mark.parametrize("member", ["no", "group", "supplementary"])
+def test_only_members_of_its_group_leave_a_file_the_set_group_id_mark(
+    unmounted: Workplace, change: str, member: str
+) -> None:
+    """As file systems of the kernel do (setattr_should_drop_sgid): without group execution."""
+    unmounted.mount("allow_other")
+    path = unmounted.mountpoint / "data"
+    path.write_bytes(b"x")
+    os.chown(path, 0, 1234)
+    path.chmod(0o6666)
+    command = ["sh", "-c", change.format(path)]
+    if change == FALLOCATE:
+        command = ["python3", "-c", change, path]
+    subprocess.run(
+        command,
+        check=True,
+        user=65534,
+        group=1234 if member == "group" else 65534,
+        extra_groups=[1234, 77] if member == "supplementary" else [77],
+    )
+    assert stat.S_IMODE(path.stat().st_mode) == (0o666 if member == "no" else 0o2666)
+
+
 @needs_root
 def test_directories_with_the_set_group_id_bit_pass_their_group_on(mnt: Path) -> None:
     shared = mnt / "shared"
