@@ -13,10 +13,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cxlfs.errors import MediaError, MediaUnavailableError, NotPersistentError
+from cxlfs.errors import BusyError, CxlfsError, MediaUnavailableError, NotPersistentError
+from cxlfs.media.lock import refuse_other_users
 from cxlfs.media.source import SourceMedia
 from cxlfs.media.sysfs import DaxDevice, Region, find_block_region, find_dax_device
 from cxlfs.native import Granularity, MappedRegion
+
+_SYSTEM_RAM_DRIVER = "kmem"
 
 
 def granularity_of(region: Region | None) -> Granularity:
@@ -34,22 +37,32 @@ def _volatile(path: str, device: DaxDevice) -> NotPersistentError:
     )
 
 
-def without_driver(path: str, sysfs: Path) -> MediaError:
-    """What to say of a device node that no driver answers for: of a volatile region never that it
-    needs one, though Linux binds none to it by itself.
+def without_driver(path: str, sysfs: Path) -> CxlfsError:
+    """What to say of a device node that its driver does not answer for: of a volatile region never
+    that it needs one, though Linux binds none to it by itself.
     """
     device = find_dax_device(Path(path).stat().st_rdev, sysfs)
     if device is not None and device.region is None:
         return _volatile(path, device)
+    if device is not None and device.driver == _SYSTEM_RAM_DRIVER:
+        return BusyError(
+            f"{path} is in use as system memory (driver {device.driver})",
+            next_step=f"take it back, then run it again: daxctl offline-memory {device.name}; "
+            f"daxctl reconfigure-device -m devdax {device.name}",
+        )
     return MediaUnavailableError(
         f"{path} has no driver", next_step="bind one: daxctl reconfigure-device -m devdax"
     )
 
 
-def open_device(descriptor: int, path: str, *, read_only: bool, sysfs: Path) -> SourceMedia:
-    """Map the device DAX node ``descriptor``, and take the descriptor over.
+def open_device(
+    descriptor: int, path: str, *, read_only: bool, sysfs: Path, proc: Path | None
+) -> SourceMedia:
+    """Map the device DAX node ``descriptor``, and take the descriptor over. ``proc``: where to look
+    for other processes that use it, and take no lock; None: they are no matter.
 
-    Raises NotPersistentError for a volatile region, MediaUnavailableError for other devices.
+    Raises NotPersistentError for a volatile region, BusyError for one that somebody uses,
+    MediaUnavailableError for other devices.
     """
     device = find_dax_device(os.fstat(descriptor).st_rdev, sysfs)
     if device is None:
@@ -64,6 +77,8 @@ def open_device(descriptor: int, path: str, *, read_only: bool, sysfs: Path) -> 
             f"{path} has no size: its driver is not bound",
             next_step=f"bind it to device_dax: daxctl reconfigure-device -m devdax {device.name}",
         )
+    if proc is not None and not read_only:
+        refuse_other_users(descriptor, path, proc)
     handle = MappedRegion.map_handle(
         descriptor,
         device.size_bytes,

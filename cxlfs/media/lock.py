@@ -1,5 +1,5 @@
 """Who may use a source: an exclusive (or, for readers, shared) flock on it, and the name of whoever
-holds it already.
+holds it already; of a DAX device also whoever uses it without a lock.
 
 Never: waits for a lock; writes an owner into the media.
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,21 @@ def lock_source(descriptor: int, path: str, *, shared: bool, proc: Path = PROC) 
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BusyError(f"{path} is in use by {describe_owner(descriptor, proc)}") from None
+
+
+def refuse_other_users(descriptor: int, path: str, proc: Path = PROC) -> None:
+    """Raises BusyError when another process has the source open, or mapped and closed: what knows
+    nothing of our lock, like a virtual machine that has a DAX device for its memory. Only processes
+    that this one may look into are seen: root sees all.
+    """
+    status = os.fstat(descriptor)
+    for has_it, users in (("open", _processes_with_open), ("mapped", _processes_with_mapping)):
+        for pid in users(status, proc):
+            command = _command_line(proc / str(pid)) or "command unknown"
+            raise BusyError(
+                f"{path} is in use by process {pid} ({command}), which has it {has_it}",
+                next_step="end that process first, or use another source",
+            )
 
 
 def describe_owner(descriptor: int, proc: Path = PROC) -> str:
@@ -77,15 +93,36 @@ def _command_line(process: Path) -> str | None:
     return None
 
 
-def _processes_with_open(status: os.stat_result, proc: Path) -> Iterator[int]:
-    """Other processes that have the source open: the lock belongs to one of them."""
+def _others(proc: Path) -> Iterator[Path]:
     for process in sorted(proc.iterdir()):
-        if not process.name.isdigit() or int(process.name) == os.getpid():
-            continue
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            yield process
+
+
+def _processes_with_open(status: os.stat_result, proc: Path) -> Iterator[int]:
+    """Other processes that have the source open, of a device under any name."""
+    for process in _others(proc):
         with contextlib.suppress(OSError):
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    other = descriptor.stat()
-                    if (other.st_dev, other.st_ino) == (status.st_dev, status.st_ino):
+                    if _is_same(descriptor.stat(), status):
                         yield int(process.name)
                         break
+
+
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    if stat.S_ISCHR(one.st_mode) and stat.S_ISCHR(other.st_mode):
+        return one.st_rdev == other.st_rdev
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _processes_with_mapping(status: os.stat_result, proc: Path) -> Iterator[int]:
+    """Other processes that have it mapped, by lines like
+    ``7f0000000000-7f0000200000 rw-s 00000000 00:06 435 /dev/dax0.0``.
+    """
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}", str(status.st_ino)
+    for process in _others(proc):
+        with contextlib.suppress(OSError):
+            lines = (process / "maps").read_bytes().decode(errors="replace").splitlines()
+            if any(tuple(line.split(maxsplit=5)[3:5]) == place for line in lines):
+                yield int(process.name)

@@ -17,7 +17,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from cxlfs.errors import BusyError, MediaError, MediaUnavailableError, UsageError
+from cxlfs.errors import BusyError, CxlfsError, MediaUnavailableError, UsageError
 from cxlfs.media import dax, file
 from cxlfs.media.base import Media
 from cxlfs.media.lock import PROC, lock_source
@@ -118,7 +118,7 @@ def _refuse_kind(path: str, mode: int) -> None:
         )
 
 
-def _open_error(request: _Request, error: OSError) -> BusyError | MediaError:
+def _open_error(request: _Request, error: OSError) -> CxlfsError:
     path = request.path
     if error.errno in (errno.EBUSY, errno.ETXTBSY):
         return BusyError(
@@ -149,7 +149,13 @@ def _map(descriptor: int, request: _Request) -> Media:
         if stat.S_ISBLK(mode):
             media: Media = file.open_block(descriptor, path, read_only=read_only)
         else:
-            media = dax.open_device(descriptor, path, read_only=read_only, sysfs=request.sysfs)
+            media = dax.open_device(
+                descriptor,
+                path,
+                read_only=read_only,
+                sysfs=request.sysfs,
+                proc=request.proc if request.exclusive else None,
+            )
         _refuse_size(media, wanted_bytes)
         return media
     if wanted_bytes is not None:

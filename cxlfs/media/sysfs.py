@@ -36,6 +36,8 @@ class DaxDevice:
     """None: not persistent."""
     parent: str
     """The sysfs folder it hangs from, for messages."""
+    driver: str | None = None
+    """``device_dax``; ``kmem`` of one that is used as system memory; None: bound to none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def find_dax_device(device_number: int, sysfs: Path = SYSFS) -> DaxDevice | None
         alignment_bytes=_number(_text(folder / "align")) or 4096,
         region=find_region(folder),
         parent=str(folder.parent),
+        driver=driver.resolve().name if (driver := folder / "driver").exists() else None,
     )
 
 

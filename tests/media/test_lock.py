@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from cxlfs.errors import BusyError
 from cxlfs.media import open_media
-from cxlfs.media.lock import describe_owner
+from cxlfs.media.lock import describe_owner, refuse_other_users
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 1 << 16
@@ -114,6 +115,35 @@ def test_lock_is_refused_before_the_source_changes(image: Path) -> None:
         with pytest.raises(BusyError):
             open_media(image, create_size_bytes=2 * SIZE)
         assert image.stat().st_size == SIZE
+
+
+STRANGER = """
+import mmap, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+if sys.argv[2] == "mapped":
+    mapping = mmap.mmap(descriptor, 4096)
+    os.closerange(3, 64)  # the one that the mapping keeps, too
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["open", "mapped"])
+def test_a_stranger_without_a_lock_is_seen(how: str) -> None:
+    """On tmpfs: as of device nodes, its numbers are the same in stat and among the mappings."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.truncate(SIZE)
+        refuse_other_users(file.fileno(), file.name)
+        with subprocess.Popen(
+            [sys.executable, "-c", STRANGER, file.name, how],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            with pytest.raises(BusyError, match=f"(?s)process {process.pid} .*has it {how}$"):
+                refuse_other_users(file.fileno(), file.name)
+        refuse_other_users(file.fileno(), file.name)
 
 
 def fake_proc(folder: Path, image: Path, *, pid: int, where: str | None = None) -> Path:

@@ -337,6 +337,21 @@ def test_volatile_device_is_refused(tmp_path: Path, *, read_only: bool) -> None:
     assert "cxl create-region" in caught.value.next_step
 
 
+def test_device_that_somebody_uses_without_a_lock_is_refused(tmp_path: Path) -> None:
+    sysfs = Sysfs(tmp_path / "sys")
+    sysfs.dax(sysfs.region(CXL), number=ZERO_NUMBER)
+    process = tmp_path / "proc" / "71"
+    (process / "fd").mkdir(parents=True)
+    (process / "fd" / "5").symlink_to(ZERO)
+    (process / "stat").write_text("71 (qemu) S 1 71 71")
+    (process / "cmdline").write_bytes(b"qemu\0-object\0memory-backend-file\0")
+    places = {"sysfs": tmp_path / "sys", "proc": tmp_path / "proc"}
+    with pytest.raises(BusyError, match=r"process 71 \(qemu -object .*\), which has it open"):
+        open_media(ZERO, **places)
+    with pytest.raises(NotPersistentError):  # as far as the mapping, which /dev/zero has not
+        open_media(ZERO, **places, read_only=True)
+
+
 def test_device_without_map_sync_is_refused(tmp_path: Path) -> None:
     """/dev/zero has none: the real mapping call says so."""
     sysfs = Sysfs(tmp_path)
@@ -347,11 +362,16 @@ def test_device_without_map_sync_is_refused(tmp_path: Path) -> None:
 
 @as_root
 @pytest.mark.parametrize(
-    ("parent", "error", "words"),
-    [(CXL_VOLATILE, NotPersistentError, "volatile"), (None, MediaUnavailableError, "no driver")],
+    ("parent", "driver", "error", "words"),
+    [
+        (CXL_VOLATILE, None, NotPersistentError, "volatile"),
+        (CXL_VOLATILE, "kmem", NotPersistentError, "volatile"),
+        (None, None, MediaUnavailableError, "no driver"),
+        (None, "kmem", BusyError, "in use as system memory"),
+    ],
 )
 def test_node_that_no_driver_answers_for(
-    tmp_path: Path, parent: str | None, error: type[MediaError], words: str
+    tmp_path: Path, parent: str | None, driver: str | None, error: type[CxlfsError], words: str
 ) -> None:
     """Linux binds no driver to a volatile region by itself: the advice must not be to bind one."""
     node, major, minor = tmp_path / "dax0.0", 240, 77  # 240 to 254: for experiments, no driver
@@ -360,7 +380,9 @@ def test_node_that_no_driver_answers_for(
     except PermissionError:
         pytest.skip("this root may not make device nodes")
     sysfs = Sysfs(tmp_path)
-    sysfs.dax(parent or sysfs.region(CXL), number=f"{major}:{minor}")
+    folder = sysfs.dax(parent or sysfs.region(CXL), number=f"{major}:{minor}")
+    if driver is not None:
+        sysfs.link(f"{folder}/driver", f"bus/dax/drivers/{driver}")
     with pytest.raises(error, match=words):
         open_media(node, sysfs=tmp_path)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ STATE_ATTRIBUTE = "user.cxlfs.state"
 MIB = 1 << 20
 KEPT = 3
 EXIT_NOT_PERSISTENT = 15
+EXIT_IN_USE = 11
 
 
 class Witness:
@@ -237,6 +239,33 @@ class Agent:
                 node = f"/dev/{dax.name}"
                 self._run("mkfs", node, "--force", expected=EXIT_NOT_PERSISTENT)
                 self._witness.send("refused", node=node)
+
+    def refuse_system_memory(self) -> None:
+        """The persistent device, lent to the kernel as memory and taken back."""
+        name = Path(self._source).name
+        # daxctl lends no memory that the kernel would use at once, and never give back.
+        Path("/sys/devices/system/memory/auto_online_blocks").write_text("offline")
+        for mode, more in (("system-ram", ["--no-online"]), ("devdax", [])):
+            command = ["daxctl", "reconfigure-device", *more, "--mode", mode, name]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ended.returncode != 0:
+                raise CommandFailedError(f"{' '.join(command)}: {ended.stdout}{ended.stderr}")
+            if mode == "system-ram":
+                self._run("mkfs", self._source, "--force", expected=EXIT_IN_USE)
+                self._witness.send("in_use", what="system memory")
+
+    def refuse_mapped(self) -> None:
+        """The device, while a process that knows nothing of cxlfs has it mapped."""
+        with Path(self._source).open("r+b") as file, mmap.mmap(file.fileno(), 2 * MIB):
+            self._run("mkfs", self._source, "--force", expected=EXIT_IN_USE)
+        self._witness.send("in_use", what="mapped")
+
+    def refuse_mounted(self) -> None:
+        """What holds a mounted store: its source, and the device that its file system lies on."""
+        device = os.environ["VM_DEVICE"]
+        for source in dict.fromkeys((self._source, device)):
+            self._run("mkfs", source, "--force", expected=EXIT_IN_USE)
+            self._witness.send("in_use", what=source)
 
     def act(self, action: str) -> None:
         name, *arguments = action.split(":")

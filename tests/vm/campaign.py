@@ -47,6 +47,7 @@ class TargetResult:
     target: str
     rounds: list[Round] = field(default_factory=list)
     volatile_refused: bool = False
+    in_use_refused: list[str] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
@@ -149,6 +150,9 @@ class Campaign:
     def _on_refused(self, _event: Event) -> None:
         self.result.volatile_refused = True
 
+    def _on_in_use(self, event: Event) -> None:
+        self.result.in_use_refused.append(event["what"])
+
     def _on_failed(self, event: Event) -> None:
         self._problem(event["message"])
 
@@ -247,8 +251,10 @@ class Campaign:
         """
         size = STORE_FILE_SIZE if self._target.mode == "xfs" else ""
         actions = [f"make:{size}", "mount"]
-        if self._target.mode == "devdax" and self._target.device == "nvdimm":
-            actions.insert(0, "refuse")
+        if self._target.device == "nvdimm":
+            actions.append("refuse_mounted")
+        if self._refuses_all:
+            actions = ["refuse", "refuse_system_memory", "refuse_mapped", *actions]
         began = time.monotonic()
         for number, planned in enumerate(cuts):
             cut = self._named(planned)
@@ -260,11 +266,21 @@ class Campaign:
         clean = [*actions, self._saving(None), "unmount", "verify:unmounted"]
         if self._boot(clean, None) and reboot:
             self._boot(["mount", "list", "status", "unmount"], None)
-        if self._target.device == "nvdimm" and self._target.mode == "devdax":
-            self._check_refusal()
+        self._check_refusals()
         self._say(f"{self._target.name}: done in {time.monotonic() - began:.0f} s")
         return self.result
 
-    def _check_refusal(self) -> None:
-        if not self.result.volatile_refused and not self.result.problems:
+    @property
+    def _refuses_all(self) -> bool:
+        """Whether every refusal of a device is tried: on one target, for they take their time."""
+        return self._target.device == "nvdimm" and self._target.mode == "devdax"
+
+    def _check_refusals(self) -> None:
+        result = self.result
+        if result.problems:
+            return
+        if self._refuses_all and not result.volatile_refused:
             self._problem("no volatile region came up, so that its refusal was not seen")
+        wanted = {"nvdimm-devdax": 3, "nvdimm-xfs": 2}.get(self._target.name, 0)
+        if len(result.in_use_refused) != wanted:
+            self._problem(f"{wanted} refusals of what is in use, not {result.in_use_refused}")
