@@ -19,6 +19,7 @@ from cxlfs.errors import MediaError, NotFoundError, OutOfMemoryError
 from cxlfs.fuse import kernel
 from cxlfs.fuse.direct import Direct
 from cxlfs.fuse.kernel import Opcode
+from cxlfs.native import FaultKind, set_fault
 from cxlfs.native.transport import UPCALL_LEASE
 from cxlfs.store.version import Version
 from tests.fuse_api.test_data_plane import ROOT, Plane, made_plane
@@ -232,6 +233,29 @@ def test_a_first_write_into_a_full_store_fails_as_any_other(caller: Caller) -> N
         with pytest.raises(OSError, match="No space"):
             caller.end(Opcode.FLUSH, inode, handle)
         caller.end(Opcode.RELEASE, inode, handle)
+
+
+def test_a_failed_fence_under_a_write_past_the_store_stops_writing(caller: Caller) -> None:
+    """Only the worker that copied the data saw it fail: the upcall says so."""
+    kept = caller.saved(b"kept", b"content")
+    inode, handle = caller.create(b"new")
+    other, beside = caller.create(b"beside")
+    assert caller.write(other, beside, 0, b"x")
+    set_fault(FaultKind.FENCE, 1)
+    try:
+        with pytest.raises(OSError, match="error"):
+            caller.write(inode, handle, 0, bytes(5000))
+    finally:
+        set_fault(FaultKind.FENCE, 0)
+    assert "a fence failed under a write" in (caller.plane.store.read_only_reason or "")
+    for opened in ((inode, handle), (other, beside)):
+        with pytest.raises(OSError, match="Read-only"):
+            caller.write(*opened, 0, b"more")
+        with pytest.raises(OSError, match=r"error|Read-only"):
+            caller.end(Opcode.FLUSH, *opened)
+        caller.end(Opcode.RELEASE, *opened)
+    assert caller.content(kept) == b"content"
+    caller.plane.operations.failures.counts.clear()
 
 
 # --- privileges -----------------------------------------------------------------------------------
