@@ -236,7 +236,9 @@ int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out);
 int cxl_map_promise(cxl_map *map, const cxl_range *ranges, uint64_t count);
 /* Bytes promised to the map and not written yet; *inside: not 0 when some of them lie in [offset, +length). */
 uint64_t cxl_map_promised(cxl_map *map, uint64_t offset, uint64_t length, uint64_t *inside);
-/* The same for all maps: no walk. */
+/* The bytes of holes that room is promised to. */
+uint64_t cxl_map_promised_holes(cxl_map *map);
+/* Bytes promised to all maps, in blocks: no walk. */
 uint64_t cxl_engine_promised(cxl_engine *engine);
 /* How what the map references counts: kept (0, as in the beginning), replaced (1) or aside (2). One walk. */
 int cxl_map_count_as(cxl_map *map, int kind);

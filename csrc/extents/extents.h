@@ -299,6 +299,7 @@ typedef struct {
     promised_range *promised; /* promise.c, as are the next ones */
     uint32_t promised_count;
     uint64_t promised_blocks;
+    uint64_t promised_holes;  /* bytes */
 } tree;
 
 typedef struct {

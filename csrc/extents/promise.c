@@ -44,8 +44,9 @@ static uint32_t find_range(const tree *content, uint64_t offset)
     return low;
 }
 
-static void add_blocks(cxl_engine *engine, tree *content, uint64_t more)
+static void add(cxl_engine *engine, tree *content, uint64_t more, uint64_t more_holes)
 {
+    content->promised_holes += more_holes;
     content->promised_blocks += more;
     atomic_fetch_add_explicit(&engine->promised_blocks, more, memory_order_relaxed);
 }
@@ -58,8 +59,9 @@ static void count(cxl_engine *engine, tree *content, uint64_t start, uint64_t en
         promised_range *range = &content->promised[i];
         uint64_t holes = holes_in(content, larger(range->start, start), smaller(range->end, end));
         uint64_t before = blocks_of(range->holes);
-        range->holes += sign < 0 ? 0 - holes : holes;
-        add_blocks(engine, content, blocks_of(range->holes) - before);
+        uint64_t more_holes = sign < 0 ? 0 - holes : holes;
+        range->holes += more_holes;
+        add(engine, content, blocks_of(range->holes) - before, more_holes);
     }
 }
 
@@ -77,7 +79,7 @@ void promise_after(cxl_engine *engine, tree *content, uint64_t start, uint64_t e
 
 void promise_clear(cxl_engine *engine, tree *content)
 {
-    add_blocks(engine, content, 0 - content->promised_blocks);
+    add(engine, content, 0 - content->promised_blocks, 0 - content->promised_holes);
     engine_release(engine, content->promised, content->promised_count * sizeof(*content->promised));
     content->promised = NULL;
     content->promised_count = 0;
@@ -114,7 +116,7 @@ int cxl_map_promise(cxl_map *map, const cxl_range *ranges, uint64_t count_wanted
     for (uint64_t i = 0; i < count_wanted; i++) {
         uint64_t holes = holes_in(content, ranges[i].start, ranges[i].end);
         fresh[i] = (promised_range){ranges[i].start, ranges[i].end, holes};
-        add_blocks(engine, content, blocks_of(holes));
+        add(engine, content, blocks_of(holes), holes);
     }
     pthread_rwlock_unlock(&map->lock);
     pthread_mutex_unlock(&map->writer);
@@ -134,6 +136,14 @@ uint64_t cxl_map_promised(cxl_map *map, uint64_t offset, uint64_t length, uint64
     uint64_t blocks = content->promised_blocks;
     pthread_rwlock_unlock(&map->lock);
     return blocks * BLOCK_BYTES;
+}
+
+uint64_t cxl_map_promised_holes(cxl_map *map)
+{
+    pthread_rwlock_rdlock(&map->lock);
+    uint64_t holes = map->content.promised_holes;
+    pthread_rwlock_unlock(&map->lock);
+    return holes;
 }
 
 uint64_t cxl_engine_promised(cxl_engine *engine)

@@ -140,6 +140,11 @@ class FileMap:
         count = lib.cxl_map_promised(self.handle, offset, length, inside)
         return int(count), bool(inside[0])
 
+    @property
+    def promised_holes_bytes(self) -> int:
+        """Of the holes that room is promised to, to the byte."""
+        return int(lib.cxl_map_promised_holes(self.handle))
+
     def count_as(self, counting: int) -> None:
         """How what it refers to counts from now on (``extents.Counting``). One walk, where that is
         another way than before.

@@ -281,7 +281,7 @@ class Inode:
         self.note_writes()
         if self.live is not None:
             size = self.live.size
-            allocated = self.live.allocated + self.live.promised()[0]
+            allocated = self.live.allocated + self.live.promised_holes_bytes
         elif self.entries is not None:
             size, allocated = DIRECTORY_SIZE_BYTES, 0
         else:
