@@ -234,6 +234,23 @@ class NoDaemonError(MountError):
     default_next_step = "mount it: cxlfs mount SOURCE MOUNTPOINT"
 
 
+class NoCheckpointError(CxlfsError):
+    """The directory holds no checkpoint at all, or is not there: a first start."""
+
+    errno = _errno.ENOENT
+    exit_code = 22
+    id = "no-checkpoint"
+    default_next_step = "start from the beginning, or name the directory that checkpoints are in"
+
+
+class NoGoodCheckpointError(CxlfsError):
+    """The directory holds checkpoints, and none of them is complete and verified."""
+
+    exit_code = 23
+    id = "no-good-checkpoint"
+    default_next_step = "look at them (cxlfs list), restore an older one, or start anew on purpose"
+
+
 class LimitError(CxlfsError):
     """A documented limit would be passed (see ``docs/format.md``, limits)."""
 

@@ -7,7 +7,24 @@ unpickled, imported or run, no framework is needed, and nothing is changed but b
 
 from __future__ import annotations
 
+from cxlfs.checkpoint.catalogue import Entry, catalogue, good, with_step
 from cxlfs.checkpoint.inspection import inspect, recognise
 from cxlfs.checkpoint.model import Checkpoint, File, Level, State, Tensor
+from cxlfs.checkpoint.tidy import plan, tidy, undo
 
-__all__ = ["Checkpoint", "File", "Level", "State", "Tensor", "inspect", "recognise"]
+__all__ = [
+    "Checkpoint",
+    "Entry",
+    "File",
+    "Level",
+    "State",
+    "Tensor",
+    "catalogue",
+    "good",
+    "inspect",
+    "plan",
+    "recognise",
+    "tidy",
+    "undo",
+    "with_step",
+]

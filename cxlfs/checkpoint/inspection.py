@@ -5,7 +5,6 @@ Never here: a format (``formats``), more than one checkpoint (``catalogue``).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -127,10 +126,3 @@ def _ask_store(home: Place, contents: Contents) -> None:
             contents.problems.append(IncompleteError(text))
         elif state == State.DAMAGED.value:
             contents.problems.append(DamagedError(f"{name} has bytes that cannot be read"))
-
-
-def with_step(checkpoint: Checkpoint, step: int | None) -> Checkpoint:
-    """The same with a step that its name says, where its content says none."""
-    if checkpoint.step is not None or step is None:
-        return checkpoint
-    return dataclasses.replace(checkpoint, step=step)

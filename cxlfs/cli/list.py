@@ -1,6 +1,6 @@
 """``cxlfs list``: the checkpoints in a store, with the commit that made each what it is.
 
-Never here: what counts as a checkpoint (``store``).
+Never here: what counts as a checkpoint (``store`` for files, ``checkpoint`` for formats).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import ClassVar
 
 import click
@@ -24,13 +25,14 @@ HELP = """List the checkpoints in the store on SOURCE, or in the one mounted on 
 either, in every store that is mounted.
 
 They are the files and directories in PATH (default: /). A directory stands for everything below
-it, and its state is the worst one in it.
+it, and its state is the worst one in it. In a mounted store the formats of frameworks are known:
+headers are read, and what is missing or wrong is said ("cxlfs good" reads the tensors too).
 
 \b
 States:
-  complete       the whole content was committed
-  incomplete     its writer has not closed it, or was killed: the content is a beginning
-  damaged        a checksum error was seen in it
+  complete       the whole content was committed; of a known format: nothing of it is missing
+  incomplete     its writer has not closed it, or was killed, or a part of it is missing
+  damaged        a checksum error was seen in it, or its parts contradict each other
   being written  it is open for writing: what is committed may be replaced or go on growing
   empty          nothing is in it
   set unknown    every file in the directory is complete; whether one is missing is not known
@@ -57,11 +59,18 @@ class Checkpoint:
     kept_aside: bool
     being_written: bool
     set_known: bool
-    """False for a directory: whether files are missing from it is not known."""
+    """False for a directory of no known format: whether files are missing from it is not known."""
     size_bytes: int
     files: int
     commit: int | None
     commit_time: str | None
+    format: str | None = None
+    """What kind of checkpoint it is; None: none that is known, or the store is not mounted."""
+    step: int | None = None
+    reason: str | None = None
+    """Why a checkpoint of a known format is not complete."""
+    checkpoints: int = 0
+    """Of a directory that is none itself: how many are in it."""
 
     @classmethod
     def from_message(cls, message: Mapping[str, object]) -> Checkpoint:
@@ -88,7 +97,7 @@ class Checkpoint:
     @property
     def words(self) -> str:
         """The state, and what else is known."""
-        words = [self.state]
+        words = [self.state if self.reason is None else f"{self.state}: {quote(self.reason)}"]
         if self.kept_aside:
             words.append("kept aside")
         elif self.being_written:
@@ -96,7 +105,9 @@ class Checkpoint:
         elif self.kind == "directory":
             if not self.files:
                 return "empty"
-            if self.state == "complete":
+            if self.checkpoints:
+                words.append(f"{self.checkpoints} checkpoint{'s'[: self.checkpoints > 1]}")
+            elif self.state == "complete" and not self.set_known:
                 words.append("set unknown")
         elif not self.size_bytes:
             words.append("empty")
@@ -106,6 +117,7 @@ class Checkpoint:
         paint = style.good if self.state == "complete" else style.bad
         return (
             paint(self.words),
+            "-" if self.step is None else str(self.step),
             "-" if self.commit is None else str(self.commit),
             self.commit_time or "-",
             format_size(self.size_bytes),
@@ -129,20 +141,23 @@ class Checkpoints(Report):
             return
         rows = [_HEADER, *(checkpoint.row(Style()) for checkpoint in self.checkpoints)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-        shown = _columns_that_fit(widths, style.width)
+        has_steps = any(checkpoint.step is not None for checkpoint in self.checkpoints)
+        shown = _columns_that_fit(widths, style.width, has_steps=has_steps)
         yield style.strong(_line(_HEADER, _HEADER, widths, shown))
         for plain, checkpoint in zip(rows[1:], self.checkpoints, strict=True):
             yield _line(plain, checkpoint.row(style), widths, shown)
 
 
-_HEADER = ("STATE", "COMMIT", "COMMITTED", "SIZE", "PATH")
-_STATE, _COMMIT, _COMMITTED, _SIZE, _PATH = range(len(_HEADER))
+_HEADER = ("STATE", "STEP", "COMMIT", "COMMITTED", "SIZE", "PATH")
+_STATE, _STEP, _COMMIT, _COMMITTED, _SIZE, _PATH = range(len(_HEADER))
 _GAP = "  "
 
 
-def _columns_that_fit(widths: list[int], width: int | None) -> list[int]:
-    """All of them; on a narrow terminal the commit's number goes first, then its time."""
-    shown = [_STATE, _COMMIT, _COMMITTED, _SIZE, _PATH]
+def _columns_that_fit(widths: list[int], width: int | None, *, has_steps: bool) -> list[int]:
+    """What says something; on a narrow terminal the commit's number goes first, then its time."""
+    shown = [_STATE, _STEP, _COMMIT, _COMMITTED, _SIZE, _PATH]
+    if not has_steps:
+        shown.remove(_STEP)
     for dispensable in (_COMMIT, _COMMITTED):
         needed = sum(widths[column] for column in shown) + len(_GAP) * (len(shown) - 1)
         if width is not None and needed > width:
@@ -157,7 +172,7 @@ def _line(
     cells = []
     for column in shown:
         padding = " " * (widths[column] - len(plain[column]))
-        if column in (_COMMIT, _SIZE):
+        if column in (_STEP, _COMMIT, _SIZE):
             cells.append(padding + painted[column])
         else:
             cells.append(painted[column] + ("" if column == _PATH else padding))
@@ -195,7 +210,8 @@ def checkpoints(target: str, path: str) -> Checkpoints:
         inside = _inside(path, daemon.mountpoint)
         messages = control_request(daemon.mountpoint, "list", {"path": inside})
         found = tuple(Checkpoint.from_message(message) for message in messages)
-        return Checkpoints(os.fsencode(daemon.mountpoint), os.fsencode(inside), found)
+        known = tuple(_with_format(each, daemon.mountpoint) for each in found)
+        return Checkpoints(os.fsencode(daemon.mountpoint), os.fsencode(inside), known)
     inside = _inside(path, None)
     # Only where a store is opened: see status.
     from cxlfs.cli.source import store_of  # noqa: PLC0415
@@ -204,6 +220,49 @@ def checkpoints(target: str, path: str) -> Checkpoints:
         entries = store.list_checkpoints(os.fsencode(inside))
         found = tuple(Checkpoint.from_message(dataclasses.asdict(entry)) for entry in entries)
     return Checkpoints(None, os.fsencode(inside), found)
+
+
+def _with_format(entry: Checkpoint, mountpoint: str) -> Checkpoint:
+    """The same, with what the bytes say; a mount that this user may not enter says nothing."""
+    if entry.kept_aside or entry.being_written:
+        return entry  # what is read now is not what was committed
+    # Only where a store is mounted: formats take a while to load.
+    from cxlfs.checkpoint import State, catalogue, inspect, with_step  # noqa: PLC0415
+
+    path = Path(mountpoint + os.fsdecode(entry.path))
+    found = inspect(_without_part(path) if entry.kind == "file" else path)
+    if found is not None and found.state is not State.UNKNOWN:
+        found = with_step(found)
+        # What the store knows of a file comes before what its bytes look like.
+        if entry.state != "complete" and found.state is State.COMPLETE:
+            return dataclasses.replace(entry, format=found.kind, step=found.step, set_known=True)
+        return dataclasses.replace(
+            entry,
+            state=found.state.value,
+            reason=found.reason,
+            format=found.kind,
+            step=found.step,
+            set_known=True,
+        )
+    below = catalogue(path) if entry.kind == "directory" else ()
+    if not below or any(each.checkpoint.state is State.UNKNOWN for each in below):
+        return entry
+    bad = next((e for e in below if e.checkpoint.state is not State.COMPLETE), None)
+    if bad is None or entry.state != "complete":
+        return dataclasses.replace(entry, set_known=bad is None, checkpoints=len(below))
+    found = bad.checkpoint
+    reason = f"{Path(found.path).name}: {found.reason}"
+    return dataclasses.replace(
+        entry, state=found.state.value, reason=reason, set_known=True, checkpoints=len(below)
+    )
+
+
+def _without_part(path: Path) -> Path:
+    """The prefix, for a file of TensorFlow's that has a part of a checkpoint."""
+    from cxlfs.checkpoint.formats.tensorflow import PART  # noqa: PLC0415  as above
+
+    match = PART.fullmatch(path.name)
+    return path if match is None else path.with_name(match["prefix"])
 
 
 def _inside(path: str, mountpoint: str | None) -> str:

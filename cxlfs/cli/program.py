@@ -44,6 +44,8 @@ SHORT_HELP = {
     "verify": "Check structures and data; repair what can be repaired.",
     "status": "Show the state of a store and what to do about it.",
     "list": "List checkpoints with their commits and states.",
+    "good": "Print the newest checkpoint that is complete and verified.",
+    "tidy": "Set unfinished checkpoints aside, so that a framework resumes.",
     "service": "Let systemd mount a store at boot.",
     "completion": "Print what lets a shell complete verbs and options.",
     "dump": "Show decoded structures of the media, for support.",

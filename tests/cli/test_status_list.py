@@ -265,6 +265,10 @@ def test_list_json(run: Run, filled: Path) -> None:
         "set_known": True,
         "size_bytes": 3 * MIB,
         "files": 1,
+        "format": None,  # not mounted: nobody looks inside
+        "step": None,
+        "reason": None,
+        "checkpoints": 0,
     }
     assert second["path"] == "/run1/b\\xff\n.pt"
     assert second["path_b64"] == "L3J1bjEvYv8KLnB0"

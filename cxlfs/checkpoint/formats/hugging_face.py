@@ -29,6 +29,7 @@ NAME = re.compile(r"checkpoint-(\d{1,18})")
 STATE = "trainer_state.json"
 _UNFINISHED = "checkpoint-is-incomplete.txt"
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin")
+_STATES = (".safetensors", ".bin", ".pt", ".pth")
 _RANDOM = re.compile(r"rng_state_(\d{1,9})\.pth")
 
 
@@ -56,7 +57,7 @@ class HuggingFace:
         if not has_weights:
             contents.problems.append(IncompleteError("it has no weights"))
         self._check_pairs(place, contents)
-        late = written_after(place, STATE, list(place.names()))
+        late = written_after(place, STATE, [n for n in place.names() if n.endswith(_STATES)])
         if late is not None:
             text = f"{late} was written after {STATE}: it may be of another save"
             contents.problems.append(IncompleteError(text))

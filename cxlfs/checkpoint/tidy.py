@@ -1,0 +1,330 @@
+"""Put aside what keeps a framework's own resume from working: the one module that changes anything.
+
+Never here: deletion. What is set aside is renamed into ``.cxlfs-aside/`` in the same directory, and
+comes back with :func:`undo`.
+
+Invariants
+- Only checkpoints that are newer than the newest good one are moved; incomplete ones also where
+  there is no good one (the first save was killed), damaged ones never then: there may be no more.
+- Each move is one rename within the file system; a tracker is replaced by renaming a file over it,
+  and what it held is kept. A crash between two steps leaves a directory that tidying again mends.
+- What is done is written down before it is done: ``tidy.json`` in the directory of what is aside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import os
+from pathlib import Path
+
+from cxlfs.checkpoint.catalogue import ASIDE, Entry, catalogue, verified
+from cxlfs.checkpoint.jsons import mapping, parse_json, sequence
+from cxlfs.checkpoint.model import Level, ProblemError, State
+from cxlfs.checkpoint.place import Place
+from cxlfs.checkpoint.trackers import Tracker, rewritten, trackers_of
+from cxlfs.checkpoint.writers import writers_in
+from cxlfs.errors import (
+    BusyError,
+    NoCheckpointError,
+    NoGoodCheckpointError,
+    NotFoundError,
+    ReadOnlyError,
+)
+
+_LIST = "tidy.json"
+_READ_ONLY_ERRNOS = frozenset({13, 1, 30})  # EACCES, EPERM, EROFS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moved:
+    """A checkpoint that is set aside, or back. ``names``: in the directory, and in ``aside``."""
+
+    path: str
+    names: tuple[str, ...]
+    state: State
+    reason: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Retargeted:
+    """A tracker that names another checkpoint. ``old`` None: it named nothing that can be."""
+
+    name: str
+    old: str | None
+    new: str
+    is_link: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """What tidying does. ``aside`` is where things go; None: nothing is in the way."""
+
+    directory: Path
+    good: Entry | None
+    moves: tuple[Moved, ...]
+    retargets: tuple[Retargeted, ...]
+    aside: Path | None
+
+
+def plan(directory: str | Path, level: Level = Level.CONTENT) -> Plan:
+    """What :func:`tidy` would do. Changes nothing.
+
+    Raises NoCheckpointError: there is none; NoGoodCheckpointError: all that there are are damaged.
+    """
+    place = Place(Path(directory))
+    entries = list(catalogue(directory))
+    if not entries:
+        raise NoCheckpointError(f"there is no checkpoint in {directory}")
+    newest, looked_at = _newest_good(entries, level)
+    in_the_way = [each for each in looked_at if _is_in_the_way(each, newest)]
+    moves = tuple(_moved(each) for each in in_the_way if each.names)
+    if newest is None and not moves:
+        first = looked_at[0].checkpoint
+        raise NoGoodCheckpointError(
+            f"no checkpoint in {directory} is good, and nothing that could be set aside is only "
+            f"incomplete; the newest, {first.path}, is {first.words}"
+        )
+    moved = {name for move in moves for name in (*move.names, Path(move.path).name)}
+    retargets = _retargets(place, newest, entries, moved)
+    aside = _aside_path(place) if moves or retargets else None
+    return Plan(place.path, newest, moves, retargets, aside)
+
+
+def _newest_good(entries: list[Entry], level: Level) -> tuple[Entry | None, list[Entry]]:
+    """The newest good one, and all entries as they were found to be."""
+    looked_at = list(entries)
+    for index, entry in enumerate(entries):
+        looked_at[index] = verified(entry, level)
+        if looked_at[index].checkpoint.state is State.COMPLETE:
+            return looked_at[index], looked_at
+    return None, looked_at
+
+
+def _is_in_the_way(entry: Entry, newest: Entry | None) -> bool:
+    state = entry.checkpoint.state
+    if state not in (State.INCOMPLETE, State.DAMAGED):
+        return False
+    if newest is None:
+        return state is State.INCOMPLETE
+    step, best = entry.checkpoint.step, newest.checkpoint.step
+    return (step is not None and best is not None and step > best) or entry.moment > newest.moment
+
+
+def _moved(entry: Entry) -> Moved:
+    found = entry.checkpoint
+    return Moved(found.path, entry.names, found.state, found.reason)
+
+
+def _retargets(
+    place: Place, newest: Entry | None, entries: list[Entry], moved: set[str]
+) -> tuple[Retargeted, ...]:
+    """Trackers that name what is moved, what is not there, or nothing."""
+    if newest is None or not newest.names:
+        return ()
+    target = newest.path.name
+    stays = {each.path.name for each in entries} - moved
+    found = []
+    for tracker in trackers_of(place):
+        if not _is_wrong(tracker, moved, stays):
+            continue
+        new = target if tracker.is_link else rewritten(place, tracker, target, stays)
+        if new is not None:
+            found.append(Retargeted(tracker.name, tracker.target, new, tracker.is_link))
+    return tuple(found)
+
+
+def _is_wrong(tracker: Tracker, moved: set[str], stays: set[str]) -> bool:
+    if tracker.is_link:
+        return tracker.target in moved
+    return tracker.target not in stays and tracker.target != "release"
+
+
+def _aside_path(place: Place) -> Path:
+    """A new name below ``.cxlfs-aside``, later in order than those that are there."""
+    now = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}"
+    base = place.path / ASIDE
+    number = 0
+    while (base / f"{now}-{number:03d}").exists():
+        number += 1
+    return base / f"{now}-{number:03d}"
+
+
+# --- doing it -------------------------------------------------------------------------------
+
+
+def tidy(directory: str | Path, level: Level = Level.CONTENT) -> Plan:
+    """Set aside what is in the way and put trackers right; what was done.
+
+    Durable when it returns. Raises what :func:`plan` raises; BusyError: a process is writing to
+    what would be moved; ReadOnlyError: this user may not rename here.
+    """
+    found = plan(directory, level)
+    if found.aside is None:
+        return found
+    for move in found.moves:
+        _refuse_writers(found.directory, move)
+    try:
+        _carry_out(found, found.aside)
+    except OSError as error:
+        raise _refused(found.directory, error) from error
+    return found
+
+
+def _carry_out(found: Plan, aside: Path) -> None:
+    aside.mkdir(parents=True)
+    _write(aside / _LIST, json.dumps(_listed(found), indent=2) + "\n")
+    for tracker in found.retargets:
+        _retarget(found.directory, tracker, aside)
+    for move in found.moves:
+        for name in move.names:
+            (found.directory / name).rename(aside / name)
+    for each in (aside, aside.parent, found.directory):
+        _sync(each)
+
+
+def _listed(found: Plan) -> dict[str, object]:
+    return {
+        "schema": "cxlfs.aside/1",
+        "moves": [
+            {"names": list(m.names), "state": m.state.value, "reason": m.reason}
+            for m in found.moves
+        ],
+        "trackers": [{"name": t.name, "new": t.new, "is_link": t.is_link} for t in found.retargets],
+    }
+
+
+def _retarget(directory: Path, tracker: Retargeted, aside: Path) -> None:
+    """The old one is copied aside, then replaced in one step: it is never missing."""
+    path, new = directory / tracker.name, aside / f"{tracker.name}.new"
+    if tracker.is_link:
+        (aside / tracker.name).symlink_to(path.readlink())
+        new.symlink_to(tracker.new)
+    else:
+        _write(aside / tracker.name, path.read_text(encoding="utf-8", errors="surrogateescape"))
+        _write(new, tracker.new)
+    new.replace(path)
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("x", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_writers(directory: Path, move: Moved) -> None:
+    wanted = tuple(f"{os.path.realpath(directory)}/{name}" for name in move.names)
+    for writer in writers_in(directory):
+        if any(writer.path == path or writer.path.startswith(f"{path}/") for path in wanted):
+            raise BusyError(
+                f"{writer.path} is being written by process {writer.pid} ({writer.name})",
+                next_step="wait until it has ended; tidy before a job, not beside it",
+            )
+
+
+def _refused(directory: Path, error: OSError) -> Exception:
+    if error.errno in _READ_ONLY_ERRNOS:
+        return ReadOnlyError(
+            f"nothing can be set aside in {directory}: {error.strerror}",
+            next_step="run it as who may write there",
+        )
+    return error
+
+
+# --- taking it back -------------------------------------------------------------------------
+
+
+def undo(directory: str | Path, *, dry_run: bool = False) -> Plan:
+    """Put back what was set aside last: checkpoints, and what trackers held.
+
+    A checkpoint whose name is taken again stays aside. Raises NotFoundError: nothing is aside.
+    """
+    place = Place(Path(directory))
+    aside = _last_aside(place.path)
+    moves, retargets = _read_list(aside)
+    back = [m for m in moves if _can_come_back(place.path, aside, m)]
+    done = Plan(place.path, None, tuple(back), tuple(retargets), aside)
+    if dry_run:
+        return done
+    try:
+        for move in back:
+            for name in move.names:
+                if (aside / name).exists():
+                    (aside / name).rename(place.path / name)
+        for tracker in retargets:
+            if os.path.lexists(aside / tracker.name):
+                (aside / tracker.name).replace(place.path / tracker.name)
+        if len(back) == len(moves):
+            _remove_empty(aside)
+        _sync(place.path)
+    except OSError as error:
+        raise _refused(place.path, error) from error
+    return done
+
+
+def _remove_empty(aside: Path) -> None:
+    """Nothing but the list is left in it, or it stays."""
+    if [each.name for each in aside.iterdir()] == [_LIST]:
+        (aside / _LIST).unlink()
+        aside.rmdir()
+    if not any(aside.parent.iterdir()):
+        aside.parent.rmdir()
+
+
+def _can_come_back(directory: Path, aside: Path, move: Moved) -> bool:
+    return not any(
+        os.path.lexists(directory / name) for name in move.names if os.path.lexists(aside / name)
+    )
+
+
+def _last_aside(directory: Path) -> Path:
+    base = directory / ASIDE
+    found = sorted(each for each in base.glob("*") if (each / _LIST).is_file())
+    if not found:
+        raise NotFoundError(f"nothing is set aside in {directory}", next_step=f"look into {base}")
+    return found[-1]
+
+
+def _read_list(aside: Path) -> tuple[list[Moved], list[Retargeted]]:
+    try:
+        with Place(aside).open(_LIST) as reader:
+            data = mapping(parse_json(reader.head(1 << 20), _LIST), _LIST)
+        moves = [_read_move(aside, each) for each in sequence(data.get("moves"), _LIST)]
+        trackers = [_read_tracker(each) for each in sequence(data.get("trackers"), _LIST)]
+    except ProblemError as error:
+        raise NotFoundError(
+            f"{aside / _LIST} cannot be read: {error}", next_step=f"move back what is in {aside}"
+        ) from error
+    return moves, trackers
+
+
+def _read_move(aside: Path, claim: object) -> Moved:
+    fields = mapping(claim, _LIST)
+    names = tuple(_plain(each) for each in sequence(fields.get("names"), _LIST))
+    state = next((each for each in State if each.value == fields.get("state")), State.UNKNOWN)
+    reason = fields.get("reason")
+    path = str(aside.parent.parent / names[0]) if names else ""
+    return Moved(path, names, state, reason if isinstance(reason, str) else None)
+
+
+def _read_tracker(claim: object) -> Retargeted:
+    fields = mapping(claim, _LIST)
+    is_link = fields.get("is_link") is True
+    return Retargeted(_plain(fields.get("name")), None, str(fields.get("new")), is_link)
+
+
+def _plain(name: object) -> str:
+    """A name in the directory, and nothing that leads out of it."""
+    if not isinstance(name, str) or "/" in name or name in ("", ".", "..") or "\0" in name:
+        raise ProblemError("a name in it leads elsewhere")
+    return name

@@ -1,0 +1,155 @@
+"""``cxlfs tidy``: set aside what keeps a framework's own resume from working.
+
+Never here: what is set aside, and how (``checkpoint.tidy``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import ClassVar
+
+import click
+
+from cxlfs.checkpoint import Level, plan, tidy, undo
+from cxlfs.checkpoint.tidy import Plan
+from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
+from cxlfs.cli.exit_codes import epilog
+from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.errors import (
+    BusyError,
+    NoCheckpointError,
+    NoGoodCheckpointError,
+    ReadOnlyError,
+    UsageError,
+)
+
+HELP = """Set checkpoints in DIR aside that are newer than the newest good one and not complete.
+
+Frameworks resume from the newest checkpoint, finished or not. After this the newest is the one that
+"cxlfs good" prints, and trackers (latest, latest_checkpointed_iteration.txt, checkpoint, symbolic
+links) that named another one name it. DIR is any directory, on a store or not. Run it before a job,
+not beside one: it refuses to move what a process is writing to.
+
+Nothing is deleted. What is set aside is renamed to DIR/.cxlfs-aside/TIME, with a list of what was
+wrong; --undo puts the last of them back. Where no checkpoint is good, incomplete ones are set aside
+(the first save was killed: the job starts anew), and damaged ones stay.
+
+\b
+Examples:
+  cxlfs tidy /mnt/ckpt/run1 && torchrun train.py --resume
+  cxlfs tidy /mnt/ckpt/run1 --dry-run
+  cxlfs tidy /mnt/ckpt/run1 --undo
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Aside:
+    """A checkpoint that was moved; ``names`` are those in the directory."""
+
+    path: bytes
+    names: tuple[bytes, ...]
+    state: str
+    reason: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrackerChange:
+    """A file or link that names the checkpoint to resume from. ``old`` null: it named none."""
+
+    name: bytes
+    old: bytes | None
+    new: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tidied(Report):
+    """What was set aside, or put back."""
+
+    schema: ClassVar[str] = "cxlfs.tidy/1"
+
+    directory: bytes
+    action: str
+    dry_run: bool
+    good: bytes | None
+    aside: bytes | None
+    checkpoints: tuple[Aside, ...]
+    trackers: tuple[TrackerChange, ...]
+
+    @classmethod
+    def of(cls, found: Plan, action: str, *, dry_run: bool) -> Tidied:
+        return cls(
+            directory=os.fsencode(found.directory),
+            action=action,
+            dry_run=dry_run,
+            good=None if found.good is None else os.fsencode(found.good.path),
+            aside=None if found.aside is None else os.fsencode(found.aside),
+            checkpoints=tuple(
+                Aside(
+                    os.fsencode(move.path),
+                    tuple(os.fsencode(name) for name in move.names),
+                    move.state.value,
+                    move.reason,
+                )
+                for move in found.moves
+            ),
+            trackers=tuple(
+                TrackerChange(
+                    os.fsencode(tracker.name),
+                    None if tracker.old is None else os.fsencode(tracker.old),
+                    os.fsencode(tracker.new),
+                )
+                for tracker in found.retargets
+            ),
+        )
+
+    def lines(self, style: Style, /) -> Iterator[str]:
+        would = "would be " if self.dry_run else ""
+        for each in self.checkpoints:
+            words = each.state if each.reason is None else f"{each.state}: {each.reason}"
+            done = "put back" if self.action == "undo" else "set aside"
+            yield f"{style.warning(f'{would}{done}')}: {quote(each.path)}, {quote(words)}"
+        for tracker in self.trackers:
+            done = "put back" if self.action == "undo" else "rewritten"
+            new = quote(tracker.new).splitlines()[0] if self.action != "undo" else ""
+            yield f"{would}{done}: {quote(tracker.name)}" + (f", now {new}" if new else "")
+        if self.aside is None:
+            yield "nothing is in the way"
+        elif self.action == "tidy":
+            yield f"kept in: {quote(self.aside)}"
+        if self.good is not None:
+            yield f"newest good: {quote(self.good)}"
+
+
+@click.command(
+    "tidy",
+    help=HELP,
+    context_settings=CONTEXT_SETTINGS,
+    epilog=epilog(
+        BusyError.exit_code,
+        ReadOnlyError.exit_code,
+        NoCheckpointError.exit_code,
+        NoGoodCheckpointError.exit_code,
+    ),
+)
+@click.argument("directory", metavar="DIR", type=ANY_PATH)
+@click.option("--dry-run", "-n", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--undo", "take_back", is_flag=True, help="Put back what was set aside last.")
+@click.option("--structure-only", is_flag=True, help="Read headers and sizes, not the tensors.")
+@common_options
+def command(
+    directory: str, *, dry_run: bool, take_back: bool, structure_only: bool, as_json: bool
+) -> None:
+    """See HELP."""
+    output = Output(as_json=as_json)
+    level = Level.STRUCTURE if structure_only else Level.CONTENT
+    if take_back and structure_only:
+        raise UsageError("--undo looks at no checkpoint", next_step="leave --structure-only out")
+    if take_back:
+        output.report(Tidied.of(undo(directory, dry_run=dry_run), "undo", dry_run=dry_run))
+        return
+    found = plan(directory, level) if dry_run else tidy(directory, level)
+    output.report(Tidied.of(found, "tidy", dry_run=dry_run))
+    if found.good is None:
+        output.warning("no checkpoint is good: a job that starts now starts from the beginning")
