@@ -1,4 +1,4 @@
-"""``cxlfs good`` and ``cxlfs tidy`` as scripts call them, in an ordinary directory."""
+"""``cxlfs good`` and ``cxlfs tidy`` as scripts call them, in an ordinary directory and on a store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.cli import Run, assert_two_lines
+from tests.support.mount import Workplace
 
 CUT = "the archive has no end: it was cut off, or is still written"
 
@@ -101,3 +102,28 @@ def test_nothing_to_undo(run: Run, saved: Path) -> None:
     assert_two_lines(run("tidy", saved, "--undo"), 1, "cxlfs tidy", "nothing is set aside")
     said = run("tidy", saved, "--undo", "--structure-only")
     assert_two_lines(said, 2, "cxlfs tidy", "--undo")
+
+
+@pytest.mark.mounted
+def test_list_knows_the_formats_of_frameworks(run: Run, place: Workplace) -> None:
+    place.mount()
+    directory = place.mountpoint / "run1"
+    directory.mkdir()
+    for step in (1, 2):
+        np.savez(directory / f"step-{step}.npz", w=np.arange(1000.0))
+    (whole,) = run("list", place.mountpoint, "--json").document["checkpoints"]
+    assert (whole["state"], whole["set_known"], whole["checkpoints"]) == ("complete", True, 2)
+    assert "complete, 2 checkpoints" in run("list", place.mountpoint).stdout
+    data = (directory / "step-2.npz").read_bytes()
+    (directory / "step-2.npz").write_bytes(data[:3000])  # closed well: the store calls it complete
+    said = run("list", place.mountpoint, "run1")
+    header, first, second = said.stdout.splitlines()
+    assert header.split() == ["STATE", "STEP", "COMMIT", "COMMITTED", "SIZE", "PATH"]
+    assert first.split()[:2] == ["complete", "1"]
+    assert second.startswith("incomplete: the archive has no end")
+    (whole,) = run("list", place.mountpoint, "--json").document["checkpoints"]
+    assert (whole["state"], whole["checkpoints"]) == ("incomplete", 2)
+    assert whole["reason"].startswith("step-2.npz: the archive has no end")
+    assert run("good", directory).stdout == f"{directory}/step-1.npz\n"
+    assert run("tidy", directory).code == 0
+    assert run("good", directory).stderr == ""

@@ -479,29 +479,3 @@ def test_mount_cxlfs_gives_the_codes_of_mount(place: Workplace) -> None:
     assert_two_lines(said, 32, "mount.cxlfs", "does not exist")
     said = run_program(place.source, program="mount.cxlfs")
     assert_two_lines(said, 1, "mount.cxlfs", "missing argument")
-
-
-def test_list_knows_the_formats_of_frameworks(run: Run, place: Workplace) -> None:
-    import numpy as np
-
-    place.mount()
-    directory = place.mountpoint / "run1"
-    directory.mkdir()
-    for step in (1, 2):
-        np.savez(directory / f"step-{step}.npz", w=np.arange(1000.0))
-    (whole,) = run("list", place.mountpoint, "--json").document["checkpoints"]
-    assert (whole["state"], whole["set_known"], whole["checkpoints"]) == ("complete", True, 2)
-    assert "complete, 2 checkpoints" in run("list", place.mountpoint).stdout
-    data = (directory / "step-2.npz").read_bytes()
-    (directory / "step-2.npz").write_bytes(data[:3000])  # closed well: the store calls it complete
-    said = run("list", place.mountpoint, "run1")
-    header, first, second = said.stdout.splitlines()
-    assert header.split() == ["STATE", "STEP", "COMMIT", "COMMITTED", "SIZE", "PATH"]
-    assert first.split()[:2] == ["complete", "1"]
-    assert second.startswith("incomplete: the archive has no end")
-    (whole,) = run("list", place.mountpoint, "--json").document["checkpoints"]
-    assert (whole["state"], whole["checkpoints"]) == ("incomplete", 2)
-    assert whole["reason"].startswith("step-2.npz: the archive has no end")
-    assert run("good", directory).stdout == f"{directory}/step-1.npz\n"
-    assert run("tidy", directory).code == 0
-    assert run("good", directory).stderr == ""
