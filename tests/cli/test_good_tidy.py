@@ -1,15 +1,16 @@
-"""``cxlfs good`` and ``cxlfs tidy`` as scripts call them, in an ordinary directory and on a store."""
+"""``cxlfs good`` and ``cxlfs tidy`` as scripts call them, in any directory and on a store."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.cli import Run, assert_two_lines
-from tests.support.mount import Workplace
+from tests.support.mount import Workplace, wait_until
 
 CUT = "the archive has no end: it was cut off, or is still written"
 
@@ -109,21 +110,28 @@ def test_list_knows_the_formats_of_frameworks(run: Run, place: Workplace) -> Non
     place.mount()
     directory = place.mountpoint / "run1"
     directory.mkdir()
+
+    def whole() -> dict[str, Any]:
+        (entry,) = run("list", place.mountpoint, "--json").document["checkpoints"]
+        return dict(entry)
+
+    def wait_for_release() -> None:  # close() does not wait for it
+        wait_until(lambda: not whole()["being_written"], "files released")
+
     for step in (1, 2):
         np.savez(directory / f"step-{step}.npz", w=np.arange(1000.0))
-    (whole,) = run("list", place.mountpoint, "--json").document["checkpoints"]
-    assert (whole["state"], whole["set_known"], whole["checkpoints"]) == ("complete", True, 2)
+    wait_for_release()
+    assert (whole()["state"], whole()["set_known"], whole()["checkpoints"]) == ("complete", True, 2)
     assert "complete, 2 checkpoints" in run("list", place.mountpoint).stdout
     data = (directory / "step-2.npz").read_bytes()
     (directory / "step-2.npz").write_bytes(data[:3000])  # closed well: the store calls it complete
-    said = run("list", place.mountpoint, "run1")
-    header, first, second = said.stdout.splitlines()
+    wait_for_release()
+    header, first, second = run("list", place.mountpoint, "run1").stdout.splitlines()
     assert header.split() == ["STATE", "STEP", "COMMIT", "COMMITTED", "SIZE", "PATH"]
     assert first.split()[:2] == ["complete", "1"]
     assert second.startswith("incomplete: the archive has no end")
-    (whole,) = run("list", place.mountpoint, "--json").document["checkpoints"]
-    assert (whole["state"], whole["checkpoints"]) == ("incomplete", 2)
-    assert whole["reason"].startswith("step-2.npz: the archive has no end")
+    assert (whole()["state"], whole()["checkpoints"]) == ("incomplete", 2)
+    assert whole()["reason"].startswith("step-2.npz: the archive has no end")
     assert run("good", directory).stdout == f"{directory}/step-1.npz\n"
     assert run("tidy", directory).code == 0
     assert run("good", directory).stderr == ""
