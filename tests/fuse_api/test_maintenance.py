@@ -3,16 +3,56 @@
 from __future__ import annotations
 
 import threading
+import types
 
 import pytest
 import trio
 
-from cxlfs.daemon import populater
+from cxlfs.daemon import server
 from cxlfs.media import MemoryMedia
 from cxlfs.store import Store
 from tests.support.stores import make_media
 
 SECONDS_MAX = 30
+
+
+def run_until(store: object, lock: threading.Lock, done: threading.Event) -> None:
+    """The daemon's loop over a store, until that has seen enough."""
+    daemon = object.__new__(server._Server)
+    daemon._service = types.SimpleNamespace(store=store)  # type: ignore[assignment]
+    daemon._operations = types.SimpleNamespace(lock=lock, failures=None)  # type: ignore[assignment]
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon._maintain)
+            assert await trio.to_thread.run_sync(done.wait, SECONDS_MAX)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_step_is_one_turn_with_the_lock_and_the_rest_is_done_without_it() -> None:
+    lock, done, calls = threading.Lock(), threading.Event(), list[str]()
+
+    def maintain(_now: float, *, apart: bool) -> bool:
+        assert apart
+        assert lock.locked()
+        calls.append("with")
+        return True
+
+    def maintain_apart() -> bool:
+        assert not lock.locked()
+        calls.append("without")
+        if len(calls) == 20:
+            done.set()
+        return True
+
+    counters = types.SimpleNamespace(maintenance_seconds_max=0.0)
+    volume = types.SimpleNamespace(counters=counters)
+    store = types.SimpleNamespace(maintain=maintain, maintain_apart=maintain_apart, volume=volume)
+    run_until(store, lock, done)
+    assert calls[:20] == ["with", "without"] * 10
+    assert counters.maintenance_seconds_max > 0
 
 
 def test_idle_room_is_mapped_ahead_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,54 +72,8 @@ def test_idle_room_is_mapped_ahead_without_the_lock(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(MemoryMedia, "populates", True)
     monkeypatch.setattr(MemoryMedia, "populate", populate)
-    monkeypatch.setattr(populater, "IDLE_SECONDS", 0.001)
-    mapper = populater.Populater(store, lock)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(mapper.run)
-            assert await trio.to_thread.run_sync(done.wait, SECONDS_MAX)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    monkeypatch.setattr(server, "MAINTENANCE_SECONDS", 0.001)
+    run_until(store, lock, done)
     assert len(set(told)) == len(told)
-    store.abandon()
-    media.close()
-
-
-def test_who_writes_has_the_next_room_mapped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the window, and not only what is mapped at a time while nothing happens."""
-    media = make_media(64 << 20)
-    Store.format(media)
-    store = Store.open(media)
-    pieces, seen, done = 5 * populater._IDLE_PIECES, list[int](), threading.Event()
-
-    def room_ahead() -> tuple[int, int] | None:
-        return None if len(seen) == pieces else (4096 * len(seen), 4096)
-
-    def populate(_media: object, offset: int, _length: int) -> int:
-        seen.append(offset)
-        if len(seen) == pieces:
-            done.set()
-        return 4096
-
-    monkeypatch.setattr(MemoryMedia, "populate", populate)
-    monkeypatch.setattr(store.volume.space, "room_ahead", room_ahead)
-    monkeypatch.setattr(populater, "IDLE_SECONDS", float(SECONDS_MAX))
-    mapper = populater.Populater(store, threading.Lock())
-    mapper.wake()  # before anything runs: nothing to wake
-
-    async def main() -> None:
-        with trio.fail_after(SECONDS_MAX / 2):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(mapper.run)
-                while not done.is_set():
-                    mapper.wake()
-                    await trio.sleep(0.001)
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
-    assert len(seen) == len(set(seen)) == pieces
-    mapper.wake()  # and after it
     store.abandon()
     media.close()

@@ -100,28 +100,30 @@ def test_between_two_steps_others_commit(shop: Shop, store: Store) -> None:
     shop.reopen(store)
 
 
-def test_an_image_is_stored_in_pieces(
+def test_an_image_is_stored_apart_in_pieces(
     shop: Shop, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each durable by itself, and none larger than what a step may store."""
+    """Not under the lock of the store, each durable by itself, none longer than a step stores."""
     monkeypatch.setattr(rollover, "PIECE_BYTES", 4096)
     for number in range(300):
         store.make_node(1, b"f%d" % number, 0o100644, 0, 0, 0)
-    steps: list[list[str | int]] = []
+    done: list[int | str] = []
     copy, fence = store.media.copy, store.media.fence
     monkeypatch.setattr(
-        store.media, "copy", lambda at, data: (steps[-1].append(len(data)), copy(at, data))[1]
+        store.media, "copy", lambda at, data: (done.append(len(data)), copy(at, data))[1]
     )
-    monkeypatch.setattr(store.media, "fence", lambda: (steps[-1].append("fence"), fence())[1])
-    steps.append([])
+    monkeypatch.setattr(store.media, "fence", lambda: (done.append("fence"), fence())[1])
     store.volume.rollovers.begin()
+    pieces = []
     while store.volume.rollovers.running is not None:
-        steps.append([])
-        if not store.volume.rollovers.step_apart():
-            store.volume.rollovers.step(apart=True)
-    stored = [step for step in steps if any(isinstance(what, int) for what in step)]
-    assert len(stored) > 5
-    for length, *rest in stored:
+        done.clear()
+        store.volume.rollovers.step(apart=True)
+        assert [what for what in done if what != "fence"] == []
+        done.clear()
+        if store.volume.rollovers.step_apart():
+            pieces.append(tuple(done))
+    assert len(pieces) > 5
+    for length, *rest in pieces:
         assert isinstance(length, int)
         assert length <= 4096
         assert rest == ["fence"]
@@ -129,6 +131,26 @@ def test_an_image_is_stored_in_pieces(
 
 
 # --- journals -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("always_in_steps")
+def test_whoever_fills_the_journal_does_not_make_the_image(shop: Shop, store: Store) -> None:
+    """A new journal is all that it takes; the image comes in steps, behind others' requests."""
+    for number in range(40):
+        write_file(store, 1, b"f%d" % number, b"x" * number)
+    generation = store.volume.root.generation
+    longest, number = 0, 0
+    while store.volume.rollovers.running is None:
+        before = store.volume.counters.image_bytes_written
+        store.set_xattr(1, b"user.k", b"%d" % number * 100)
+        longest = max(longest, store.volume.counters.image_bytes_written - before)
+        number += 1
+        assert number < 4000
+    assert longest == 0
+    assert store.volume.root.generation == generation
+    assert finish(store) > 20
+    assert store.volume.root.generation == generation + 1
+    shop.reopen(store)
 
 
 @pytest.mark.usefixtures("always_in_steps")
