@@ -58,12 +58,14 @@ static uint32_t split(cover_piece *list, uint32_t *count, uint32_t offset)
 /* No two equal neighbours from piece first - 1 to piece end. */
 static void unite(cover_piece *list, uint32_t *count, uint32_t first, uint32_t end)
 {
-    uint32_t kept = first > 0 ? first : 1;
-    for (uint32_t i = kept; i < *count; i++) {
-        if (i > end || !equal_counts(&list[i], &list[kept - 1]))
+    uint32_t kept = first > 0 ? first : 1, i = kept;
+    for (; i < *count && i <= end; i++) {
+        if (!equal_counts(&list[i], &list[kept - 1]))
             list[kept++] = list[i];
     }
-    *count = kept;
+    if (kept < i)
+        memmove(list + kept, list + i, (*count - i) * sizeof(*list));
+    *count -= i - kept;
 }
 
 /* Counts of [start, end) change by add and remove (a kind, or COVER_KINDS); changed: bytes of each kind. */
