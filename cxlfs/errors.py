@@ -322,6 +322,13 @@ class NoAttributeError(NamespaceError):
     id = "no-such-attribute"
 
 
+class AttributeLongerError(NamespaceError):
+    """Than what the caller has room for."""
+
+    errno = _errno.ERANGE
+    id = "attribute-longer"
+
+
 class AttributeTooLargeError(NamespaceError):
     errno = _errno.ENOSPC
     id = "attribute-too-large"

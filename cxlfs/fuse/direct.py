@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from cxlfs.errors import InvalidArgumentError, MediaError
+from cxlfs.errors import AttributeLongerError, InvalidArgumentError, MediaError
 from cxlfs.fuse import kernel
 from cxlfs.fuse.boundary import outcome_of
 from cxlfs.fuse.kernel import Opcode
@@ -64,6 +64,7 @@ class Direct:
             Opcode.FLUSH: self._flush,
             Opcode.RELEASE: self._release,
             Opcode.FSYNC: self._fsync,
+            Opcode.GETXATTR: self._getxattr,
             Opcode.READ: self._read,
             Opcode.WRITE: self._write,
             Opcode.FALLOCATE: self._fallocate,
@@ -162,6 +163,17 @@ class Direct:
         (handle,) = kernel.NUMBER.unpack_from(upcall.arguments)
         self._store.fsync(handle)
         return b""
+
+    def _getxattr(self, upcall: Upcall) -> bytes:
+        """The kernel asks for file capabilities before each change of a file but by writing."""
+        (room,) = kernel.GETXATTR.unpack_from(upcall.arguments)
+        (name,) = kernel.names(upcall.arguments, kernel.GETXATTR.size)
+        value = self._requests.xattr(upcall.inode, name)
+        if room == 0:
+            return kernel.GETXATTR.pack(len(value))
+        if len(value) > room:
+            raise AttributeLongerError(f"{len(value)} bytes, and room for {room}")
+        return value
 
     # --- data ---------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class Opcode(enum.IntEnum):
     WRITE = 16
     RELEASE = 18
     FSYNC = 20
+    GETXATTR = 22
     FLUSH = 25
     CREATE = 35
     BATCH_FORGET = 42
@@ -46,6 +47,8 @@ CREATE = struct.Struct("=IIII")
 READ = struct.Struct("=QQI20x")
 WRITE = struct.Struct("=QQI20x")
 """Handle, offset, size."""
+GETXATTR = struct.Struct("=I4x")
+"""Room for the value, 0: only its length is asked; the name follows. The length as an answer."""
 BATCH_FORGET = struct.Struct("=I4x")
 FORGET_ONE = struct.Struct("=QQ")
 FALLOCATE = struct.Struct("=QQQI4x")

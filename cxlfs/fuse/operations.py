@@ -19,7 +19,6 @@ import pyfuse3
 
 from cxlfs.errors import (
     BadHandleError,
-    NoAttributeError,
     NotFoundError,
     UnsupportedOperationError,
 )
@@ -313,9 +312,7 @@ class Operations(Requests, pyfuse3.Operations):
 
     @request
     def getxattr(self, inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
-        if name.startswith(b"system."):
-            raise NoAttributeError("no attributes of the system namespace")
-        return self.store.get_xattr(inode, name)
+        return self.xattr(inode, name)
 
     @request
     def listxattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:

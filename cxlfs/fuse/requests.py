@@ -28,6 +28,7 @@ from cxlfs.errors import (
     ExistsError,
     InvalidArgumentError,
     NameTooLongError,
+    NoAttributeError,
     NotFoundError,
     UnsupportedOperationError,
 )
@@ -132,6 +133,12 @@ class Requests:
             exchange=bool(flags & RENAME_EXCHANGE),
             no_replace=bool(flags & RENAME_NOREPLACE),
         )
+
+    def xattr(self, ino: int, name: bytes) -> bytes:
+        """The value. Raises NoAttributeError."""
+        if name.startswith(b"system."):
+            raise NoAttributeError("no attributes of the system namespace")
+        return self.store.get_xattr(ino, name)
 
     # --- modes ------------------------------------------------------------------------------
 

@@ -92,6 +92,26 @@ def test_appending_descriptors_do_not_overwrite_each_other(either: Workplace) ->
     assert file.read_bytes() == b"".join(b"%02d\n" % number for number in range(90))
 
 
+def test_values_of_extended_attributes(either: Workplace) -> None:
+    descriptor = os.open(either.mountpoint / "file", os.O_RDWR | os.O_CREAT)
+    value = bytes(range(256)) * 200
+    for name in ("user.long", "user.empty"):
+        os.setxattr(descriptor, name, value if name == "user.long" else b"")
+    assert os.getxattr(descriptor, "user.long") == value
+    assert os.getxattr(descriptor, "user.empty") == b""
+    room = ctypes.create_string_buffer(len(value))
+    assert _libc.fgetxattr(descriptor, b"user.long", None, 0) == len(value)
+    assert _libc.fgetxattr(descriptor, b"user.long", room, len(value)) == len(value)
+    assert room.raw == value
+    assert _libc.fgetxattr(descriptor, b"user.long", room, len(value) - 1) == -1
+    assert ctypes.get_errno() == errno.ERANGE
+    for name in ("user.other", "system.posix_acl_access"):
+        with pytest.raises(OSError) as caught:
+            os.getxattr(descriptor, name)
+        assert caught.value.errno in (errno.ENODATA, errno.EOPNOTSUPP)
+    os.close(descriptor)
+
+
 OVERWRITE = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_WRONLY | os.O_TRUNC)
@@ -216,6 +236,17 @@ def test_room_is_allocated_punched_and_zeroed(place: Workplace) -> None:
     expected[10_001:60_001] = bytes(50_000)
     expected[70_000:70_005] = bytes(5)
     assert file.read_bytes() == expected
+
+
+def test_allocating_goes_no_long_way(place: Workplace) -> None:
+    """Before each the kernel asks for file capabilities: that is answered without libfuse too."""
+    descriptor = os.open(place.mountpoint / "file", os.O_RDWR | os.O_CREAT)
+    before, calls = count(place, "forwarded"), count(place, "calls")
+    for number in range(50):
+        fallocate(descriptor, 0, number * 4096, 4096)
+    assert count(place, "calls") - calls >= 100
+    assert count(place, "forwarded") == before
+    os.close(descriptor)
 
 
 def test_holes_are_found(place: Workplace) -> None:
