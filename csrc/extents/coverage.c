@@ -17,7 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "extents.h"
+#include "extents/extents.h"
+#include "extents/referrers.h"
 
 enum { SPLITS = 2, WORK = COVER_FEW + SPLITS, HEAP_PIECES_MIN = 6 };
 
@@ -169,8 +170,36 @@ static int change(cxl_engine *engine, extent *x, uint64_t start, uint64_t length
         else
             result = -ENOMEM;
     }
+    if (add == COVER_KINDS)
+        referrers_gone(engine, x);
     pthread_mutex_unlock(stripe_of(engine, x));
     return result;
+}
+
+bool cover_run(const extent *x, uint64_t start, uint64_t end, uint64_t *first, uint64_t *last)
+{
+    const cover_piece *list = x->cover != NULL ? x->cover : x->cover_few;
+    uint32_t low = 0, high = x->cover_count;
+    *first = start;
+    *last = end;
+    if (x->cover_stays)
+        return start < end;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (list[middle].start <= start)
+            low = middle;
+        else
+            high = middle;
+    }
+    for (; low < x->cover_count && kind_of(&list[low]) == COVER_KINDS; low++)
+        ;
+    if (low == x->cover_count || list[low].start >= end)
+        return false;
+    *first = larger(start, list[low].start);
+    for (; low < x->cover_count && kind_of(&list[low]) != COVER_KINDS; low++)
+        ;
+    *last = low == x->cover_count ? end : smaller(end, list[low].start);
+    return *first < *last;
 }
 
 /* ------------------------------------------------------------------------------------ references */
@@ -197,6 +226,13 @@ static reference clipped(const reference *ref, uint64_t start, uint64_t end)
     return (reference){first, last - first, ref->extent, ref->extent_offset + (first - ref->file_offset)};
 }
 
+/* What was taken off comes back; who refers to it may have been forgotten. */
+static void restore(cxl_engine *engine, const tree *content, const reference *part)
+{
+    cover_add(engine, part, content->kind, true);
+    referrers_add(engine, part, content->owner);
+}
+
 /* Take what stands in [start, end) off the counts, up to the reference at stop; how far it came. */
 static int remove_range(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, bool must)
 {
@@ -211,7 +247,7 @@ static int remove_range(cxl_engine *engine, const tree *content, uint64_t start,
                 if (reference_end(ref) <= start)
                     break;
                 part = clipped(ref, start, end);
-                cover_add(engine, &part, content->kind, true);
+                restore(engine, content, &part);
             }
             return -ENOMEM;
         }
@@ -226,7 +262,8 @@ int cover_replace(cxl_engine *engine, const tree *content, uint64_t start, uint6
     size_t done = 0;
     while (done < count && result == 0) {
         result = cover_add(engine, &with[done], content->kind, must);
-        done += result == 0;
+        if (result == 0)
+            referrers_add(engine, &with[done++], content->owner);
     }
     if (result == 0)
         result = remove_range(engine, content, start, end, must);
@@ -244,7 +281,7 @@ void cover_restore(cxl_engine *engine, const tree *content, uint64_t start, uint
     for (tree_position at = tree_find(content, start);
          (ref = tree_at(content, at)) != NULL && ref->file_offset < end; at = tree_next(content, at)) {
         reference part = clipped(ref, start, end);
-        cover_add(engine, &part, content->kind, true);
+        restore(engine, content, &part);
     }
     for (size_t i = 0; i < count; i++)
         cover_remove(engine, &with[i], content->kind);

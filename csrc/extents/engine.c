@@ -14,6 +14,8 @@
 
 #include "extents/extents.h"
 
+enum { OWNERS_SIZE_MIN = 64 };
+
 /* ------------------------------------------------------------------------------------- memory */
 
 void *engine_allocate(cxl_engine *engine, size_t size)
@@ -91,7 +93,10 @@ int cxl_engine_new(cxl_media *media, uint64_t first, uint64_t segment_size, uint
     engine->fenced_writes = cxl_media_granularity(media) != CXL_GRANULARITY_PAGE;
     engine->hash_seed = random_seed();
     engine->segments = cxl_allocate_zeroed(segment_count + 1, sizeof(*engine->segments));
-    if (engine->segments == NULL || table_init(engine) != 0) {
+    engine->owners_size = OWNERS_SIZE_MIN;
+    engine->owners = cxl_allocate_zeroed(OWNERS_SIZE_MIN, sizeof(*engine->owners));
+    if (engine->segments == NULL || engine->owners == NULL || table_init(engine) != 0) {
+        free(engine->owners);
         free(engine->segments);
         free(engine);
         return -ENOMEM;
@@ -111,6 +116,7 @@ void cxl_engine_free(cxl_engine *engine)
     cxl_snapshot_cancel(engine);
     table_free(engine);
     destroy_locks(engine);
+    free(engine->owners);
     free(engine->segments);
     free(engine);
 }

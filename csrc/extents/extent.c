@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "extents/extents.h"
+#include "extents/referrers.h"
 
 enum {
     TABLE_SIZE_MIN = 64,
@@ -21,7 +22,7 @@ enum {
 /* -------------------------------------------------------------------------------------- table */
 
 /* The finalizer of splitmix64 (Steele, Lea, Flood 2014) over the seeded id. */
-static uint64_t hash_id(const cxl_engine *engine, uint64_t id)
+uint64_t engine_hash(const cxl_engine *engine, uint64_t id)
 {
     uint64_t z = id ^ engine->hash_seed;
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -31,7 +32,7 @@ static uint64_t hash_id(const cxl_engine *engine, uint64_t id)
 
 static extent **bucket_of(const cxl_engine *engine, uint64_t id)
 {
-    return &engine->table[hash_id(engine, id) & (engine->table_size - 1)];
+    return &engine->table[engine_hash(engine, id) & (engine->table_size - 1)];
 }
 
 /* Without memory the table stays as it is: slower, not wrong. */
@@ -82,6 +83,7 @@ void table_free(cxl_engine *engine)
         for (extent *x = engine->table[i], *next; x != NULL; x = next) {
             next = x->next;
             cover_destroy(engine, x);
+            referrers_destroy(engine, x);
             engine_release(engine, x->crcs, x->crc_capacity * sizeof(*x->crcs));
             engine_release(engine, x, sizeof(*x));
         }
@@ -108,6 +110,26 @@ extent *extent_find_locked(cxl_engine *engine, uint64_t id)
     return x;
 }
 
+static void segment_add(segment_state *segment, extent *x)
+{
+    x->segment_next = segment->first;
+    if (x->segment_next != NULL)
+        x->segment_next->segment_previous = x;
+    segment->first = x;
+    segment->extents++;
+}
+
+static void segment_remove(segment_state *segment, extent *x)
+{
+    if (x->segment_next != NULL)
+        x->segment_next->segment_previous = x->segment_previous;
+    if (x->segment_previous != NULL)
+        x->segment_previous->segment_next = x->segment_next;
+    else
+        segment->first = x->segment_next;
+    segment->extents--;
+}
+
 extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
                              uint64_t chunks)
 {
@@ -130,7 +152,7 @@ extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_off
     x->next = *bucket;
     *bucket = x;
     engine->extent_count++;
-    segment_of(engine, x)->extents++;
+    segment_add(segment_of(engine, x), x);
     return x;
 }
 
@@ -156,10 +178,12 @@ void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead)
         link = &(*link)->next;
     *link = x->next;
     engine->extent_count--;
-    if (--segment->extents == 0 && count_dead)
+    segment_remove(segment, x);
+    if (segment->extents == 0 && count_dead)
         queue_dead(engine, segment);
     atomic_fetch_sub(&engine->crcs, chunks_of(engine, x->length));
     cover_destroy(engine, x);
+    referrers_destroy(engine, x);
     engine_release(engine, x->crcs, x->crc_capacity * sizeof(*x->crcs));
     engine_release(engine, x, sizeof(*x));
     if (engine->table_size > TABLE_SIZE_MIN && engine->extent_count < engine->table_size / 8)

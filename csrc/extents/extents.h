@@ -54,9 +54,19 @@ typedef struct {
     uint32_t counts[COVER_KINDS];
 } cover_piece;
 
+/* What refers, or referred, to a range of an extent: see referrers.c. */
+typedef struct {
+    uint64_t owner;
+    uint64_t file_base;       /* file offset of extent offset 0, modulo 2^64 */
+    uint32_t start;           /* extent offsets */
+    uint32_t end;
+} referrer;
+
 typedef struct extent extent;
 struct extent {
     extent *next;             /* in its hash bucket; engine.lock */
+    extent *segment_next;     /* in its segment; engine.lock */
+    extent *segment_previous;
     uint64_t id;
     uint64_t media_offset;
     uint64_t length;          /* bytes defined; changed by the appender alone, under its stripe */
@@ -73,6 +83,13 @@ struct extent {
     uint32_t cover_capacity;
     uint64_t covered[COVER_KINDS];
     uint64_t leased;          /* room while open; stripe */
+    union {
+        referrer one;         /* while referrer_capacity is 0 */
+        referrer *list;
+    } referrers;              /* referrers.c, as are the next ones; stripe */
+    uint32_t referrer_count;
+    uint32_t referrer_capacity;
+    _Atomic bool referrers_lost;
     bool cover_stays;         /* memory was short: nothing is counted any more; stripe */
     uint32_t snapshot;        /* number of the last one that has it, or began before it; snapshots.lock */
     bool open;                /* has a lease; engine.lock */
@@ -82,7 +99,8 @@ struct extent {
 };
 
 typedef struct {
-    uint32_t extents;         /* that lie in the segment */
+    extent *first;            /* of those that lie in the segment */
+    uint32_t extents;         /* how many these are */
     uint32_t next_dead;       /* in the queue of dead segments; SEGMENT_NOT_QUEUED, SEGMENT_LAST */
     _Atomic uint64_t covered; /* bytes that references cover, each once */
     _Atomic uint64_t leased;  /* bytes of open extents, */
@@ -115,9 +133,11 @@ struct cxl_engine {
     bool fenced_writes;       /* LINE and BYTE: a write is durable when it returns */
     bool closing;             /* its maps are being freed, by one thread */
 
-    pthread_mutex_t maps_lock; /* of the next two */
+    pthread_mutex_t maps_lock; /* of the next four */
     cxl_map *map_list;
     uint64_t map_count;
+    cxl_map **owners;         /* hashed by owner */
+    uint64_t owners_size;     /* a power of two */
 
     pthread_mutex_t lock;     /* of the following */
     extent **table;
@@ -164,6 +184,9 @@ static inline segment_state *segment_of(cxl_engine *engine, const extent *x)
 {
     return &engine->segments[x->segment];
 }
+
+/* Seeded, for tables that a crafted image must not fill unevenly. */
+uint64_t engine_hash(const cxl_engine *engine, uint64_t id);
 
 /* extent.c: the table. Functions named _locked want engine.lock. */
 int table_init(cxl_engine *engine);
@@ -295,6 +318,7 @@ typedef struct {
     uint32_t batch_capacity;  /* which have at least this much room; 0: no batch */
     uint64_t refs;
     uint64_t bytes;           /* mapped */
+    uint64_t owner;           /* of the map */
     uint8_t kind;             /* how it counts: COVER_KEPT ... */
     promised_range *promised; /* promise.c, as are the next ones */
     uint32_t promised_count;
@@ -314,7 +338,7 @@ uint32_t leaf_capacity_for(uint64_t count);
 int tree_reserve_row(cxl_engine *engine, tree *content, uint64_t leaves);
 bool tree_step_back(const tree *content, tree_position *position);
 
-void tree_init(tree *content);
+void tree_init(tree *content, uint64_t owner);
 void tree_clear(cxl_engine *engine, tree *content);
 int tree_copy(cxl_engine *engine, const tree *source, tree *target);
 /* The first reference that ends beyond offset. */
@@ -354,6 +378,21 @@ int cover_replace(cxl_engine *engine, const tree *content, uint64_t start, uint6
 void cover_restore(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, const reference *with,
                    size_t count);
 void cover_set_kind(cxl_engine *engine, tree *content, int kind);
+/* The first run of bytes in [start, end) that anything covers; false: there is none. The stripe is held. */
+bool cover_run(const extent *x, uint64_t start, uint64_t end, uint64_t *first, uint64_t *last);
+
+/* A growing list of equal items (report.c); count stays right when memory runs out. */
+typedef struct {
+    void *items;
+    uint64_t count;
+    uint64_t capacity;
+    size_t size;
+} growing_list;
+
+/* Where the next item goes, or NULL. */
+void *list_add(growing_list *to);
+/* What cxl_free takes, without the room that is left. */
+void *list_give(growing_list *from);
 
 /* -------------------------------------------------------------------------------------- marks */
 
@@ -388,6 +427,7 @@ struct cxl_map {
     uint64_t owner;
     cxl_map *previous;        /* engine.maps_lock */
     cxl_map *next;
+    cxl_map *next_owner;      /* in its bucket of engine.owners */
     pthread_mutex_t writer;
     pthread_rwlock_t lock;    /* of the following; its holder for writing holds writer too */
     uint64_t size;
@@ -418,23 +458,12 @@ uint64_t map_hold_extent(cxl_map *map, uint64_t offset, uint64_t length, extent_
 
 /* map.c */
 
+/* The maps of an owner, one after the other (before NULL: the first); NULL: no more. engine.maps_lock is held. */
+cxl_map *map_of_owner(cxl_engine *engine, uint64_t owner, const cxl_map *before);
 /* Put references (extent NULL: a hole), all or nothing, without marks. map.writer is held. */
 int map_put(cxl_map *map, const reference *refs, uint64_t count);
 /* Cut, put references, set the size, all or nothing, without marks. */
 int map_apply(cxl_map *map, uint64_t cut, const reference *refs, uint64_t count, uint64_t size);
-
-/* A growing list of equal items (report.c); count stays right when memory runs out. */
-typedef struct {
-    void *items;
-    uint64_t count;
-    uint64_t capacity;
-    size_t size;
-} growing_list;
-
-/* Where the next item goes, or NULL. */
-void *list_add(growing_list *to);
-/* What cxl_free takes, without the room that is left. */
-void *list_give(growing_list *from);
 
 static inline uint64_t reference_end(const reference *ref)
 {

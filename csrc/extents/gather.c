@@ -1,20 +1,19 @@
-/* gather.c - what is alive in parts of the media, in the order of the files it belongs to, and its copy
- * into a new extent: what a cleaner needs before moves.c.
+/* gather.c - what is alive in parts of the media, in the order of the files it belongs to: what a cleaner
+ * needs before copy_ranges.c.
  *
  * Never: decides what is worth moving; changes a map or a source.
  *
  * Invariants
  * - Bytes that several references share are one range, with every owner of any of them.
- * - What is copied is what was verified: each byte of a source is loaded once for both.
- * - A copy counts as a whole or not at all.
  *
- * Cost of cxl_engine_live_ranges: one look at each reference there is, and sorting those it finds.
+ * Cost of cxl_engine_live_ranges: the extents in the segments that the spans are part of, and a search for what each of
+ * those in the spans says of who refers to it (referrers.c); where that is lost, one look at each reference there is.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/referrers.h"
 
 /* One reference of one owner, cut to its span. */
 typedef struct {
@@ -33,6 +32,9 @@ typedef struct {
     uint8_t *busy;
     uint8_t *segments;        /* 1 where spans lie */
     growing_list shares;
+    growing_list extents;     /* extent *, held: those in the spans */
+    growing_list places;      /* where references to them may be, */
+    bool anywhere;            /* and to some of them anywhere else */
 } gathering_state;
 
 /* ------------------------------------------------------------------------------------ spans */
@@ -68,23 +70,76 @@ static uint64_t span_at(const gathering_state *state, uint64_t media_offset)
     return first;
 }
 
-/* Spans in whose segment an extent is open: it may grow, and has no final checksum. */
-static void mark_leases(gathering_state *state)
+/* All extents of a segment that lie in spans; none, where one is open: it may grow, and has no final checksum.
+ * engine.lock is held. */
+static int hold_segment(gathering_state *state, uint64_t segment)
 {
     cxl_engine *engine = state->engine;
-    uint8_t *segments = state->segments;
-    pthread_mutex_lock(&engine->lock);
-    for (uint64_t i = 0; i < engine->table_size; i++) {
-        for (const extent *x = engine->table[i]; x != NULL; x = x->next) {
-            if (x->open && segments[x->segment] != 0)
-                segments[x->segment] = 2;
+    const segment_state *in = &engine->segments[segment];
+    for (const extent *x = in->first; x != NULL; x = x->segment_next) {
+        if (x->open) {
+            state->segments[segment] = 2;
+            return 0;
         }
     }
-    pthread_mutex_unlock(&engine->lock);
-    for (uint64_t i = 0; i < state->count; i++) {
-        uint64_t segment = (state->spans[i].media_offset - engine->first) / engine->segment_size;
-        state->busy[i] = segments[segment] == 2;
+    for (extent *x = in->first; x != NULL; x = x->segment_next) {
+        uint64_t i = span_at(state, x->media_offset);
+        if (i == state->count || state->spans[i].media_offset >= x->media_offset + x->length)
+            continue;
+        extent **place = list_add(&state->extents);
+        if (place == NULL)
+            return -ENOMEM;
+        extent_hold(x);
+        *place = x;
     }
+    return 0;
+}
+
+static int hold_extents(gathering_state *state)
+{
+    cxl_engine *engine = state->engine;
+    uint64_t done = UINT64_MAX;
+    int result = 0;
+    pthread_mutex_lock(&engine->lock);
+    for (uint64_t i = 0; i < state->count && result == 0; i++) {
+        uint64_t segment = (state->spans[i].media_offset - engine->first) / engine->segment_size;
+        if (segment != done)
+            result = hold_segment(state, segment);
+        done = segment;
+        state->busy[i] = state->segments[segment] == 2;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return result;
+}
+
+static void drop_extents(gathering_state *state)
+{
+    extent **held = state->extents.items;
+    for (uint64_t i = 0; i < state->extents.count; i++)
+        extent_drop(state->engine, held[i]);
+    free(held);
+}
+
+/* Where what lies in spans may be referred to. */
+static int find_places(gathering_state *state)
+{
+    extent **held = state->extents.items;
+    int result = 0;
+    for (uint64_t i = 0; i < state->extents.count && result == 0; i++) {
+        extent *x = held[i];
+        uint64_t begin = x->media_offset, end = begin + x->length;
+        const cxl_span *first = &state->spans[span_at(state, begin)];
+        uint64_t behind = span_at(state, end - 1);
+        if (behind == state->count || state->spans[behind].media_offset >= end)
+            behind--;            /* there is one: it lies in a span */
+        const cxl_span *last = &state->spans[behind];
+        uint64_t from = larger(begin, first->media_offset) - begin;
+        uint64_t to = smaller(end, last->media_offset + last->length) - begin;
+        if (!referrers_find(state->engine, x, from, to, &state->places, &result))
+            state->anywhere = true;
+    }
+    places_sort(&state->places);
+    return result;
 }
 
 static int add_shares(gathering_state *state, const cxl_map *map, const reference *ref)
@@ -112,6 +167,35 @@ static int add_shares(gathering_state *state, const cxl_map *map, const referenc
     return 0;
 }
 
+typedef struct {
+    gathering_state *state;
+    const cxl_map *map;
+} map_visit;
+
+static int visit_part(void *context, const reference *part)
+{
+    const map_visit *visit = context;
+    return add_shares(visit->state, visit->map, part);
+}
+
+/* In all maps of one owner. engine.maps_lock is held. */
+static int collect_owner(gathering_state *state, const referrer_place *places, uint64_t count)
+{
+    cxl_engine *engine = state->engine;
+    uint64_t looked_at = 0;
+    int result = 0;
+    for (cxl_map *map = map_of_owner(engine, places->owner, NULL); map != NULL && result == 0;
+         map = map_of_owner(engine, places->owner, map)) {
+        map_visit visit = {state, map};
+        pthread_rwlock_rdlock(&map->lock);
+        result = places_visit(&map->content, places, count, visit_part, &visit, &looked_at);
+        pthread_rwlock_unlock(&map->lock);
+    }
+    atomic_fetch_add_explicit(&engine->refs_visited, looked_at, memory_order_relaxed);
+    return result;
+}
+
+/* What all maps have of extents of which it is not known who refers to them. */
 static int collect_map(gathering_state *state, cxl_map *map)
 {
     int result = 0;
@@ -120,7 +204,8 @@ static int collect_map(gathering_state *state, cxl_map *map)
     for (uint32_t i = 0; i < content->leaf_count && result == 0; i++) {
         const leaf *in = content->leaves[i];
         for (uint32_t slot = 0; slot < in->count && result == 0; slot++) {
-            if (state->segments[in->refs[slot].extent->segment] == 1)
+            const extent *x = in->refs[slot].extent;
+            if (x->referrers_lost && state->segments[x->segment] == 1)
                 result = add_shares(state, map, &in->refs[slot]);
         }
     }
@@ -129,17 +214,33 @@ static int collect_map(gathering_state *state, cxl_map *map)
     return result;
 }
 
-static int collect(gathering_state *state)
+static int collect_maps(gathering_state *state)
 {
     cxl_engine *engine = state->engine;
-    int result = mark_segments(state);
-    if (result != 0)
-        return result;
-    mark_leases(state);
+    int result = 0;
+    uint64_t count;
     pthread_mutex_lock(&engine->maps_lock);
-    for (cxl_map *map = engine->map_list; map != NULL && result == 0; map = map->next)
+    const referrer_place *places = state->places.items;
+    for (uint64_t i = 0; i < state->places.count && result == 0; i += count) {
+        for (count = 1; i + count < state->places.count && places[i + count].owner == places[i].owner; count++)
+            ;
+        result = collect_owner(state, &places[i], count);
+    }
+    for (cxl_map *map = engine->map_list; map != NULL && result == 0 && state->anywhere; map = map->next)
         result = collect_map(state, map);
     pthread_mutex_unlock(&engine->maps_lock);
+    return result;
+}
+
+static int collect(gathering_state *state)
+{
+    int result = mark_segments(state);
+    if (result == 0)
+        result = hold_extents(state);
+    if (result == 0)
+        result = find_places(state);
+    if (result == 0)
+        result = collect_maps(state);
     share *shares = state->shares.items;
     uint64_t kept = 0;
     for (uint64_t i = 0; i < state->shares.count; i++) {
@@ -246,7 +347,8 @@ int cxl_engine_live_ranges(cxl_engine *engine, const cxl_span *spans, uint64_t s
 {
     gathering_state state = {
         .engine = engine, .spans = spans, .count = span_count, .busy = busy,
-        .shares = {.size = sizeof(share)},
+        .shares = {.size = sizeof(share)}, .extents = {.size = sizeof(extent *)},
+        .places = {.size = sizeof(referrer_place)},
     };
     growing_list found = {.size = sizeof(cxl_live_range)}, all = {.size = sizeof(uint64_t)};
     int result = collect(&state);
@@ -268,8 +370,10 @@ int cxl_engine_live_ranges(cxl_engine *engine, const cxl_span *spans, uint64_t s
         free(found.items);
         free(all.items);
     }
+    drop_extents(&state);
     free(state.segments);
     free(state.shares.items);
+    free(state.places.items);
     return result;
 }
 
@@ -336,89 +440,5 @@ int cxl_map_live_ranges(cxl_map *map, uint64_t offset, uint64_t length, uint8_t 
     *busy = result == 0 && memchr(each, 1, spans.count) != NULL;
     free(each);
     free(spans.items);
-    return result;
-}
-
-/* -------------------------------------------------------------------------------------- copy */
-
-/* Through memory: what was summed is what is copied. A piece lies in one chunk of the source. */
-static int copy_range(cxl_engine *engine, extent *source, uint64_t offset, uint64_t length,
-                      extent *target, append_state *state, uint8_t *buffer, cxl_fault *fault)
-{
-    int result = 0;
-    while (length > 0 && result == 0) {
-        uint64_t piece = smaller(length, engine->chunk - (offset & (engine->chunk - 1)));
-        extent_range range = {
-            .extent = source, .extent_offset = offset, .length = piece,
-            .reference_start = offset, .reference_end = offset + piece,
-        };
-        result = extent_read(engine, &range, buffer, true, fault);
-        if (result == 0)
-            result = append_bytes(engine, target, state, buffer, piece, fault);
-        offset += piece;
-        length -= piece;
-    }
-    return result;
-}
-
-/* As much of a range as the target has room for; *move: what went where. */
-static int append_range(cxl_engine *engine, const cxl_live_range *range, extent *target,
-                        append_state *state, uint8_t *buffer, cxl_move *move, cxl_fault *fault)
-{
-    extent *source = extent_take(engine, range->extent_id);
-    if (source == NULL)
-        return -ENOENT;
-    uint64_t known = extent_checksums(engine, source, 0, 0, NULL);
-    int result = -EINVAL;
-    if (source != target && range->extent_offset <= known && range->length <= known - range->extent_offset) {
-        *move = (cxl_move){
-            .source_id = range->extent_id, .source_offset = range->extent_offset,
-            .length = smaller(range->length, target->capacity - state->offset),
-            .target_id = target->id, .target_offset = state->offset,
-        };
-        result = copy_range(engine, source, range->extent_offset, move->length, target, state, buffer, fault);
-    }
-    extent_drop(engine, source);
-    return result;
-}
-
-static int64_t append_ranges(cxl_engine *engine, const cxl_live_range *ranges, uint64_t count,
-                             extent *target, uint8_t *buffer, cxl_move *moves, cxl_fault *fault,
-                             uint64_t *bad)
-{
-    append_state state;
-    uint64_t done = 0;
-    int result = append_begin(engine, target, append_padding(engine, target), &state, fault);
-    while (result == 0 && done < count && state.offset < target->capacity) {
-        *bad = done;
-        result = append_range(engine, &ranges[done], target, &state, buffer, &moves[done], fault);
-        done++;
-    }
-    if (result == 0) {
-        result = append_fence(engine);
-        fault->error = result;
-        result = result == -EREMOTEIO ? -EIO : result;
-    }
-    if (result != 0)
-        return result;
-    append_commit(engine, target, &state);
-    return (int64_t)done;
-}
-
-int64_t cxl_engine_copy_ranges(cxl_engine *engine, const cxl_live_range *ranges, uint64_t count, uint64_t target_id,
-                               cxl_move *moves, uint64_t *bad, cxl_fault *fault)
-{
-    extent *target;
-    *bad = 0;
-    memset(fault, 0, sizeof(*fault));
-    int64_t result = extent_use_open(engine, target_id, &target);
-    if (result != 0)
-        return result;
-    uint8_t *buffer = cxl_allocate(engine->chunk);
-    result = -ENOMEM;
-    if (buffer != NULL)
-        result = append_ranges(engine, ranges, count, target, buffer, moves, fault, bad);
-    free(buffer);
-    extent_unused(engine, target);
     return result;
 }

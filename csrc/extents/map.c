@@ -26,9 +26,60 @@ static cxl_map *map_allocate(cxl_engine *engine, uint64_t owner)
     map->engine = engine;
     map->owner = owner;
     atomic_init(&map->users, 1);
-    tree_init(&map->content);
+    tree_init(&map->content, owner);
     pthread_mutex_init(&map->writer, NULL);
     pthread_rwlock_init(&map->lock, NULL);
+    return map;
+}
+
+static cxl_map **owner_bucket(cxl_engine *engine, uint64_t owner)
+{
+    return &engine->owners[engine_hash(engine, owner) & (engine->owners_size - 1)];
+}
+
+/* Without memory the table stays as it is: slower, not wrong. engine.maps_lock is held. */
+static void grow_owners(cxl_engine *engine)
+{
+    uint64_t old_size = engine->owners_size;
+    cxl_map **old = engine->owners, **fresh = cxl_allocate_zeroed(2 * old_size, sizeof(*fresh));
+    if (fresh == NULL)
+        return;
+    engine->owners = fresh;
+    engine->owners_size = 2 * old_size;
+    for (uint64_t i = 0; i < old_size; i++) {
+        for (cxl_map *map = old[i], *next; map != NULL; map = next) {
+            cxl_map **bucket = owner_bucket(engine, map->owner);
+            next = map->next_owner;
+            map->next_owner = *bucket;
+            *bucket = map;
+        }
+    }
+    free(old);
+}
+
+static void owner_link(cxl_map *map)
+{
+    cxl_engine *engine = map->engine;
+    if (engine->map_count > engine->owners_size)
+        grow_owners(engine);
+    cxl_map **bucket = owner_bucket(engine, map->owner);
+    map->next_owner = *bucket;
+    *bucket = map;
+}
+
+static void owner_unlink(cxl_map *map)
+{
+    cxl_map **link = owner_bucket(map->engine, map->owner);
+    while (*link != map)
+        link = &(*link)->next_owner;
+    *link = map->next_owner;
+}
+
+cxl_map *map_of_owner(cxl_engine *engine, uint64_t owner, const cxl_map *before)
+{
+    cxl_map *map = before == NULL ? *owner_bucket(engine, owner) : before->next_owner;
+    while (map != NULL && map->owner != owner)
+        map = map->next_owner;
     return map;
 }
 
@@ -41,6 +92,7 @@ static void map_link(cxl_map *map)
         map->next->previous = map;
     engine->map_list = map;
     engine->map_count++;
+    owner_link(map);
     pthread_mutex_unlock(&engine->maps_lock);
 }
 
@@ -55,6 +107,7 @@ static void map_unlink(cxl_map *map)
     else
         engine->map_list = map->next;
     engine->map_count--;
+    owner_unlink(map);
     pthread_mutex_unlock(&engine->maps_lock);
 }
 

@@ -3,14 +3,15 @@
  * Never: touches media bytes, marks a map as changed (its bytes are what they were).
  *
  * Invariants
- * - A map is walked once for all moves, and each is re-aimed as a whole or not at all.
+ * - Each map is re-aimed as a whole or not at all: looked at where the sources say that it refers to them
+ *   (referrers.c), or walked once for all moves where that is less, or not known.
  * - A reference that a move covers in part is divided; two that continue each other become one.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/referrers.h"
 
 /* Moves of one source: [first, end) of the list. */
 typedef struct {
@@ -25,6 +26,8 @@ typedef struct {
     uint64_t count;
     source_moves *slots;      /* hashed by the address of the source, held; NULL: empty */
     uint64_t slot_count;      /* a power of two, at least twice the sources */
+    growing_list places;      /* where references to the sources may be, */
+    bool anywhere;            /* and to some of them anywhere else */
 } move_table;
 
 static uint64_t slot_of(const move_table *table, const extent *source)
@@ -53,6 +56,7 @@ static void table_drop(cxl_engine *engine, move_table *table)
     }
     free(table->slots);
     free(table->targets);
+    free(table->places.items);
 }
 
 /* Sorted by source, apart, no sum that wraps. */
@@ -89,9 +93,15 @@ static extent *take_target(cxl_engine *engine, const cxl_move *move)
 static int add_source(cxl_engine *engine, move_table *table, uint64_t end, uint64_t *bad)
 {
     uint64_t first = table->count;
+    const cxl_move *last = &table->moves[end - 1];
+    int result = 0;
     extent *source = extent_take(engine, table->moves[first].source_id);
-    if (source != NULL)
+    if (source != NULL) {
         *find_source(table, source) = (source_moves){source, first, end};
+        if (!referrers_find(engine, source, table->moves[first].source_offset, last->source_offset + last->length,
+                            &table->places, &result))
+            table->anywhere = true;
+    }
     for (; table->count < end; table->count++) {
         *bad = table->count;
         extent *target = source == NULL ? NULL : take_target(engine, &table->moves[*bad]);
@@ -99,7 +109,7 @@ static int add_source(cxl_engine *engine, move_table *table, uint64_t end, uint6
             return -EINVAL;
         table->targets[*bad] = target;
     }
-    return 0;
+    return result;
 }
 
 static int table_fill(cxl_engine *engine, move_table *table, uint64_t count, uint64_t *bad)
@@ -118,7 +128,7 @@ static int table_fill(cxl_engine *engine, move_table *table, uint64_t count, uin
 static int table_make(cxl_engine *engine, move_table *table, const cxl_move *moves, uint64_t count,
                       uint64_t *bad)
 {
-    *table = (move_table){.moves = moves, .slot_count = 16};
+    *table = (move_table){.moves = moves, .slot_count = 16, .places = {.size = sizeof(referrer_place)}};
     while (table->slot_count < 2 * count)
         table->slot_count *= 2;
     table->slots = cxl_allocate_zeroed(table->slot_count, sizeof(*table->slots));
@@ -128,6 +138,7 @@ static int table_make(cxl_engine *engine, move_table *table, const cxl_move *mov
         table->slot_count = 0;
     else if (table->targets != NULL)
         result = table_fill(engine, table, count, bad);
+    places_sort(&table->places);
     if (result != 0)
         table_drop(engine, table);
     return result;
@@ -180,25 +191,48 @@ static int re_aim(const move_table *table, const source_moves *of, const referen
     return result;
 }
 
+typedef struct {
+    const move_table *table;
+    growing_list pieces;
+} re_aiming;
+
+static int re_aim_part(void *context, const reference *part)
+{
+    re_aiming *work = context;
+    const source_moves *of = find_source(work->table, part->extent);
+    return of->source == NULL ? 0 : re_aim(work->table, of, part, &work->pieces);
+}
+
+static int re_aim_all(const tree *content, re_aiming *work)
+{
+    int result = 0;
+    for (uint32_t i = 0; i < content->leaf_count && result == 0; i++) {
+        const leaf *in = content->leaves[i];
+        for (uint32_t slot = 0; slot < in->count && result == 0; slot++)
+            result = re_aim_part(work, &in->refs[slot]);
+    }
+    return result;
+}
+
 static int move_map(cxl_map *map, const move_table *table)
 {
-    growing_list pieces = {.size = sizeof(reference)};
+    re_aiming work = {table, {.size = sizeof(reference)}};
+    uint64_t count, looked_at = 0;
+    const referrer_place *places = places_of(&table->places, map->owner, &count);
     int result = 0;
     pthread_mutex_lock(&map->writer);
     const tree *content = &map->content;
-    for (uint32_t i = 0; i < content->leaf_count && result == 0; i++) {
-        const leaf *in = content->leaves[i];
-        for (uint32_t slot = 0; slot < in->count && result == 0; slot++) {
-            const source_moves *of = find_source(table, in->refs[slot].extent);
-            if (of->source != NULL)
-                result = re_aim(table, of, &in->refs[slot], &pieces);
-        }
+    if (table->anywhere || count >= content->refs) {
+        looked_at = content->refs;
+        result = re_aim_all(content, &work);
+    } else if (count != 0) {
+        result = places_visit(content, places, count, re_aim_part, &work, &looked_at);
     }
-    atomic_fetch_add_explicit(&map->engine->refs_visited, content->refs, memory_order_relaxed);
-    if (result == 0 && pieces.count != 0)
-        result = map_put(map, pieces.items, pieces.count);
+    atomic_fetch_add_explicit(&map->engine->refs_visited, looked_at, memory_order_relaxed);
+    if (result == 0 && work.pieces.count != 0)
+        result = map_put(map, work.pieces.items, work.pieces.count);
     pthread_mutex_unlock(&map->writer);
-    free(pieces.items);
+    free(work.pieces.items);
     return result;
 }
 

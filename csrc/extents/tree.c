@@ -82,9 +82,10 @@ int tree_reserve_row(cxl_engine *engine, tree *content, uint64_t leaves)
 
 /* -------------------------------------------------------------------------------- life, search */
 
-void tree_init(tree *content)
+void tree_init(tree *content, uint64_t owner)
 {
     memset(content, 0, sizeof(*content));
+    content->owner = owner;
     content->leaves = &content->only;
     content->leaf_capacity = 1;
 }
@@ -104,12 +105,12 @@ void tree_clear(cxl_engine *engine, tree *content)
     if (content->leaves != &content->only)
         engine_release(engine, content->leaves, content->leaf_capacity * sizeof(leaf *));
     atomic_fetch_sub(&engine->refs, content->refs);
-    tree_init(content);
+    tree_init(content, content->owner);
 }
 
 int tree_copy(cxl_engine *engine, const tree *source, tree *target)
 {
-    tree_init(target);
+    tree_init(target, source->owner);
     uint64_t leaves = (source->refs + LEAF_MAX - 1) / LEAF_MAX;
     int result = tree_reserve_row(engine, target, leaves);
     for (uint64_t i = 0; i < leaves && result == 0; i++) {

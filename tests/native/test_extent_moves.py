@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cxlfs.errors import CorruptionError
+from cxlfs.errors import CorruptionError, OutOfMemoryError
 from cxlfs.native import FaultKind, set_fault
 from cxlfs.native.extents import REF_DTYPE, FileMap
 from tests.native.test_extent_writes import refs_of
@@ -258,3 +258,83 @@ def test_damage_of_a_shared_chunk_is_that_of_its_first_piece(place: Room) -> Non
         content.read(0, 1500)
     assert caught.value.fault is not None
     assert (caught.value.fault.file_offset, caught.value.fault.length) == (500, 500)
+
+
+# --- where references are looked for ------------------------------------------------------------
+
+
+def visits(place: Room, *segments: int) -> int:
+    """References that are looked at to find what is alive there, and to re-aim it."""
+    engine = place.engine
+    before = engine.statistics().refs_visited
+    assert len(alive(engine, *segments).ranges)
+    return engine.statistics().refs_visited - before
+
+
+@pytest.mark.parametrize("others", [0, 20])
+def test_only_references_into_the_place_are_looked_at(
+    place: Room, rng: random.Random, others: int
+) -> None:
+    """However many there are elsewhere, of the same file too."""
+    content = place.new_map(1)
+    place.write(content, 0, pattern(64 * BLOCK, 1))
+    publish(content)
+    segment = place.segment
+    maps = [scattered(place, 96, rng, owner=2 + number) for number in range(others)]
+    for number, other in enumerate(maps):
+        content.put_references(shifted(other, (1 + number) * 96 * BLOCK))
+    if others:
+        assert place.engine.statistics().refs > others * 150
+    assert visits(place, segment) <= 2
+    found = alive(place.engine, segment)
+    target = place.open_extent(64 * BLOCK)
+    moves = place.engine.copy_ranges(found.ranges, target)
+    place.engine.publish(target)
+    before = place.engine.statistics().refs_visited
+    place.engine.move([content, *maps], moves)
+    assert place.engine.statistics().refs_visited - before <= 2
+    assert content.read(0, 64 * BLOCK) == pattern(64 * BLOCK, 1)
+    assert not len(alive(place.engine, segment).ranges)
+    place.engine.close_lease(target)
+
+
+def shifted(content: FileMap, offset: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    rows = content.export(0, content.size)
+    rows["file_offset"] += offset
+    return rows
+
+
+def test_who_came_and_went_often_is_found_all_the_same(place: Room) -> None:
+    """Of bytes that many places had for a while it is not known who has them: all are asked."""
+    source = place.new_map(1)
+    place.write(source, 0, pattern(2 * BLOCK, 1))
+    publish(source)
+    segment = place.segment
+    for number in range(500):
+        fleeting = FileMap(place.engine, owner=100 + number)
+        source.share(0, BLOCK, fleeting, 8 * BLOCK * number)
+        fleeting.close()
+    kept = [place.new_map(10 + number) for number in range(3)]
+    for number, content in enumerate(kept):
+        source.share(BLOCK, BLOCK, content, 4 * BLOCK * number)
+    assert visits(place, segment) >= place.engine.statistics().refs
+    assert sorted(alive(place.engine, segment).owners.tolist()) == [1, 10, 11, 12]
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_without_memory_for_notes_all_is_found(place: Room, nth: int) -> None:
+    source = place.new_map(1)
+    place.write(source, 0, pattern(8 * BLOCK, 1))
+    publish(source)
+    others = [place.new_map(2 + number) for number in range(8)]
+    set_fault(FaultKind.ALLOCATE, nth)
+    shared = []
+    for number, content in enumerate(others):
+        try:
+            source.share(number * BLOCK, BLOCK, content, 16 * BLOCK)
+        except OutOfMemoryError:
+            continue
+        shared.append(content.owner)
+    set_fault(FaultKind.ALLOCATE, 0)
+    found = alive(place.engine, place.segment)
+    assert sorted(set(found.owners.tolist())) == [1, *shared]
