@@ -304,7 +304,7 @@ def test_a_million_references() -> None:
         assert len(delta.refs) < 10_000
         delta.apply(content, before)
         assert np.array_equal(before.export(0, size), content.export(0, size))
-        assert engine.statistics().memory / (2 * count) < 48
+        assert engine.statistics().memory / (2 * count) < 56
         assert int(engine.usage().sum()) > 0
         engine.drop_unreferenced()
         content.truncate(size // 2)

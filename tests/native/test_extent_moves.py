@@ -282,7 +282,7 @@ def test_only_references_into_the_place_are_looked_at(
     segment = place.segment
     maps = [scattered(place, 96, rng, owner=2 + number) for number in range(others)]
     for number, other in enumerate(maps):
-        content.put_references(shifted(other, (1 + number) * 96 * BLOCK))
+        put(content, shifted(other, (1 + number) * 96 * BLOCK))
     if others:
         assert place.engine.statistics().refs > others * 150
     assert visits(place, segment) <= 2

@@ -28,6 +28,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 
 import pytest
@@ -73,6 +74,25 @@ def crowd(store: Store, count: int) -> None:
         next(store.read_directory(store.open_directory(directory), 0))
 
 
+def count_work(store: Store, verb: Callable[[], object]) -> int:
+    """Calls, references that the engine visits, and maps that are copied."""
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    engine, clones = store.volume.engine, store.versions.clones
+    before, made = engine.statistics().refs_visited, clones.made
+    sys.setprofile(count)
+    try:
+        verb()
+    finally:
+        sys.setprofile(None)
+    visited = engine.statistics().refs_visited - before
+    return calls + visited + 100 * (clones.made - made)
+
+
 class Measured:
     """A store with so many files, and what a verb costs in it."""
 
@@ -97,21 +117,7 @@ class Measured:
         return min(self._once(verb) for _ in range(3))
 
     def _once(self, verb: Callable[[], object]) -> int:
-        calls = 0
-
-        def count(_frame: FrameType, event: str, _argument: object) -> None:
-            nonlocal calls
-            calls += event in {"call", "c_call"}
-
-        engine, clones = self.store.volume.engine, self.store.versions.clones
-        before, made = engine.statistics().refs_visited, clones.made
-        sys.setprofile(count)
-        try:
-            verb()
-        finally:
-            sys.setprofile(None)
-        visited = engine.statistics().refs_visited - before
-        return calls + visited + 100 * (clones.made - made)
+        return count_work(self.store, verb)
 
 
 Verbs = Iterator[tuple[str, Callable[[], object]]]
@@ -237,6 +243,31 @@ def test_no_verb_costs_more_in_a_larger_store(shop: Shop) -> None:
     for name, few in found[FEW].items():
         print(f"  {name}: {few} {found[MANY][name]}")
     assert not dearer
+
+
+@pytest.mark.timeout(300)
+def test_a_step_of_the_cleaner_costs_no_more_beside_many_references(shop: Shop) -> None:
+    """Those to segments that it does not empty, of files that it moves, too."""
+    costs: list[int] = []
+    for count in (FEW, MANY):
+        store = shop.new_ordinary(256 * MIB)
+        for number in range(200):
+            write_file(store, 1, b"%d" % number, os.urandom(20_000))
+        source = store.namespace.get(write_file(store, 1, b"source", os.urandom(8 * MIB))).content
+        for name in range(0, 200, 2):
+            store.unlink(1, b"%d" % name)
+        handle = store.open_file(store.lookup(1, b"1").ino, os.O_RDWR)
+        store.write(handle, 20_000, b"x")
+        content = store.files.content_of(handle)
+        for number in range(count):
+            source.share(4 * MIB + number * 4096 % (4 * MIB), 2048, content, 32768 + number * 4096)
+        close(store, handle)
+        assert store.volume.engine.statistics().refs > count
+        store.volume.rollover()
+        costs.append(count_work(store, partial(store.cleaner.compact, 0.6)))
+        assert store.volume.counters.cleaned_segments == 2
+    print(f"calls and references visited in a step with {FEW} and {MANY} references: {costs}")
+    assert costs[1] <= costs[0] + SPARE
 
 
 def test_a_second_map_is_made_once_for_many_openings(store: Store) -> None:
