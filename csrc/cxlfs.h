@@ -271,9 +271,9 @@ int cxl_engine_replay(cxl_engine *engine, const cxl_extent_info *infos, uint64_t
                       uint64_t length, uint64_t *definitions_done, uint64_t *changes_done);
 /* References that overlap [offset, offset+length), clipped to it, holes left out. *out: cxl_free. */
 int cxl_map_export(cxl_map *map, uint64_t offset, uint64_t length, cxl_ref **out, uint64_t *count);
-/* Re-aim what each of the maps refers to in the sources of moves at their targets: each map is looked at where
- * it refers to them, or once as a whole. They are sorted by source, apart. Keeps dirty marks. -EINVAL with *bad: a move out
- * of order, or to where nothing is; -ENOMEM: each map is as before or done, and calling again does the rest. */
+/* Re-aim what each of the maps refers to in the sources of moves at their targets: each map is looked at where it
+ * refers to them, or once as a whole. They are sorted by source, apart. Keeps dirty marks. -EINVAL with *bad: a
+ * move out of order, or to where nothing is; -ENOMEM: each map is as before or done, calling again does the rest. */
 int cxl_maps_move(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, const cxl_move *moves,
                   uint64_t move_count, uint64_t *bad);
 

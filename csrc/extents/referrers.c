@@ -13,7 +13,7 @@
  *   and fro); moving the data elsewhere gives it new ones.
  * - All maps of one owner are found by one note: a copy of a content refers to the same places.
  *
- * Cost: 24 bytes for each run of bytes that are next to each other in the file and in the extent; the first one is part
+ * Cost: 24 bytes for each run of bytes that are next to each other in the file and in the extent; the first is part
  * of the extent.
  */
 #include <errno.h>
@@ -93,7 +93,8 @@ void referrers_add(cxl_engine *engine, const reference *ref, uint64_t owner)
         return;
     pthread_mutex_lock(stripe_of(engine, x));
     referrer *last = x->referrer_count == 0 ? NULL : first_of(x) + x->referrer_count - 1;
-    if (last != NULL && last->owner == owner && last->file_base == base && start >= last->start && start <= last->end) {
+    if (last != NULL && last->owner == owner && last->file_base == base && start >= last->start &&
+        start <= last->end) {
         last->end = (uint32_t)larger(last->end, end);
     } else if (!x->referrers_lost) {
         if (too_many(x))
