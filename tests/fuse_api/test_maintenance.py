@@ -5,13 +5,9 @@ from __future__ import annotations
 import threading
 import types
 
-import pytest
 import trio
 
 from cxlfs.daemon import server
-from cxlfs.media import MemoryMedia
-from cxlfs.store import Store
-from tests.support.stores import make_media
 
 SECONDS_MAX = 30
 
@@ -53,27 +49,3 @@ def test_a_step_is_one_turn_with_the_lock_and_the_rest_is_done_without_it() -> N
     run_until(store, lock, done)
     assert calls[:20] == ["with", "without"] * 10
     assert counters.maintenance_seconds_max > 0
-
-
-def test_idle_room_is_mapped_ahead_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it once, by whoever has time: the lock is free while pages are zeroed."""
-    media = make_media(64 << 20)
-    Store.format(media)
-    store = Store.open(media)
-    free_bytes = store.volume.space.free_count * store.superblock.segment_size_bytes
-    lock, told, done = threading.Lock(), list[tuple[int, int]](), threading.Event()
-
-    def populate(_media: object, offset: int, length: int) -> int:
-        assert not lock.locked()
-        told.append((offset, length))
-        if sum(length for _, length in told) == free_bytes:
-            done.set()
-        return length
-
-    monkeypatch.setattr(MemoryMedia, "populates", True)
-    monkeypatch.setattr(MemoryMedia, "populate", populate)
-    monkeypatch.setattr(server, "MAINTENANCE_SECONDS", 0.001)
-    run_until(store, lock, done)
-    assert len(set(told)) == len(told)
-    store.abandon()
-    media.close()
