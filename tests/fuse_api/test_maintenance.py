@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import threading
 import types
+from collections.abc import Awaitable, Callable
 
+import pytest
 import trio
 
-from cxlfs.daemon import server
+from cxlfs.daemon import populater, server
+from cxlfs.media import MemoryMedia
+from cxlfs.store import Store
+from tests.support.stores import make_media
 
 SECONDS_MAX = 30
 
 
-def run_until(store: object, lock: threading.Lock, done: threading.Event) -> None:
-    """The daemon's loop over a store, until that has seen enough."""
-    daemon = object.__new__(server._Server)
-    daemon._service = types.SimpleNamespace(store=store)  # type: ignore[assignment]
-    daemon._operations = types.SimpleNamespace(lock=lock, failures=None)  # type: ignore[assignment]
+def run_until(task: Callable[[], Awaitable[None]], done: threading.Event) -> None:
+    """One of the daemon's tasks, until it has done enough."""
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(daemon._maintain)
+            nursery.start_soon(task)
             assert await trio.to_thread.run_sync(done.wait, SECONDS_MAX)
             nursery.cancel_scope.cancel()
 
@@ -46,6 +48,71 @@ def test_a_step_is_one_turn_with_the_lock_and_the_rest_is_done_without_it() -> N
     counters = types.SimpleNamespace(maintenance_seconds_max=0.0)
     volume = types.SimpleNamespace(counters=counters)
     store = types.SimpleNamespace(maintain=maintain, maintain_apart=maintain_apart, volume=volume)
-    run_until(store, lock, done)
+    daemon = object.__new__(server._Server)
+    daemon._service = types.SimpleNamespace(store=store)  # type: ignore[assignment]
+    daemon._operations = types.SimpleNamespace(lock=lock, failures=None)  # type: ignore[assignment]
+    run_until(daemon._maintain, done)
     assert calls[:20] == ["with", "without"] * 10
     assert counters.maintenance_seconds_max > 0
+
+
+def test_idle_room_is_mapped_ahead_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it once, by whoever has time: the lock is free while pages are zeroed."""
+    media = make_media(64 << 20)
+    Store.format(media)
+    store = Store.open(media)
+    free_bytes = store.volume.space.free_count * store.superblock.segment_size_bytes
+    lock, told, done = threading.Lock(), list[tuple[int, int]](), threading.Event()
+
+    def populate(_media: object, offset: int, length: int) -> int:
+        assert not lock.locked()
+        told.append((offset, length))
+        if sum(length for _, length in told) == free_bytes:
+            done.set()
+        return length
+
+    monkeypatch.setattr(MemoryMedia, "populates", True)
+    monkeypatch.setattr(MemoryMedia, "populate", populate)
+    monkeypatch.setattr(populater, "IDLE_SECONDS", 0.001)
+    run_until(populater.Populater(store, lock).run, done)
+    assert len(set(told)) == len(told)
+    store.abandon()
+    media.close()
+
+
+def test_who_writes_has_the_next_room_mapped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the window, and not only what is mapped at a time while nothing happens."""
+    media = make_media(64 << 20)
+    Store.format(media)
+    store = Store.open(media)
+    pieces, seen, done = 5 * populater._IDLE_PIECES, list[int](), threading.Event()
+
+    def room_ahead() -> tuple[int, int] | None:
+        return None if len(seen) == pieces else (4096 * len(seen), 4096)
+
+    def populate(_media: object, offset: int, _length: int) -> int:
+        seen.append(offset)
+        if len(seen) == pieces:
+            done.set()
+        return 4096
+
+    monkeypatch.setattr(MemoryMedia, "populate", populate)
+    monkeypatch.setattr(store.volume.space, "room_ahead", room_ahead)
+    monkeypatch.setattr(populater, "IDLE_SECONDS", float(SECONDS_MAX))
+    mapper = populater.Populater(store, threading.Lock())
+    mapper.wake()  # before anything runs: nothing to wake
+
+    async def main() -> None:
+        with trio.fail_after(SECONDS_MAX / 2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(mapper.run)
+                while not done.is_set():
+                    mapper.wake()
+                    await trio.sleep(0.001)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert len(seen) == len(set(seen)) == pieces
+    mapper.wake()  # and after it
+    store.abandon()
+    media.close()
