@@ -18,7 +18,8 @@ def parse_json(data: bytes, what: str) -> object:
     if len(data) > limits.JSON_BYTES_MAX or parts > limits.JSON_PARTS_MAX:
         raise BeyondLimitsError(f"{what} is larger than what is read")
     try:
-        return json.loads(data, parse_constant=_constant)
+        # Not the bytes: they would choose the codec, and which of Python's modules is loaded.
+        return json.loads(data.decode("utf-8"), parse_constant=_constant)
     except RecursionError as error:
         raise BeyondLimitsError(f"{what} is nested deeper than what is read") from error
     except ValueError as error:

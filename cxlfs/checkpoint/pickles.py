@@ -139,9 +139,10 @@ class _Machine:
         return piece
 
     def _line(self) -> bytes:
-        end = self._data.find(b"\n", self._at, self._at + limits.NAME_CHARACTERS_MAX * 4)
+        end = self._data.find(b"\n", self._at)
         if end < 0:
-            raise DamagedError(f"the pickle is wrong at byte {self._at}: a line has no end")
+            self._at = len(self._data)
+            raise IndexError("a line has no end")
         piece = self._data[self._at : end]
         self._at = end + 1
         return piece
@@ -234,7 +235,7 @@ class _Machine:
 
     def raw_text(self) -> None:
         piece = self._line()
-        self._push(piece.decode("utf-8", "surrogatepass"), len(piece) + _COST["other"])
+        self._push(piece.decode("raw-unicode-escape"), 4 * len(piece) + _COST["other"])
 
     def long(self, size: int) -> None:
         length = self._number(size)

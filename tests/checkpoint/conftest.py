@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-GOLDEN = Path(__file__).parent / "golden"
+from tests.support.checkpoints import unpack_into
+
 Unpack = Callable[[str], Path]
-
-
-def unpack_into(name: str, place: Path) -> Path:
-    with tarfile.open(GOLDEN / f"{name}.tar.xz") as archive:
-        for member in archive:
-            path = place / member.name
-            content = archive.extractfile(member) if member.isfile() else None
-            if content is None:
-                path.mkdir(exist_ok=True)
-            else:
-                path.write_bytes(content.read())
-    return place
 
 
 @pytest.fixture

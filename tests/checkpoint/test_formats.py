@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cxlfs.checkpoint import Level, State, inspect, recognise
-from tests.checkpoint.cases import CASES, Case, copy_of, files_of
 from tests.checkpoint.conftest import Unpack
+from tests.support.checkpoints import CASES, Case, copy_of, files_of
 
 
 @pytest.fixture

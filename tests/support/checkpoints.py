@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import tarfile
 from pathlib import Path
+
+from tests.support.repository import ROOT
+
+GOLDEN = ROOT / "tests" / "checkpoint" / "golden"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,19 @@ CASES = (
     Case("orbax", "2", "orbax", 2, 2),
     Case("flax", "checkpoint_9", "flax", 9, 2),
 )
+
+
+def unpack_into(name: str, place: Path) -> Path:
+    """What the archive ``name`` holds, below ``place``."""
+    with tarfile.open(GOLDEN / f"{name}.tar.xz") as archive:
+        for member in archive:
+            path = place / member.name
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is None:
+                path.mkdir(exist_ok=True)
+            else:
+                path.write_bytes(content.read())
+    return place
 
 
 def files_of(path: Path) -> list[Path]:
