@@ -21,8 +21,10 @@ from cxlfs.errors import BusyError, FuseUnavailableError, MountError
 
 HELP = """Unmount the store on MOUNTPOINT, and return when it is closed cleanly.
 
-While programs have files open there it is refused, with their names. A mount whose daemon is gone
-is cleared; its store is recovered by the next mount.
+While programs have files open there it is refused, with their names. While another mount namespace
+(a container, unshare) holds a copy of the mount it waits, and says for whom after a second.
+
+A mount whose daemon is gone is cleared; its store is recovered by the next mount.
 
 \b
 Example:
@@ -54,7 +56,8 @@ class Unmounted(Report):
 def command(mountpoint: str, *, as_json: bool) -> None:
     """See HELP."""
     mount = mountinfo.find_mount(mountpoint)
-    unmount(mountpoint)
+    output = Output(as_json=as_json)
+    unmount(mountpoint, on_wait=output.warning)
     absolute = os.path.abspath(mountpoint)  # noqa: PTH100  Path.absolute keeps ".."
     source = None if mount is None else os.fsencode(mount.source)
-    Output(as_json=as_json).report(Unmounted(os.fsencode(absolute), source))
+    output.report(Unmounted(os.fsencode(absolute), source))

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from cxlfs.control.mountinfo import read_mounts
 from cxlfs.daemon import linux
 from cxlfs.errors import BusyError, FuseUnavailableError, MountError
 
@@ -110,6 +111,28 @@ def holders_of(mountpoint: str, proc_root: Path = Path("/proc")) -> list[str]:
             except OSError:
                 name = "?"
             found.append(f"{process.name} ({name})")
+    return found
+
+
+def copies_of(device: str, proc_root: Path = Path("/proc")) -> list[tuple[int, str, str]]:
+    """Where the mount with this device number stands in other mount namespaces: a process, its
+    name and the mount point there; up to three, and only those that this user may look at.
+    """
+    found: list[tuple[int, str, str]] = []
+    seen: set[str] = set()
+    for process in sorted(proc_root.glob("[0-9]*"), key=lambda path: int(path.name)):
+        if len(found) == _HOLDERS_NAMED_MAX:
+            break
+        try:
+            namespace = os.readlink(process / "ns/mnt")  # noqa: PTH115
+            mounts = () if namespace in seen else read_mounts(process / "mountinfo")
+            name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            continue
+        seen.add(namespace)
+        place = next((mount.mountpoint for mount in mounts if mount.device == device), None)
+        if place is not None:
+            found.append((int(process.name), name, place))
     return found
 
 

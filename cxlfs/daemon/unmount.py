@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from cxlfs.control import mountinfo
 from cxlfs.control.client import AWAIT_CLOSE, ask, find_and_connect
-from cxlfs.daemon.detach import detach, holders_of
+from cxlfs.daemon.detach import copies_of, detach, holders_of
 from cxlfs.errors import BusyError, CxlfsError, MountError
 
 CLOSE_SECONDS_MAX = 600.0
@@ -22,13 +24,20 @@ BUSY_SECONDS_MAX = 1.0
 monitoring agent) holds it for a moment.
 """
 _BUSY_AGAIN_SECONDS = 0.05
+SILENT_SECONDS_MAX = 1.0
+"""A store is closed in less, but for one of 100 000 files and more. Whoever waits longer is told
+what for.
+"""
 
 
-def unmount(mountpoint: str, *, lazy: bool = False) -> None:
+def unmount(
+    mountpoint: str, *, lazy: bool = False, on_wait: Callable[[str], None] = lambda _: None
+) -> None:
     """Unmount the store on ``mountpoint``. On return the daemon has closed it cleanly.
 
     ``lazy`` detaches it from the tree at once and returns; the daemon closes the store after the
-    last user has left. A mount whose daemon is gone is cleared.
+    last user has left. A mount whose daemon is gone is cleared. ``on_wait``: told, once and by
+    another thread, what is waited for and what to do, when closing takes more than a second.
 
     Raises MountError (not mounted, not ours, closing failed), BusyError naming who holds it.
     """
@@ -55,7 +64,35 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
         next(answer, None)  # "waiting": from here on the daemon will tell us
         _detach(mount.mountpoint, lazy=lazy)
         if not lazy:
-            _await_close(mountpoint, answer)
+            with _telling(mount, on_wait):
+                _await_close(mountpoint, answer)
+
+
+@contextlib.contextmanager
+def _telling(mount: mountinfo.Mount, on_wait: Callable[[str], None]) -> Iterator[None]:
+    timer = threading.Timer(SILENT_SECONDS_MAX, lambda: on_wait(reason_to_wait(mount)))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def reason_to_wait(mount: mountinfo.Mount) -> str:
+    """Why the store of a mount that is gone here may still be open, and what to do."""
+    copies = copies_of(mount.device)
+    if not copies:
+        return (
+            f"{mount.mountpoint} is unmounted; waiting for its store to be closed (a container "
+            "that is not seen from here may hold a copy of the mount until it ends)"
+        )
+    names = ", ".join(f"{pid} ({name})" for pid, name, _ in copies)
+    pid, _, place = copies[0]
+    return (
+        f"{mount.mountpoint} is unmounted here; waiting for the mount namespace of process "
+        f"{names}, which holds a copy: end it, or: nsenter -t {pid} -m umount {shlex.quote(place)}"
+    )
 
 
 def _detach(mountpoint: str, *, lazy: bool) -> None:

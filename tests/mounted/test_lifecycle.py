@@ -20,6 +20,7 @@ from cxlfs.daemon.mount import unmount
 from cxlfs.daemon.options import TRANSPORTS, make_config
 from cxlfs.daemon.service import serve
 from cxlfs.errors import BusyError, MountError, ReadOnlyError
+from tests.support.cli import PROGRAM
 from tests.support.mount import (
     Workplace,
     assert_store_clean,
@@ -41,6 +42,13 @@ file.write(b"ended")
 file.close()
 print("closed", flush=True)
 """
+
+
+def piped(*command: object) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        list(map(str, command)), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def test_the_mount_table_names_source_and_type(place: Workplace) -> None:
@@ -252,6 +260,26 @@ def test_a_dead_mount_can_be_unmounted(place: Workplace) -> None:
     assert not place.is_mounted
     with pytest.raises(MountError):
         unmount(str(place.mountpoint))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_umount_says_that_another_namespace_holds_a_copy(place: Workplace) -> None:
+    (place.mountpoint / "file").write_bytes(b"x")
+    with piped("unshare", "--mount", "sh", "-c", "echo ready; exec cat") as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        with piped(*PROGRAM, "umount", place.mountpoint) as umount:
+            assert umount.stderr is not None
+            said = umount.stderr.readline()
+            assert f"process {holder.pid} (" in said
+            command = f"nsenter -t {holder.pid} -m umount {place.mountpoint}"
+            assert command in said
+            subprocess.run(command.split(), check=True)
+            assert umount.communicate()[0] == f"unmounted {place.mountpoint}\n"
+            assert umount.returncode == 0
+        holder.communicate()
+    assert not place.is_mounted
+    place.mount()
 
 
 def test_killing_the_daemon_in_mid_overwrite_keeps_the_old_version(place: Workplace) -> None:
