@@ -231,7 +231,8 @@ while True:
     size, opcode, unique = struct.unpack_from("=IIQ", request)
     if opcode == STATFS:
         break
-    assert opcode == INIT, opcode
+    if opcode != INIT:
+        continue  # whoever else looks at all mounts gets no answer either
     version = struct.pack("=IIII", 7, 31, 0, 0)
     limits = struct.pack("=HHIIHHIII", 0, 0, 1 << 20, 1, 0, 0, 0, 0, 0)
     answer = (version + limits).ljust(64, bytes(1))
