@@ -33,14 +33,6 @@ void *list_give(growing_list *from)
 
 /* --------------------------------------------------------------------------- lists of extents */
 
-static int compare_media(const void *a, const void *b)
-{
-    const cxl_extent_info *x = a, *y = b;
-    if (x->media_offset != y->media_offset)
-        return x->media_offset > y->media_offset ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
-}
-
 int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count)
 {
     uint64_t found = 0;
@@ -57,7 +49,6 @@ int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count)
     pthread_mutex_unlock(&engine->lock);
     if (infos == NULL)
         return -ENOMEM;
-    qsort(infos, found, sizeof(*infos), compare_media);
     *out = infos;
     *count = found;
     return 0;

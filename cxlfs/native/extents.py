@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,6 @@ __all__ = [
     "Verification",
 ]
 
-_Maps: TypeAlias = list[FileMap]
 _DEAD_AT_ONCE = 256
 _FAULTS_AT_ONCE = 64
 
@@ -357,7 +356,8 @@ class Engine:
         code = lib.cxl_engine_list(self.handle, out, count)
         if code != 0:
             raise failure(code, "list extents")
-        return take_array(out[0], count[0], EXTENT_INFO_DTYPE)
+        infos = take_array(out[0], count[0], EXTENT_INFO_DTYPE)
+        return infos[np.argsort(infos["media_offset"])]
 
     # -------------------------------------------------------------------------------- segments
 
@@ -425,14 +425,15 @@ class Engine:
 
     # -------------------------------------------------------------------------- maps in one go
 
-    def import_maps(
+    def import_contents(
         self,
         owners: npt.NDArray[np.uint64],
         sizes: npt.NDArray[np.uint64],
         first: npt.NDArray[np.uint64],
         refs: Rows,
-    ) -> _Maps:
-        """Map i has ``refs[first[i]:first[i + 1]]``; all or none. Clean.
+    ) -> npt.NDArray[np.uintp]:
+        """Content i has ``refs[first[i]:first[i + 1]]``; all or none. Clean. What comes out are
+        addresses for ``FileMap.at``; until then a content belongs to the engine.
 
         Raises CorruptionError for what cannot be, OutOfMemoryError.
         """
@@ -444,11 +445,12 @@ class Engine:
         arrays = [np.ascontiguousarray(a, dtype=np.uint64) for a in (owners, sizes, first)]
         views = [ffi.from_buffer("uint64_t[]", a) for a in arrays]
         rows = ffi.from_buffer("cxl_ref[]", np.ascontiguousarray(refs))
-        out, bad = ffi.new("cxl_map *[]", max(count, 1)), ffi.new("uint64_t *")
+        found, bad = np.zeros(count, dtype=np.uintp), ffi.new("uint64_t *")
+        out = ffi.from_buffer("cxl_map *[]", found)
         code = lib.cxl_maps_import(self.handle, count, *views, rows, out, bad)
         if code != 0:
             raise bad_input(code, "reference", bad[0])
-        return FileMap.adopt(self, owners.tolist(), ffi.unpack(out, count) if count else [])
+        return found
 
     def export_maps(
         self, maps: Sequence[FileMap]

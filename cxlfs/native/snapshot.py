@@ -8,12 +8,13 @@ Invariants
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cxlfs._native import ffi, lib
+from cxlfs.errors import InvariantError
 from cxlfs.native.extent_calls import (
     CRC_DTYPE,
     EXTENT_INFO_DTYPE,
@@ -35,11 +36,27 @@ def references_of(
 
     Raises OutOfMemoryError, InvariantError (one is not published).
     """
-    sizes, counts = np.zeros((2, len(maps)), dtype=np.uint64)
     handles = ffi.new("cxl_map *[]", FileMap.handles(maps) or [ffi.NULL])
+    return _references(handles, len(maps))
+
+
+def references_at(
+    engine: Engine, contents: npt.NDArray[np.uintp]
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows]:
+    """The same of contents that nobody has taken over yet, see ``Engine.import_contents``."""
+    if engine.closed:
+        raise InvariantError("the engine is closed")
+    handles = ffi.from_buffer("cxl_map *[]", np.ascontiguousarray(contents))
+    return _references(handles, len(contents))
+
+
+def _references(
+    handles: Any, number_of_maps: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows]:
+    sizes, counts = np.zeros((2, number_of_maps), dtype=np.uint64)
     outs = [ffi.from_buffer("uint64_t[]", each) for each in (sizes, counts)]
     refs, number = ffi.new("cxl_ref **"), ffi.new("uint64_t *")
-    code = lib.cxl_maps_references(handles, len(maps), *outs, refs, number)
+    code = lib.cxl_maps_references(handles, number_of_maps, *outs, refs, number)
     if code != 0:
         raise failure(code, "export references")
     return sizes, counts, take_array(refs[0], number[0], REF_DTYPE)

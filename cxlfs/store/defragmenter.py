@@ -126,7 +126,7 @@ class Defragmenter:
             return None
         if self._waiting is None:
             self._seen = {ino: seen for ino, seen in self._seen.items() if ino in inodes}
-            self._waiting = iter(list(inodes))
+            self._waiting = iter([inode.ino for inode in inodes.awake()])
         for _ in range(_INODES_AT_ONCE):
             ino = next(self._waiting, None)
             if ino is None:

@@ -4,36 +4,33 @@ Never here: what an image looks like and whether its numbers can be (``format.im
 where it lies on the media (``recovery``), making one (``export``).
 
 Invariants
+- Inodes stay asleep (``sleepers``), but for directories, which get their names, and whatever else
+  is more than a plain file.
 - Loading an image and building one again gives the same state (not necessarily the same bytes).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs.format import image_columns, layout
+from cxlfs.format import image_columns
 from cxlfs.format.image import require
-from cxlfs.store.namespace import Inode, Namespace, entries_of, kind_of
+from cxlfs.native.maps import FileMap
+from cxlfs.store.namespace import FileKind, Namespace, entries_of, kind_of
+from cxlfs.store.sleepers import REFERENCES_MAX, SleeperColumns, Sleepers
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cxlfs.format.image import ImageInfo
-    from cxlfs.format.image_columns import ContentColumns, ImageColumns
+    from cxlfs.format.image_columns import ImageColumns
     from cxlfs.native.extents import Engine
-    from cxlfs.native.maps import FileMap
 
 _TYPE_BITS = 0o170000
-_INODE_COLUMNS = (
-    *("ino", "mode", "uid", "gid", "rdev", "flags"),
-    *("atime_ns", "mtime_ns", "ctime_ns", "birth_ns", "commit_lsn", "commit_ns"),
-)
-"""What an Inode is made of, in its order."""
 
 
 def load(
@@ -43,12 +40,15 @@ def load(
     columns = image_columns.decode(data, uuid=uuid, header_crc=header_crc)
     engine.define(columns.extents, columns.checksums)
     contents = columns.contents
-    maps = _objects(
-        engine.import_maps(contents.owners, contents.sizes, contents.firsts, contents.references)
+    maps = engine.import_contents(
+        contents.owners, contents.sizes, contents.firsts, contents.references
     )
     namespace = Namespace()
-    _load_inodes(namespace, columns, maps)
-    _load_asides(namespace, columns, maps)
+    namespace.inodes.put_to_sleep(Sleepers(engine, _sleepers(columns, maps)))
+    _wake(namespace, columns)
+    asides = zip(contents.owners[contents.asides].tolist(), maps[contents.asides], strict=True)
+    for ino, address in asides:
+        namespace.inodes[ino].aside = FileMap.at(engine, ino, int(address))
     _load_names(namespace, columns)
     for ino, name, value in columns.xattrs:
         namespace.set_xattr(namespace.inodes[ino], name, value)
@@ -60,55 +60,39 @@ def load(
     return namespace, columns.info
 
 
-def _objects(values: list[bytes] | list[FileMap]) -> npt.NDArray[np.object_]:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
-
-
-def _column(values: npt.NDArray[np.generic]) -> Iterable[int]:
-    """As Python's numbers; one alone where all are equal, which saves time and memory."""
-    if len(values) and (values == values[0]).all():
-        return itertools.repeat(int(values[0]), len(values))
-    numbers: list[int] = values.tolist()
-    return numbers
-
-
-def _load_inodes(
-    namespace: Namespace, columns: ImageColumns, maps: npt.NDArray[np.object_]
-) -> None:
-    rows, contents, names = columns.inodes, columns.contents, columns.names
-    live = np.full(len(rows), None, dtype=object)
-    live[contents.live_places] = maps[contents.live]
-    last_names = np.full(len(rows), b"", dtype=object)
-    last_names[names.meant] = _objects(names.names)
-    fields = {name: _column(rows[name]) for name in _INODE_COLUMNS}
-    fields["flags"] = _column(rows["flags"] & ~np.uint32(layout.INODE_ASIDE))
-    made = map(
-        Inode,
-        *fields.values(),
-        _column(columns.links),
-        _column(columns.parents),
-        last_names.tolist(),
-        live.tolist(),
-        _column(columns.subdirectories),
+def _sleepers(columns: ImageColumns, maps: npt.NDArray[np.uintp]) -> SleeperColumns:
+    """All inodes of the image; nothing of this keeps the bytes of the image."""
+    inodes, contents, names = columns.inodes, columns.contents, columns.names
+    name_indexes = np.full(len(inodes), -1, dtype=np.int64)
+    name_indexes[names.meant] = np.arange(len(names.meant))
+    addresses = np.zeros(len(inodes), dtype=np.uintp)
+    addresses[contents.live_places] = maps[contents.live]
+    order = np.argsort(inodes["ino"], kind="stable")
+    return SleeperColumns(
+        rows=inodes[order],
+        links=columns.links[order],
+        subdirectories=columns.subdirectories[order],
+        parents=columns.parents[order],
+        name_indexes=name_indexes[order],
+        names=names.names,
+        contents=addresses[order],
     )
-    namespace.inodes.update(zip(rows["ino"].tolist(), made, strict=True))
-    types, counts = np.unique(rows["mode"] & _TYPE_BITS, return_counts=True)
-    for mode, count in zip(types.tolist(), counts.tolist(), strict=True):
-        kind = kind_of(mode)
+
+
+def _wake(namespace: Namespace, columns: ImageColumns) -> None:
+    """Whatever others expect to be awake; and count all kinds."""
+    inodes = columns.inodes
+    types, which, counts = np.unique(
+        inodes["mode"] & _TYPE_BITS, return_inverse=True, return_counts=True
+    )
+    kinds = [kind_of(mode) for mode in types.tolist()]
+    for kind, count in zip(kinds, counts.tolist(), strict=True):
         if kind is not None:
             namespace.kind_counts[kind] += count
-
-
-def _load_asides(
-    namespace: Namespace, columns: ImageColumns, maps: npt.NDArray[np.object_]
-) -> None:
-    """What inodes keep aside."""
-    contents: ContentColumns = columns.contents
-    owners = contents.owners[contents.asides].tolist()
-    for ino, aside in zip(owners, maps[contents.asides].tolist(), strict=True):
-        namespace.inodes[ino].aside = aside
+    is_special = np.array([kind in (FileKind.DIRECTORY, FileKind.SYMLINK) for kind in kinds])
+    awake = is_special[which] | (inodes["ref_count"] > REFERENCES_MAX)
+    for ino in inodes["ino"][awake].tolist():
+        namespace.inodes.get(ino)
 
 
 def _load_names(namespace: Namespace, columns: ImageColumns) -> None:

@@ -29,6 +29,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import layout
 from cxlfs.format.operations import InodeOperation
+from cxlfs.store.inodes import Inodes
 from cxlfs.store.listing import Listing
 from cxlfs.types import ROOT_INO
 
@@ -303,7 +304,7 @@ class Namespace:
     """All inodes of a store. Synchronous; one owner."""
 
     def __init__(self) -> None:
-        self.inodes: dict[int, Inode] = {}
+        self.inodes: Inodes[Inode] = Inodes()
         self.next_ino = ROOT_INO + 1
         self.name_bytes = 0
         """Bytes of all names, symlink targets and extended attributes: sizes the image."""

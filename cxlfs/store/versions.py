@@ -100,9 +100,7 @@ class Versions:
         self.volume = volume
         self.units: UnitHooks = NoUnits()
         self.asides: dict[int, Inode] = {
-            inode.ino: inode
-            for inode in volume.namespace.inodes.values()
-            if inode.aside is not None
+            inode.ino: inode for inode in volume.namespace.inodes.awake() if inode.aside is not None
         }
         self.open_versions: dict[int, Inode] = {}
         self.promises = Promises(volume.engine, lease_bytes_max=volume.space.lease_bytes_max)

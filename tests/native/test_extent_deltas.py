@@ -18,6 +18,7 @@ from tests.support.extents import (
     Room,
     alive,
     copy_extent,
+    import_maps,
     nothing_held,
     pattern,
     put,
@@ -302,7 +303,7 @@ def replay(engine: Engine, place: Room, maps: list[FileMap]) -> list[FileMap]:
     first = np.concatenate(([0], np.cumsum(counts))).astype(np.uint64)
     sizes = np.array([m.size for m in maps], dtype=np.uint64)
     owners = np.array([m.owner for m in maps], dtype=np.uint64)
-    return engine.import_maps(owners, sizes, first, refs)
+    return import_maps(engine, owners, sizes, first, refs)
 
 
 def test_an_image_keeps_open_extents_that_nothing_committed_refers_to(place: Room) -> None:

@@ -26,6 +26,7 @@ from tests.support.extents import (
     HEADER_BYTES,
     SEGMENT_BYTES,
     Room,
+    import_maps,
     nothing_held,
     put,
     re_aim,
@@ -247,18 +248,18 @@ def test_bad_imports_are_refused_whole(place: Room, name: str) -> None:
     memory = place.engine.statistics().memory
     numbers = [np.array(n, dtype=np.uint64) for n in (range(len(sizes)), sizes, first)]
     with pytest.raises(CorruptionError):
-        place.engine.import_maps(*numbers, refs_from(rows))
+        import_maps(place.engine, *numbers, refs_from(rows))
     assert state_of(place.engine) == state
     assert place.engine.statistics().memory == memory
 
 
 def test_nothing_to_import_or_define(place: Room) -> None:
     none = np.zeros(0, dtype=np.uint64)
-    assert place.engine.import_maps(none, none, np.zeros(1, dtype=np.uint64), refs_from([])) == []
+    assert import_maps(place.engine, none, none, np.zeros(1, dtype=np.uint64), refs_from([])) == []
     place.engine.define(infos_of([]), crcs_of([]))
     place.new_map().replay(0, b"", 0)
     empty = np.zeros(2, dtype=np.uint64)
-    maps = place.engine.import_maps(empty, empty, np.zeros(3, dtype=np.uint64), refs_from([]))
+    maps = import_maps(place.engine, empty, empty, np.zeros(3, dtype=np.uint64), refs_from([]))
     assert [m.size for m in maps] == [0, 0]
 
 
@@ -325,7 +326,7 @@ def test_mutated_images_are_loaded_or_refused(seed: int) -> None:
             length = np.array([content.size], dtype=np.uint64)
             try:
                 engine.define(extents, crcs)
-                [copy] = engine.import_maps(counts, length, first, rows)
+                [copy] = import_maps(engine, counts, length, first, rows)
             except CorruptionError:
                 assert engine.statistics().maps == 0
             else:

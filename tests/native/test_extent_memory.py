@@ -19,6 +19,7 @@ from tests.support.extents import (
     Room,
     alive,
     copy_extent,
+    import_maps,
     nothing_held,
     pattern,
     put,
@@ -86,7 +87,7 @@ def _import(scene: Scene) -> None:
     scene.made.append((infos, crcs))
     first = np.array([0, 0, counts[0]], dtype=np.uint64)
     sizes = np.array([0, scene.committed.size], dtype=np.uint64)
-    scene.made += scene.engine.import_maps(np.array([8, 9], dtype=np.uint64), sizes, first, refs)
+    scene.made += import_maps(scene.engine, np.array([8, 9], dtype=np.uint64), sizes, first, refs)
 
 
 def _define(scene: Scene) -> None:
@@ -291,7 +292,7 @@ def test_a_million_references() -> None:
         first = np.array([0, count], dtype=np.uint64)
         size = count * 4096
         sizes, owners = np.array([size], dtype=np.uint64), np.array([7], dtype=np.uint64)
-        [content] = engine.import_maps(owners, sizes, first, rows)
+        [content] = import_maps(engine, owners, sizes, first, rows)
         assert engine.statistics().memory / count < 60
         place.segment, place.position, place.next_id = 3, HEADER_BYTES, 9
         content.attach_lease(place.open_extent(200_000))

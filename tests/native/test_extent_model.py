@@ -18,6 +18,7 @@ from tests.support.extents import (
     Room,
     alive,
     copy_extent,
+    import_maps,
     nothing_held,
     re_aim,
     room,
@@ -329,7 +330,7 @@ class Machine:
         sizes = np.array([f.committed_model.size for f in self.files], dtype=np.uint64)
         owners = np.array([f.owner for f in self.files], dtype=np.uint64)
         for file, content in zip(
-            self.files, self.replay.import_maps(owners, sizes, first, refs), strict=True
+            self.files, import_maps(self.replay, owners, sizes, first, refs), strict=True
         ):
             file.replayed = content
             assert not content.is_dirty

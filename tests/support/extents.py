@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 
 from cxlfs.native import Granularity, MappedRegion
 from cxlfs.native.extents import (
@@ -122,6 +123,19 @@ def put(content: FileMap, refs: Rows) -> None:
     ends = refs["file_offset"] + refs["length"]
     size = max([content.size, *ends[refs["extent_id"] != 0].tolist()])
     content.replay(content.size, refs.tobytes(), size)
+
+
+def import_maps(
+    engine: Engine,
+    owners: npt.NDArray[np.uint64],
+    sizes: npt.NDArray[np.uint64],
+    first: npt.NDArray[np.uint64],
+    refs: Rows,
+) -> list[FileMap]:
+    """``Engine.import_contents``, each taken over at once."""
+    found = engine.import_contents(owners, sizes, first, refs)
+    places = zip(owners.tolist(), found.tolist(), strict=True)
+    return [FileMap.at(engine, owner, address) for owner, address in places]
 
 
 def alive(engine: Engine, *segments: int, preferred: int = 0) -> LiveRanges:

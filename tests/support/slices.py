@@ -17,6 +17,7 @@ from cxlfs.verify.columns import Columns
 def small_slices(*, at_once_bytes: int = 0) -> Iterator[None]:
     """Slices of one or two things each; every image is worth slicing, whatever its size."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "SLEEPERS_PER_SLICE", 2)
         patch.setattr(export, "INODES_PER_SLICE", 2)
         patch.setattr(export, "NAMES_PER_SLICE", 2)
         patch.setattr(export, "EXTENTS_PER_SLICE", 8)

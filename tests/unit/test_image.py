@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 
 import numpy as np
 import pytest
 
 from cxlfs.errors import CorruptionError
-from cxlfs.format import image, layout
+from cxlfs.format import image, image_columns, layout
 from cxlfs.native import crc32c
 from cxlfs.native.extents import Engine
 from cxlfs.store import Store, export, loading
@@ -115,15 +116,32 @@ def test_round_trip(store: Store) -> None:
 
 
 def contents(data: bytes) -> list[object]:
-    """Sections as they count: checksums with their extent, wherever they stand."""
-    sections = take_apart(data)[1]
-    crcs = sections.pop(layout.SECTION_CRCS)
-    extents = np.frombuffer(sections.pop(layout.SECTION_EXTENTS), dtype=layout.IMAGE_EXTENT_DTYPE)
-    named = [
-        (number, offset, length, bytes(crcs[4 * index : 4 * (index + count)]))
-        for number, offset, length, index, _, count in extents.tolist()
+    """What an image says, in whatever order it stands there."""
+    head, _ = take_apart(data)
+    columns = image_columns.decode(
+        data, uuid=head[0]["uuid"].tobytes(), header_crc=int(head[0]["crc"])
+    )
+    of, names = columns.contents, columns.names
+    references = [
+        (owner, size, of.references[first:end].tolist())
+        for owner, size, first, end in zip(
+            *(of.owners.tolist(), of.sizes.tolist(), of.firsts[:-1].tolist()),
+            *(of.firsts[1:].tolist(),),
+            strict=True,
+        )
     ]
-    return [sections, named, len(crcs)]
+    extents = [
+        (number, offset, length, columns.checksums[index : index + count].tolist())
+        for number, offset, length, index, _, count in columns.extents.tolist()
+    ]
+    return [
+        sorted(columns.inodes.tolist()),
+        sorted(zip(names.rows[["parent", "ino"]].tolist(), names.names, strict=True)),
+        sorted(references, key=itemgetter(0)),
+        extents,
+        sorted(columns.xattrs),
+        sorted(columns.targets),
+    ]
 
 
 def test_take_apart_and_put_together(store: Store) -> None:
@@ -164,6 +182,33 @@ def test_of_another_store_or_root(store: Store) -> None:
         image.check(data, uuid=bytes(16), header_crc=crc)
     with pytest.raises(CorruptionError, match="checksum"):
         image.check(data, uuid=store.superblock.uuid, header_crc=crc ^ 1)
+
+
+def test_references_that_continue_each_other_become_one(store: Store) -> None:
+    """The image made of it counts what there is, not what there was."""
+    head, sections = take_apart(build(store))
+    inodes = np.frombuffer(sections[layout.SECTION_INODES], dtype=layout.IMAGE_INODE_DTYPE)
+    refs = np.frombuffer(sections[layout.SECTION_REFS], dtype=layout.REF_DTYPE)
+    row = int(np.flatnonzero((inodes["ref_count"] == 1) & (inodes["size"] > 1))[0])
+    place = int(inodes["ref_count"][:row].sum() + inodes["aside_ref_count"][:row].sum())
+    halves = np.repeat(refs[place : place + 1], 2)
+    halves["length"] = [1, refs["length"][place] - 1]
+    halves["file_offset"][1] += 1
+    halves["extent_offset"][1] += 1
+    inodes["ref_count"][row] = 2
+    sections[layout.SECTION_REFS] = bytearray(
+        refs[:place].tobytes() + halves.tobytes() + refs[place + 1 :].tobytes()
+    )
+    engine, namespace = load(store, put_together(head, sections))
+    again, _ = export.build(
+        namespace,
+        engine,
+        uuid=store.superblock.uuid,
+        lsn=store.volume.last_lsn,
+        next_extent_id=store.volume.next_extent_id,
+    )
+    engine.close()
+    assert contents(again) == contents(build(store))
 
 
 HOSTILE = [0, 1, 2, 3, 255, 4096, 65535, 1 << 20, 1 << 31, (1 << 32) - 1]
