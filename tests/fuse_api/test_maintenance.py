@@ -14,7 +14,7 @@ from cxlfs.media import MemoryMedia
 from cxlfs.store import Store
 from tests.support.stores import make_media
 
-SECONDS_MAX = 30
+SECONDS_MAX = 10
 
 
 def run_until(task: Callable[[], Awaitable[None]], done: threading.Event) -> None:
@@ -116,3 +116,56 @@ def test_who_writes_has_the_next_room_mapped_at_once(monkeypatch: pytest.MonkeyP
     mapper.wake()  # and after it
     store.abandon()
     media.close()
+
+
+def test_a_mount_has_somebody_for_each_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance, room ahead, and word of every lease for whoever maps it."""
+    begun, ended = set[str](), trio.Event()
+    daemon = object.__new__(server._Server)
+
+    async def watch_signals(task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+
+    def begin(name: str) -> None:
+        begun.add(name)
+        if len(begun) == 4:
+            ended.set()
+
+    def task(name: str) -> Callable[[], Awaitable[None]]:
+        async def run() -> None:
+            begin(name)
+
+        return run
+
+    class Workers:
+        transport = None
+
+        def start(self, serve: object, on_end: Callable[[None], None]) -> None:
+            assert serve.__self__._on_lease is wake  # type: ignore[attr-defined]
+            begin("data")
+            on_end(None)
+
+    async def serve_requests(**_: int) -> None:
+        with trio.fail_after(SECONDS_MAX):
+            await ended.wait()
+
+    def wake() -> None:
+        """Somebody writes."""
+
+    for name, value in {
+        "_watch_signals": watch_signals,
+        "_maintain": task("maintain"),
+        "_announce": task("announce"),
+        "_populater": types.SimpleNamespace(run=task("populate"), wake=wake),
+        "_workers": Workers(),
+        "_operations": types.SimpleNamespace(
+            page_cache=types.SimpleNamespace(start=lambda: None), store=None
+        ),
+        "_failure": None,
+    }.items():
+        setattr(daemon, name, value)
+    monkeypatch.setattr(server.pyfuse3, "main", serve_requests)
+    monkeypatch.setattr(server.pyfuse3, "terminate", lambda: None)
+    trio.run(daemon._serve_mount)
+    assert daemon._failure is None
+    assert begun == {"announce", "data", "maintain", "populate"}
