@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import struct
 from collections.abc import Callable
@@ -235,7 +236,8 @@ class _Machine:
 
     def raw_text(self) -> None:
         piece = self._line()
-        self._push(piece.decode("raw-unicode-escape"), 4 * len(piece) + _COST["other"])
+        text, _ = codecs.raw_unicode_escape_decode(piece)  # by name it would be a module to load
+        self._push(text, 4 * len(piece) + _COST["other"])
 
     def long(self, size: int) -> None:
         length = self._number(size)

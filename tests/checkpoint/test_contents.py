@@ -227,6 +227,51 @@ def test_superblocks(tmp_path: Path, version: str, userblock: int) -> None:
     assert words(path).startswith("incomplete: it ends at byte")
 
 
+@pytest.mark.parametrize("userblock", [0, 1024])
+def test_data_sets_are_where_they_say(tmp_path: Path, userblock: int) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", userblock_size=userblock) as file:
+        file["a"] = np.arange(100.0)
+        file["a"].attrs["long"] = "y" * 1000
+        group = file.create_group("group")
+        group["b"] = np.ones((3, 4), ">i2")
+        group["bool"] = np.array([True, False])
+        group.create_dataset("chunked", data=np.zeros((50, 50)), chunks=True, compression="gzip")
+        group.create_dataset("never written", (10,), "f8")
+        for number in range(300):
+            group[f"many/{number}"] = np.full(3, number, "f4")
+        file["again"] = h5py.SoftLink("/a")
+        file["self"] = file["group"]
+        group["up"] = file["/"]
+    found = inspect(path, Level.CONTENT)
+    assert found is not None
+    assert (found.words, found.notes) == ("complete", ())
+    assert len(found.tensors) == 1 + 4 + 300
+    data = path.read_bytes()
+    with h5py.File(path) as file:
+        for tensor in found.tensors:
+            array = file[tensor.name]
+            assert tensor.shape == array.shape
+            if tensor.offset is not None:
+                assert tensor.size_bytes == array.nbytes
+                piece = data[tensor.offset : tensor.offset + array.nbytes]
+                assert piece == array[()].tobytes()
+    assert sum(tensor.offset is None for tensor in found.tensors) == 2
+
+
+def test_a_page_of_an_hdf5_file_that_was_never_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        for number in range(100):
+            file[f"{number}"] = np.full(50, number)
+    data = path.read_bytes()
+    worse = 0
+    for page in range(0, len(data), 4096):
+        path.write_bytes(data[:page] + bytes(4096) + data[page + 4096 :])
+        worse += words(path) != "complete"
+    assert worse > 1, "more than the superblock is looked at"
+
+
 def test_a_file_that_is_open_for_writing(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w", libver="latest") as file:

@@ -49,8 +49,8 @@ CASES = (
     Case("megatron", "distributed/iter_0000200", "megatron", 200, 1),
     Case("tensorflow", "run/ckpt-10", "tensorflow", 10, 6),
     Case("tensorflow", "saved", "saved-model", None, 2, ("fingerprint.pb",)),
-    Case("keras", "model.keras", "keras", None, 0),
-    Case("keras", "model.weights.h5", "hdf5", None, 0),
+    Case("keras", "model.keras", "keras", None, 4),
+    Case("keras", "model.weights.h5", "hdf5", None, 4),
     Case("orbax", "2", "orbax", 2, 2),
     Case("flax", "checkpoint_9", "flax", 9, 2),
 )

@@ -91,7 +91,8 @@ def watched() -> Iterator[None]:
         yield
     finally:
         _watch.on = False
-    assert _watch.seen == []
+    if _watch.seen:
+        raise AssertionError(" and ".join(_watch.seen))
 
 
 def write(base: Base, directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""HDF5 (``.h5``, ``.hdf5``): the superblock, in code of our own; nothing behind it is followed.
+"""HDF5 (``.h5``, ``.hdf5``): the superblock, and the data sets behind it (``hdf5_tree``).
 
 Source: HDF5 File Format Specification 3.0, section II.A. Complete: the file ends where the
 superblock says, which a writer makes true when it closes it, and it is not marked as open for
@@ -8,10 +8,18 @@ writing. Keras writes ``.weights.h5`` so.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from cxlfs.checkpoint.formats.base import is_cut
+from cxlfs.checkpoint.formats.hdf5_tree import data_sets
 from cxlfs.checkpoint.formats.lookup3 import lookup3
-from cxlfs.checkpoint.model import Contents, DamagedError, File, IncompleteError
+from cxlfs.checkpoint.model import (
+    BeyondLimitsError,
+    Contents,
+    DamagedError,
+    File,
+    IncompleteError,
+)
 from cxlfs.checkpoint.place import Reader
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -29,11 +37,43 @@ class Hdf5:
         return head.startswith(MAGIC) or (name.endswith(_SUFFIXES) and is_cut(head[:8], MAGIC))
 
     def examine(self, reader: Reader) -> Contents:
-        check_superblock(reader, 0, reader.size_bytes)
-        return Contents(files=[File(reader.name, reader.size_bytes)])
+        contents = Contents(files=[File(reader.name, reader.size_bytes)])
+        take_hdf5(reader, 0, reader.size_bytes, contents)
+        return contents
 
 
-def check_superblock(reader: Reader, base: int, length: int) -> None:
+def take_hdf5(reader: Reader, base: int, length: int, contents: Contents) -> None:
+    """Add the data sets of the HDF5 file in ``[base, base + length)``.
+
+    Raises IncompleteError, DamagedError.
+    """
+    block = read_superblock(reader, base, length)
+    if block.root is None:
+        contents.notes.append("its tensors are not listed: it was written with libver latest")
+        return
+    begin = base + block.base
+    try:
+        found = data_sets(reader, begin, length - block.base, block.sizes, block.root)
+    except BeyondLimitsError as error:
+        contents.notes.append(f"its tensors are not listed: {error}")
+        return
+    contents.tensors += found.tensors
+    if found.left_out:
+        contents.notes.append(f"{found.left_out} objects of later versions are not listed")
+
+
+class Superblock(NamedTuple):
+    """``root``: address of the root's object header, from ``base`` on; None: of a later version.
+    ``sizes``: bytes of an address and of a length.
+    """
+
+    end: int
+    base: int
+    sizes: tuple[int, int]
+    root: int | None
+
+
+def read_superblock(reader: Reader, base: int, length: int) -> Superblock:
     """Of the HDF5 file in ``[base, base + length)``. Raises IncompleteError, DamagedError."""
     if not length:
         raise IncompleteError("it is empty")
@@ -43,15 +83,17 @@ def check_superblock(reader: Reader, base: int, length: int) -> None:
         raise IncompleteError("its superblock is cut")
     version = head[8]
     if version in (0, 1):
-        end = _end_of_old(head, version)
+        block = _old(head, version)
     elif version in (2, 3):
-        end = _end_of_new(head, version)
+        block = _new(head, version)
     else:
         raise DamagedError("its superblock is of a version that is not known")
+    end = block.end
     if end > length:
         raise IncompleteError(f"it ends at byte {length}, {end} are needed")
     if end < length:
         raise IncompleteError("it goes on behind its end: its writer did not close it")
+    return block._replace(base=at)
 
 
 def _find(reader: Reader, base: int, length: int) -> int:
@@ -66,9 +108,9 @@ def _find(reader: Reader, base: int, length: int) -> int:
     raise DamagedError("it has no superblock")
 
 
-def _end_of_old(head: bytes, version: int) -> int:
+def _old(head: bytes, version: int) -> Superblock:
     size = head[13]
-    if size not in (2, 4, 8):
+    if size not in (2, 4, 8) or head[14] not in (2, 4, 8):
         raise DamagedError("its superblock is damaged")
     begin = 24 + (4 if version == 1 else 0)  # base, free space, end of file, driver
     end = head[begin + 2 * size : begin + 3 * size]
@@ -78,10 +120,10 @@ def _end_of_old(head: bytes, version: int) -> int:
     address = int.from_bytes(end, "little")
     if len(root) < size or not 0 < int.from_bytes(root, "little") < address:
         raise IncompleteError("its root was not written")
-    return address
+    return Superblock(address, 0, (size, head[14]), int.from_bytes(root, "little"))
 
 
-def _end_of_new(head: bytes, version: int) -> int:
+def _new(head: bytes, version: int) -> Superblock:
     size = head[9]
     if size not in (2, 4, 8):
         raise DamagedError("its superblock is damaged")
@@ -92,4 +134,5 @@ def _end_of_new(head: bytes, version: int) -> int:
         raise DamagedError("the checksum of its superblock differs")
     if version == 3 and head[11] & _OPEN_FOR_WRITING:
         raise IncompleteError("its writer did not close it")
-    return int.from_bytes(head[12 + 2 * size : 12 + 3 * size], "little")
+    end = int.from_bytes(head[12 + 2 * size : 12 + 3 * size], "little")
+    return Superblock(end, 0, (size, head[10]), None)

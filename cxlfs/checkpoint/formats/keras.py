@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cxlfs.checkpoint import zips
 from cxlfs.checkpoint.formats.base import is_cut
-from cxlfs.checkpoint.formats.hdf5 import check_superblock
+from cxlfs.checkpoint.formats.hdf5 import take_hdf5
 from cxlfs.checkpoint.jsons import parse_json
 from cxlfs.checkpoint.model import Contents, DamagedError, File, IncompleteError
 from cxlfs.checkpoint.place import Reader
@@ -42,7 +42,7 @@ class Keras:
             raise DamagedError(f"the archive has no {_WEIGHTS[0]}")
         if weights is not None and weights.name.endswith(".h5") and weights.method == zips.STORED:
             try:
-                check_superblock(reader, weights.offset, weights.stored_bytes)
+                take_hdf5(reader, weights.offset, weights.stored_bytes, contents)
             except IncompleteError as error:
                 raise DamagedError(f"{weights.name}: {error}") from error
         return contents
