@@ -14,7 +14,7 @@ GOLDEN = ROOT / "tests" / "checkpoint" / "golden"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """``optional``: files that a checkpoint may lack."""
+    """``optional``: files that a checkpoint may lack. ``needed``: of Orbax' files of data."""
 
     archive: str
     path: str
@@ -22,6 +22,7 @@ class Case:
     step: int | None
     tensors: int
     optional: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.archive}:{self.path}"
@@ -51,7 +52,7 @@ CASES = (
     Case("tensorflow", "saved", "saved-model", None, 2, ("fingerprint.pb",)),
     Case("keras", "model.keras", "keras", None, 4),
     Case("keras", "model.weights.h5", "hdf5", None, 4),
-    Case("orbax", "2", "orbax", 2, 2),
+    Case("orbax", "2", "orbax", 2, 2, needed=("09728e137540bd47e53b769e4e2c65df",)),
     Case("flax", "checkpoint_9", "flax", 9, 2),
 )
 

@@ -2,9 +2,9 @@
 
 Source: orbax/checkpoint (0.12), tensorstore/kvstore/ocdbt/format (0.1.86). Complete: the directory
 has no temporary name, ``_CHECKPOINT_METADATA`` has a time of commit, every item that it names is
-there, and each item's manifest of OCDBT has its checksum. Files of OCDBT's data hold values and
-nodes of its tree; a node that is cut is seen, and the checksum of one is compared with the content.
-The tree itself is compressed and not followed: a file of data that is missing is not seen.
+there, each item's manifest of OCDBT and the root that it names have their checksums, and every
+file and value that these name is there (``ocdbt``). What a process wrote on the way, and the
+manifest does not lead to, is looked at as far as it is there.
 """
 
 from __future__ import annotations
@@ -12,34 +12,29 @@ from __future__ import annotations
 import re
 
 from cxlfs.checkpoint import limits
+from cxlfs.checkpoint.formats import ocdbt
 from cxlfs.checkpoint.formats.files import take_rest
 from cxlfs.checkpoint.jsons import json_of, mapping, number_or_none, sequence, shape, text
 from cxlfs.checkpoint.model import (
     Algorithm,
+    BeyondLimitsError,
     Contents,
-    DamagedError,
     File,
     IncompleteError,
     ProblemError,
     Region,
     Tensor,
 )
-from cxlfs.checkpoint.place import Place, Reader
-from cxlfs.native import crc32c
+from cxlfs.checkpoint.place import Place
 
 METADATA = "_CHECKPOINT_METADATA"
 TEMPORARY = re.compile(r"(.+)\.orbax-checkpoint-tmp(?:-\d{1,30})?")
 COMMITTED = "commit_success.txt"
 _ITEM = "_METADATA"
-_MANIFEST = "manifest.ocdbt"
 _PROCESS = re.compile(r"ocdbt\.process_\d{1,9}")
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
-_MANIFEST_MAGIC = bytes.fromhex("0cdb3a2a")
-_NODE_MAGIC = bytes.fromhex("0cdb20de")
-_NODE_HEAD_BYTES = 12
 _NODE_SEARCH_BYTES = 1 << 20
 _NODE_BYTES_MAX = 128 << 20
-_CHECKSUM_BYTES = 4
 
 
 class Orbax:
@@ -52,8 +47,8 @@ class Orbax:
         return (
             TEMPORARY.fullmatch(place.name) is not None
             or METADATA in names
-            or _MANIFEST in names
-            or any(place.is_file(f"{name}/{_MANIFEST}") for name in names[:64])
+            or ocdbt.MANIFEST in names
+            or any(place.is_file(f"{name}/{ocdbt.MANIFEST}") for name in names[:64])
         )
 
     def examine(self, place: Place) -> Contents:
@@ -69,7 +64,7 @@ class Orbax:
                 contents.problems.append(IncompleteError(f"the item {name} is missing"))
             else:
                 _take_item(place.below(name), contents)
-        if place.is_file(_ITEM) or place.is_file(_MANIFEST):
+        if place.is_file(_ITEM) or place.is_file(ocdbt.MANIFEST):
             _take_item(place, contents)
         take_rest(place, contents)
         return contents
@@ -95,44 +90,49 @@ def _take_item(place: Place, contents: Contents) -> None:
     try:
         if not place.names():
             raise IncompleteError(f"nothing is in {place.prefix.rstrip('/')}")
-        if not place.is_file(_ITEM) and not place.is_file(_MANIFEST):
+        if not place.is_file(_ITEM) and not place.is_file(ocdbt.MANIFEST):
             return  # an item that is no tree: what is in it is files of its own
         metadata = json_of(place, _ITEM)
         contents.files.append(File(place.full_name(_ITEM), place.size_of(_ITEM)))
-        if metadata.get("use_ocdbt", True):
-            _take_database(place, contents)
-        _take_tensors(metadata, contents)
+        values = _take_database(place, contents) if metadata.get("use_ocdbt", True) else {}
+        _take_tensors(place, metadata, values, contents)
     except ProblemError as error:
         contents.problems.append(error)
 
 
-def _take_database(place: Place, contents: Contents) -> None:
-    """The manifest that reads everything, and those of the processes that wrote."""
+def _take_database(place: Place, contents: Contents) -> dict[str, list[ocdbt.Value]]:
+    """Everything that the manifest leads to, and the manifests of the processes that wrote it.
+
+    Returns where the values are, by the parts of their keys before the last slash.
+    """
     for name in ("", *(n for n in place.names() if _PROCESS.fullmatch(n))):
         inside = place.below(name) if name else place
-        full_name = inside.full_name(_MANIFEST)
-        contents.files.append(File(full_name, inside.size_of(_MANIFEST)))
-        with inside.open(_MANIFEST) as reader:
-            _check_manifest(reader, full_name)
+        full_name = inside.full_name(ocdbt.MANIFEST)
+        contents.files.append(File(full_name, inside.size_of(ocdbt.MANIFEST)))
+        with inside.open(ocdbt.MANIFEST) as reader:
+            ocdbt.unframed(reader.head(reader.size_bytes), ocdbt.MANIFEST_MAGIC, full_name)
         data = inside.below("d")
         for file in data.names():
             if data.is_file(file):
                 _take_data(data, file, contents)
-        if name and not data.names():
-            raise IncompleteError(f"{inside.full_name('d')} holds no data")
-
-
-def _check_manifest(reader: Reader, name: str) -> None:
-    size = reader.size_bytes
-    data = reader.head(size)
-    if size < _NODE_HEAD_BYTES + _CHECKSUM_BYTES or not data.startswith(_MANIFEST_MAGIC):
-        raise IncompleteError(f"{name} was not written to its end")
-    length = int.from_bytes(data[4:_NODE_HEAD_BYTES], "little")
-    if length > size:
-        raise IncompleteError(f"{name} was not written to its end")
-    expected = int.from_bytes(data[-_CHECKSUM_BYTES:], "little")
-    if length < size or crc32c(data[:-_CHECKSUM_BYTES]) != expected:
-        raise DamagedError(f"the checksum of {name} differs")
+    try:
+        found = ocdbt.read_contents(place)
+    except BeyondLimitsError as error:
+        contents.notes.append(f"{place.full_name(ocdbt.MANIFEST)}: {error}")
+        return {}
+    missing = [name for name in found.files if place.size_of(name) is None]
+    for name in missing[:1]:
+        contents.files.append(File(place.full_name(name), None))
+        raise IncompleteError(f"{place.full_name(name)} is missing")
+    values: dict[str, list[ocdbt.Value]] = {}
+    ends: dict[str, int] = {}
+    for value in found.values or ():
+        values.setdefault(value.key.rpartition("/")[0], []).append(value)
+        ends[value.file] = max(ends.get(value.file, 0), value.offset + value.length)
+    for name, end in ends.items():
+        if end > (place.size_of(name) or 0):
+            raise IncompleteError(f"{place.full_name(name)} was not written to its end")
+    return values
 
 
 def _take_data(place: Place, name: str, contents: Contents) -> None:
@@ -145,14 +145,14 @@ def _take_data(place: Place, name: str, contents: Contents) -> None:
             raise IncompleteError(f"{full_name} is empty")
         tail = reader.tail(_NODE_SEARCH_BYTES)
     begin = size - len(tail)
-    at = tail.find(_NODE_MAGIC)
+    at = tail.find(ocdbt.NODE_MAGIC)
     while at >= 0:
-        length = int.from_bytes(tail[at + 4 : at + _NODE_HEAD_BYTES], "little")
+        length = int.from_bytes(tail[at + 4 : at + ocdbt.HEAD_BYTES], "little")
         # Four bytes may be anything; four bytes and a small number are a node.
-        if _NODE_HEAD_BYTES + _CHECKSUM_BYTES < length <= _NODE_BYTES_MAX:
+        if ocdbt.HEAD_BYTES + ocdbt.CHECKSUM_BYTES < length <= _NODE_BYTES_MAX:
             if at + length > len(tail):
                 raise IncompleteError(f"{full_name} was not written to its end")
-            last = at + length - _CHECKSUM_BYTES
+            last = at + length - ocdbt.CHECKSUM_BYTES
             contents.regions.append(
                 Region(
                     full_name,
@@ -164,11 +164,16 @@ def _take_data(place: Place, name: str, contents: Contents) -> None:
                 )
             )
             at += length - 1
-        at = tail.find(_NODE_MAGIC, at + 1)
+        at = tail.find(ocdbt.NODE_MAGIC, at + 1)
 
 
-def _take_tensors(metadata: dict[str, object], contents: Contents) -> None:
-    """Names and shapes; where a tensor lies, the compressed tree says."""
+def _take_tensors(
+    place: Place,
+    metadata: dict[str, object],
+    values: dict[str, list[ocdbt.Value]],
+    contents: Contents,
+) -> None:
+    """Names and shapes from the metadata; places from the tree, of arrays that are one piece."""
     tree = metadata.get("tree_metadata")
     for claim in mapping(tree, "its tree").values() if tree is not None else ():
         fields = mapping(claim, "its tree")
@@ -177,5 +182,13 @@ def _take_tensors(metadata: dict[str, object], contents: Contents) -> None:
         value = mapping(fields.get("value_metadata", {}), "its tree")
         name = ".".join(parts)[: limits.NAME_CHARACTERS_MAX]
         dimensions = shape(value.get("write_shape") or [], name)
-        if value.get("value_type") != "None":
+        if value.get("value_type") == "None":
+            continue
+        pieces = values.get(name, [])
+        for piece in pieces:
+            chunk = piece.key.rpartition("/")[2]
+            label = name if len(pieces) == 1 else f"{name}[{chunk}]"
+            file = place.full_name(piece.file)
+            contents.tensors.append(Tensor(label, "", dimensions, file, piece.offset, piece.length))
+        if not pieces:  # small: it lies in the tree itself
             contents.tensors.append(Tensor(name, "", dimensions, "", None, None))
