@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from cxlfs.media import open_media
 from cxlfs.store import Store
 from cxlfs.units import KIB, MIB
+from tests.support.bench.crowd import put_files
 from tests.support.bench.measure import (
     Figures,
     MissingError,
@@ -72,9 +73,9 @@ def measure_scaling(settings: Settings, say: Progress) -> Figures:
 
 
 def _size_bytes(kind: str, count: int) -> int:
-    """What the data takes and half of that, and room for three images; for records 64 segments."""
+    """What the data takes and half of that, and room for three images; for records 24 segments."""
     if kind == "records":
-        return 64 * _record_segment_bytes(count)
+        return 24 * _record_segment_bytes(count)
     return 128 * MIB + count * {"files": 1 * KIB, "references": 6 * KIB}[kind] // MIB * MIB
 
 
@@ -127,8 +128,9 @@ def _files(source: str, size_bytes: int, count: int) -> Figures:
     store = Store.open(media)
     before = private_bytes(os.getpid())
     parent = store.make_directory(1, b"names", 0o755, 0, 0).ino
-    inos = [_create(store, parent, b"file-%07d" % index) for index in range(count)]
+    inos = put_files(store, parent, b"file-%07d", count)
     figures: Figures = {"memory_each_bytes": (private_bytes(os.getpid()) - before) / count}
+    store.volume.rollover()
     rng = random.Random(count)
     picked = [rng.randrange(count) for _ in range(_SAMPLES)]
     figures["verbs_s"] = _timed(
@@ -150,7 +152,7 @@ def _files(source: str, size_bytes: int, count: int) -> Figures:
     figures["rollover_wait_s"] = _wait_at_rollover(
         store, lambda i: store.set_xattr(inos[i % count], b"user.x", b"%d" % i)
     )
-    figures["clean_open_s"] = _reopen(store)
+    figures.update(_reopen(store))
     return figures
 
 
@@ -237,7 +239,7 @@ def _references(source: str, size_bytes: int, count: int) -> Figures:
         store, lambda i: store.set_xattr(attributes.ino, b"user.x", b"%d" % i)
     )
     figures["cleaning_wait_s"] = _wait_at_cleaning(store, attributes.ino, places)
-    figures["clean_open_s"] = _reopen(store)
+    figures.update(_reopen(store))
     return figures
 
 
@@ -333,15 +335,19 @@ def _wait_at_rollover(store: Store, verb: Verb) -> float:
     raise AssertionError
 
 
-def _reopen(store: Store) -> float:
-    """Seconds of an opening after a clean end; the store is closed afterwards, and its media."""
+def _reopen(store: Store) -> Figures:
+    """Seconds of an opening after a clean end, and of one after an end without warning; the store
+    is closed afterwards, and its media.
+    """
+    media, found = store.media, {}
+    for name, end in (("clean_open_s", Store.close), ("crash_open_s", Store.abandon)):
+        end(store)
+        began = time.perf_counter()
+        store = Store.open(media)
+        found[name] = time.perf_counter() - began
     store.close()
-    began = time.perf_counter()
-    store = Store.open(store.media)
-    elapsed = time.perf_counter() - began
-    store.close()
-    store.media.close()
-    return elapsed
+    media.close()
+    return found
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -374,8 +380,8 @@ def _lines(kind: str, found: Figures) -> Iterator[tuple[str, Callable[[Figures],
         yield "longest verb through a rollover", lambda of: _ms(of["rollover_wait_s"])
     if kind == "references":
         yield "longest step of cleaning", lambda of: _ms(of["cleaning_wait_s"])
+    yield "opening after a crash", lambda of: _ms(of["crash_open_s"])
     if kind == "records":
-        yield "opening after a crash", lambda of: _ms(of["crash_open_s"])
         return
     yield "opening after a clean end", lambda of: _ms(of["clean_open_s"])
     yield "memory for each", lambda of: f"{of['memory_each_bytes']:.0f} B"

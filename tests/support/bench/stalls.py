@@ -18,6 +18,7 @@ from cxlfs.media import open_media
 from cxlfs.store import Store
 from cxlfs.units import GIB, MIB
 from tests.support.bench import offenders
+from tests.support.bench.crowd import put_files
 from tests.support.bench.measure import Figures, Progress, private_bytes, require_memory
 from tests.support.bench.offenders import together
 from tests.support.bench.targets import make_store, run_cxlfs, served, warm
@@ -27,6 +28,8 @@ FULL_SHARE = 0.95
 LONGEST_SECONDS = 120.0
 """A scenario that waits for something to happen gives up after this."""
 _CHUNK_COUNT = 16
+_BYTES_FOR_EACH = 2048
+"""So much room an empty file has in two images and a journal."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -274,20 +277,26 @@ SCENARIOS: dict[str, Scenario] = {
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def measure(name: str, memory: Path, say: Progress, *, short: bool) -> Figures:
-    """The waits of both victims, what the scenario says, and how long it took. Raises MissingError,
-    WorkError.
+def measure(
+    name: str, memory: Path, say: Progress, *, short: bool, files: int | None = None
+) -> Figures:
+    """The waits of both victims, what the scenario says, and how long it took; with ``files`` of
+    them in a store that has some. Raises MissingError, WorkError.
     """
     scenario = SCENARIOS[name]
-    size_bytes = scenario.size_bytes[short]
+    count, size_bytes = scenario.files[short], scenario.size_bytes[short]
+    told: Figures = {}
+    if count and files is not None:
+        count, size_bytes = files, max(size_bytes, files * _BYTES_FOR_EACH // MIB * MIB)
+        told = {"files": files}
     require_memory(memory, size_bytes)
     source = memory / "stalls.img"
     say(f"{name}: preparing")
     make_store(source, size_bytes)
-    _put_files(source, scenario.files[short])
+    _put_files(source, count)
     with served(source) as (directory, pid):
         place = Place(directory, pid, short)
-        if not scenario.files[short]:
+        if not count:
             warm(directory, size_bytes // 2)
         scenario.prepare(place)
         with Victims(directory) as victims:
@@ -295,7 +304,7 @@ def measure(name: str, memory: Path, say: Progress, *, short: bool) -> Figures:
             began = time.monotonic()
             found = scenario.offend(place)
             elapsed = time.monotonic() - began
-            return {**victims.waits(), **found, "seconds": elapsed}
+            return {**victims.waits(), **found, **told, "seconds": elapsed}
 
 
 def _put_files(source: Path, count: int) -> None:
@@ -305,10 +314,7 @@ def _put_files(source: Path, count: int) -> None:
     media = open_media(str(source))
     store = Store.open(media)
     parent = store.make_directory(1, b"names", 0o755, os.geteuid(), os.getegid()).ino
-    for index in range(count):
-        _, handle = store.create(parent, b"file-%06d" % index, 0o644, 0, 0, os.O_WRONLY)
-        store.flush(handle, writer_killed=False)
-        store.release(handle)
+    put_files(store, parent, b"file-%07d", count)
     store.close()
     media.close()
 
