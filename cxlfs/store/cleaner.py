@@ -28,7 +28,7 @@ from cxlfs.native.extents import SPAN_DTYPE
 from cxlfs.store.mover import Mover
 from cxlfs.store.space import State
 from cxlfs.store.version import Version
-from cxlfs.store.volume import CLEANER_SEGMENTS
+from cxlfs.store.volume import CLEANER_SEGMENTS, LAST_SEGMENTS
 from cxlfs.units import MIB
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ log = logging.getLogger(__name__)
 
 BACKGROUND_USED_MAX = 0.5
 """While room is not scarce only segments that are at most half alive are worth moving."""
-FOREGROUND_USED_MAX = 0.97
-"""A write that would fail is worth almost any move; above this it gives back next to nothing."""
+AHEAD_USED_MAX = 0.97
+"""So that a write need not fail soon fuller ones are;"""
+FOREGROUND_USED_MAX = 0.99
+"""and one that would fail is worth almost any move."""
 _LOW = 4
 """Less than this part of the segments can be had: the cleaner begins."""
 _SCARCE = 16
@@ -102,6 +104,24 @@ class Cleaner:
         self._exhausted = self._state(needed_bytes)
         return False
 
+    def pay(self) -> bool:
+        """One step for a write that is about to take of the last room, so that a small one of
+        somebody else need not move segments for itself; False when it is not needed, or no use.
+        Nothing is given up for it. Raises MediaError.
+        """
+        space = self.volume.space
+        if self._running or self.volume.read_only or not self.volume.is_nearly_used_up:
+            return False
+        self._running = True
+        try:
+            if space.collect_dead() and self._free_dead():
+                return True
+            return self.compact(AHEAD_USED_MAX)
+        except NoSpaceError:
+            return False
+        finally:
+            self._running = False
+
     def _state(self, needed_bytes: int) -> tuple[object, ...]:
         """What making room depends on, in a fixed number of counters."""
         engine = self.volume.engine.statistics()
@@ -148,7 +168,7 @@ class Cleaner:
             return self._free_dead()
         scarce = len(space.states) / _SCARCE
         ease = min(1.0, max(0.0, (spare + dead) / scarce))
-        used_max = ease * BACKGROUND_USED_MAX + (1 - ease) * FOREGROUND_USED_MAX
+        used_max = ease * BACKGROUND_USED_MAX + (1 - ease) * AHEAD_USED_MAX
         if spare + dead < low and self.compact(used_max, background=True):
             return True
         if dead * _LOW >= low or (dead and self._emptied):
@@ -164,18 +184,24 @@ class Cleaner:
 
     def _may_move(self) -> bool:
         """The cleaner has room, or may take a segment: its own one of the reserve, and below that
-        one until something is given back, if a rollover that gives up the fallback is possible
-        then.
+        one until something is given back, or where that ends what it began, if a rollover that
+        gives up the fallback is possible then.
         """
         space, volume = self.volume.space, self.volume
         if space.cleaner_room_bytes > 0 or space.free_count > self._least_free():
             return True
         usable = space.free_count + len(volume.fallback.segments)
         return (
-            self._borrowed != space.releases
-            and space.free_count > 0
+            space.free_count > 0
             and usable > volume.metadata_set_segments()
+            and (self._borrowed != space.releases or self._ends_with_one())
         )
+
+    def _ends_with_one(self) -> bool:
+        """What is alive in the victims fits into one segment: one at least is given back for it."""
+        usage = self.volume.engine.usage()
+        alive = sum(int(usage[index]) for index in self._still_victims())
+        return 0 < alive <= self.volume.superblock.segment_payload_bytes
 
     def _least_free(self) -> int:
         """What must stay free when the cleaner's own segment is used up."""
@@ -295,10 +321,12 @@ class Cleaner:
     # --- choosing ---------------------------------------------------------------------------
 
     def _choose(self, used_max: float, left_alone: set[int]) -> list[int]:
-        """New victims, as many as there is room for what is alive in them; by place."""
+        """New victims, by place: as many as there is room for what is alive in them, without what
+        writes may take meanwhile; one at least.
+        """
         space = self.volume.space
         payload = self.volume.superblock.segment_payload_bytes
-        room = max(0, space.free_count - self._least_free()) * payload
+        room = max(0, space.free_count - self._least_free() - LAST_SEGMENTS) * payload
         room += space.cleaner_room_bytes
         victims: dict[int, int] = {}
         for index, used in self.candidates(used_max):

@@ -109,6 +109,7 @@ class Store:
             self.versions,
             verify_reads=options.verify_reads,
             reclaim=self.cleaner.reclaim,
+            pay=self.cleaner.pay,
         )
         self.files.allow_incomplete_overwrite = options.allow_incomplete_overwrite
         self.names = Names(volume, self.versions, reclaim=self.cleaner.reclaim)

@@ -33,7 +33,7 @@ from cxlfs.errors import (
     NoSpaceError,
 )
 from cxlfs.format import layout
-from cxlfs.store.handle import Handle, UnfinishedError
+from cxlfs.store.handle import Handle, UnfinishedError, left_by_killed
 from cxlfs.store.namespace import FileKind, Inode, Port
 from cxlfs.store.version import Version
 
@@ -42,12 +42,15 @@ if TYPE_CHECKING:
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
 
+_STEPS_PAID = 2
+"""For each lease while room is nearly used up: they make as much as it takes of segments that are
+97 % alive."""
 _PEEK_BYTES_MIN = 16384
 """Below this a copy into a fresh buffer is cheaper than verifying in place and copying later."""
 
 
 class Files:
-    """The verbs over open files; ``reclaim`` makes room, and tells whether it could."""
+    """The verbs over open files; ``reclaim`` makes room, ``pay`` makes some for others."""
 
     def __init__(
         self,
@@ -56,12 +59,13 @@ class Files:
         *,
         verify_reads: bool,
         reclaim: Callable[[int], bool],
+        pay: Callable[[], bool],
     ) -> None:
         self.volume = volume
         self.versions = versions
         self.verify_reads = verify_reads
         self.allow_incomplete_overwrite = False
-        self._reclaim = reclaim
+        self._reclaim, self._pay = reclaim, pay
         self._handles: dict[int, Handle] = {}
         self._writable: dict[int, dict[int, Handle]] = {}
         """Those that may write, of each inode that has any."""
@@ -147,7 +151,7 @@ class Files:
         if not isinstance(version, Version) and not inode.uncommitted:
             return
         failed = self.versions.error_of(inode)
-        killed = handle.killed or _left_by_killed(inode, handle)
+        killed = handle.killed or left_by_killed(inode, handle)
         if isinstance(version, Version) and version.atomic and not inode.uncommitted:
             if killed:
                 self.versions.revert(inode, "the writer was killed")
@@ -304,6 +308,10 @@ class Files:
         """Room for a write; None, only with ``in_steps``: more was made, and it is not enough."""
         inode = handle.inode
         steps = 0
+        while handle.paid < _STEPS_PAID and self._pay():
+            handle.paid += 1
+            if in_steps:
+                return None
         while True:
             kept = self.versions.promises.bytes_open(inode, offset, offset + wanted)
             try:
@@ -318,6 +326,7 @@ class Files:
                     raise self.volume.space.shortfall(wanted, kept) from None
                 version = self._writing_version(inode, handle)
             else:
+                handle.paid = 0
                 return version
 
     def _failed(self, inode: Inode, error: CxlfsError, *, needed_bytes: int) -> None:
@@ -473,7 +482,7 @@ class Files:
         error = self.versions.error_of(inode)
         if error is not None:
             raise error
-        if inode.links and not _left_by_killed(inode, handle):
+        if inode.links and not left_by_killed(inode, handle):
             self.versions.publish(inode, incomplete=False)
 
     def writers(self) -> set[int]:
@@ -483,14 +492,6 @@ class Files:
     @property
     def open_count(self) -> int:
         return len(self._handles)
-
-
-def _left_by_killed(inode: Inode, handle: Handle) -> bool:
-    """What is not committed is a killed writer's, and ``handle`` has nothing to do with it."""
-    version = inode.version
-    if not isinstance(version, Version) or not version.killed or handle.wrote:
-        return False
-    return not handle.truncated or inode.content.size > 0
 
 
 def _is_atomic(inode: Inode) -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 
 from cxlfs.store.namespace import Inode
+from cxlfs.store.version import Version
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Handle:
     """One open file description. ``truncated``: it began the overwrite; ``ordinary``: see above;
-    ``redirected``: a shell made it for another program, or for several.
+    ``redirected``: a shell made it for another program, or for several; ``paid``: steps towards
+    room that were made for its next lease.
     """
 
     id: int
@@ -25,6 +27,7 @@ class Handle:
     redirected: bool = False
     wrote: bool = False
     killed: bool = False
+    paid: int = 0
 
 
 class UnfinishedError(Exception):
@@ -35,3 +38,11 @@ class UnfinishedError(Exception):
     def __init__(self, done: int) -> None:
         super().__init__(done)
         self.done = done
+
+
+def left_by_killed(inode: Inode, handle: Handle) -> bool:
+    """What is not committed is a killed writer's, and ``handle`` has nothing to do with it."""
+    version = inode.version
+    if not isinstance(version, Version) or not version.killed or handle.wrote:
+        return False
+    return not handle.truncated or inode.content.size > 0

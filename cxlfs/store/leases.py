@@ -72,6 +72,8 @@ class Leases:
 
     def _share(self, kept_bytes: int) -> int:
         """What one of so many writers may have of the room there is, beyond what it writes now."""
+        if self.volume.is_nearly_used_up:
+            return LEASE_BYTES_MIN
         spare_bytes = self.volume.space.available_bytes - kept_bytes
         return max(LEASE_BYTES_MIN, spare_bytes // (len(self._leased) + 1) // 2)
 
@@ -85,7 +87,7 @@ class Leases:
         """Give the live map room before it is asked for. Nothing happens (None) where room is
         scarce: there each write takes what it needs.
         """
-        if self.volume.read_only:
+        if self.volume.read_only or self.volume.is_nearly_used_up:
             return None
         kept_bytes = self.promises.bytes_open()
         spare_bytes = self.volume.space.available_bytes - kept_bytes

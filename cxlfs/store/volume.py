@@ -48,6 +48,10 @@ log = logging.getLogger(__name__)
 
 RECORD_BYTES_MAX = 1 << 20
 """A larger transaction is staged in several records: one record never fills a journal."""
+LAST_SEGMENTS = 2
+"""Kept ready for small writes when the store is full: dozens of saves find room in it."""
+_GROWTH_AHEAD = 16
+"""The part of a segment by which metadata grows while as much room is made as that will take."""
 CLEANER_SEGMENTS = 1
 """Of the reserve, for moved data: what the cleaner fills before what it emptied is free."""
 _IMAGE_PART = 4
@@ -317,6 +321,15 @@ class Volume:
             extra += JOURNAL_SEGMENTS
         self.space.reserve = max(wanted + growth + extra - coming, extra)
         return self.space.reserve
+
+    @property
+    def is_nearly_used_up(self) -> bool:
+        """Whoever takes room makes some (``Cleaner.pay``), so that others find a little, also when
+        the metadata set has grown by a segment: its reserve then does by several at once.
+        """
+        growth_bytes = self.superblock.segment_payload_bytes // _GROWTH_AHEAD
+        reserve = max(self.refresh_reserve(growth_bytes), self.refresh_reserve())
+        return self.space.free_count - reserve < LAST_SEGMENTS
 
     @property
     def metadata_has_shrunk(self) -> bool:

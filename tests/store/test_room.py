@@ -4,6 +4,7 @@ what a writer gets.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 
@@ -385,3 +386,47 @@ def test_open_files_without_a_name_keep_what_they_hold_and_no_more(big: Store) -
     for handle in handles:
         close(big, handle)
     write_file(big, 1, b"kept", b"the times of the directory are committed with it")
+
+
+def write_in_steps(store: Store, handle: int, offset: int, data: bytes) -> int:
+    """A write as a worker has it done: how often others had their turn before it was."""
+    done, turns = 0, 0
+    while True:
+        try:
+            store.write(handle, offset, data, done=done, in_steps=True)
+        except UnfinishedError as unfinished:
+            done = unfinished.done
+            turns += 1
+        else:
+            return turns
+
+
+def test_a_small_save_finds_room_beside_scattered_writes(shop: Shop, rng: random.Random) -> None:
+    """Whoever takes of the last room makes some: a store full of one file that is overwritten at
+    random places has room for a save of somebody else, who moves no dozens of segments for it.
+    """
+    store = shop.new_ordinary(256 << 20)
+    piece = rng.randbytes(1 << 20)
+    size = int(store.statfs().available_bytes * 0.93) >> 20 << 20
+    ino, handle = create(store, b"large")
+    for offset in range(0, size, len(piece)):
+        store.write(handle, offset, piece)
+    close(store, handle)
+    handle = store.open_file(ino, os.O_WRONLY)
+    turns: list[int] = []
+    for number in range(12_000):
+        block = rng.randrange(size // 4096)
+        write_in_steps(store, handle, block * 4096, piece[:4096])
+        if number % 256 == 255:
+            store.fsync(handle)
+        if number % 40 == 0:
+            store.maintain(0.0)
+        if number % 10 == 0:
+            _, saved = store.create(1, b"new", 0o644, 0, 0, os.O_WRONLY)
+            turns.append(write_in_steps(store, saved, 0, piece[:4096]))
+            close(store, saved)
+            store.rename(1, b"new", 1, b"saved")
+    close(store, handle)
+    print(f"cleaned {store.volume.counters.cleaned_segments}, most turns {max(turns)}")
+    assert store.volume.counters.cleaned_segments > 20
+    assert max(turns) <= 4
