@@ -67,7 +67,19 @@ class Owner(Protocol):
     def lock(self) -> threading.Lock: ...
 
 
-_Self = TypeVar("_Self", bound=Owner)
+class Handlers(Owner, Protocol):
+    """``caller``: the thread whose request is being served; 0: not known."""
+
+    caller: int
+
+
+def caller_of(arguments: tuple[object, ...]) -> int:
+    """A handler's last argument says it, where pyfuse3 gives it one that does."""
+    context = arguments[-1] if arguments else None
+    return context.pid if isinstance(context, pyfuse3.RequestContext) else 0
+
+
+_Self = TypeVar("_Self", bound=Handlers)
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
@@ -94,6 +106,7 @@ def request(
         self: _Self, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> _Result:
         with self.lock:
+            self.caller = caller_of(args)
             number, result = outcome_of(
                 self.failures, function.__name__, lambda: function(self, *args, **kwargs)
             )

@@ -44,6 +44,10 @@ class DataPlane(Protocol):
         """
         ...
 
+    def invalidate_name(self, parent: int, name: bytes) -> None:
+        """Make the kernel forget what it knows of a name. Waits for requests. Raises OSError."""
+        ...
+
 
 class HandlersOnly:
     """pyfuse3's handlers serve everything: there is nothing to tell."""
@@ -62,3 +66,6 @@ class HandlersOnly:
 
     def invalidate(self, ino: int, attributes_only: bool) -> None:  # noqa: FBT001
         pyfuse3.invalidate_inode(pyfuse3.InodeT(ino), attributes_only)
+
+    def invalidate_name(self, parent: int, name: bytes) -> None:
+        pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))

@@ -82,6 +82,7 @@ class Direct:
             return None
         handler = self._handlers.get(upcall.opcode, self._unknown)
         with self._requests.lock:
+            self._requests.caller = upcall.pid
             error, result = outcome_of(
                 self._requests.failures, f"request {upcall.opcode}", lambda: handler(upcall)
             )

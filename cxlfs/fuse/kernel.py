@@ -66,6 +66,9 @@ _ATTRIBUTES = struct.Struct("=QQQQQQIIIIIIIIII")
 _ATTRIBUTES_REPLY = struct.Struct("=QI4x")
 _ENTRY = struct.Struct("=QQQQII")
 _OPENED = struct.Struct("=QIi")
+_REPLY = struct.Struct("=IiQ")
+_NAME_INVALID = struct.Struct("=QII")
+_NOTIFY_INVALIDATE_NAME = 3
 _NS = 1_000_000_000
 
 
@@ -111,6 +114,15 @@ def opened_reply(handle: int, *, direct: bool, keep_cache: bool) -> bytes:
     if direct:
         flags |= OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES
     return _OPENED.pack(handle, flags, 0)
+
+
+def name_notification(parent: int, name: bytes) -> bytes:
+    """FUSE_NOTIFY_INVAL_ENTRY: what the kernel knows of a name is not so any more. A notification
+    looks like a reply to request 0, with its code in the place of the error.
+    """
+    length = _REPLY.size + _NAME_INVALID.size + len(name) + 1
+    header = _REPLY.pack(length, _NOTIFY_INVALIDATE_NAME, 0)
+    return header + _NAME_INVALID.pack(parent, len(name), 0) + name + b"\0"
 
 
 def names(arguments: memoryview, start: int) -> list[bytes]:

@@ -34,6 +34,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable
 
 from cxlfs.fuse.data_plane import DataPlane
 from cxlfs.fuse.handles import OpenFiles
@@ -51,8 +52,8 @@ class PageCache:
         """Inodes whose cached pages may be wrong: the next cached open drops them."""
         self._changed = threading.Condition()
         """Of the following. Held for moments, also by those who hold the lock of the store."""
-        self._pending: dict[int, None] = {}
-        """Inodes to invalidate soon, the longest known first."""
+        self._pending: dict[int | tuple[int, bytes], None] = {}
+        """Inodes, and names in directories, to invalidate soon, the longest known first."""
         self._stopped = False
         self._busy = False
         """The thread is at work."""
@@ -85,15 +86,19 @@ class PageCache:
         self._stale.add(ino)
         self._schedule(ino)
 
+    def name_changed(self, parent: int, name: bytes) -> None:
+        """The store itself gave a name another meaning, or took it away."""
+        self._schedule((parent, name))
+
     def attributes_changed(self, ino: int) -> None:
         """The store changed attributes in a way that the kernel does not expect; it knows when this
         returns.
         """
         self._invalidate(ino, attributes_only=True)
 
-    def _schedule(self, ino: int) -> None:
+    def _schedule(self, what: int | tuple[int, bytes]) -> None:
         with self._changed:
-            self._pending[ino] = None
+            self._pending[what] = None
             self._changed.notify_all()
 
     def start(self) -> None:
@@ -116,14 +121,24 @@ class PageCache:
                 if self._stopped:
                     return
                 self._busy = True
-                ino = next(iter(self._pending))
-                del self._pending[ino]
-            self._invalidate(ino, attributes_only=False)
+                what = next(iter(self._pending))
+                del self._pending[what]
+            if isinstance(what, int):
+                self._invalidate(what, attributes_only=False)
+            else:
+                self._invalidate(what[0], attributes_only=True)
+                self._invalidate_name(*what)
 
     def _invalidate(self, ino: int, *, attributes_only: bool) -> None:
         """Raises nothing."""
+        self._try(ino, lambda: self._data_plane.invalidate(ino, attributes_only))
+
+    def _invalidate_name(self, parent: int, name: bytes) -> None:
+        self._try(parent, lambda: self._data_plane.invalidate_name(parent, name))
+
+    def _try(self, ino: int, action: Callable[[], None]) -> None:
         try:
-            self._data_plane.invalidate(ino, attributes_only)
+            action()
         except OSError as error:
             # ENOENT: the kernel does not know the inode (any more), so it has no pages of it.
             # ENOTCONN, EBADF, ENODEV: unmounted meanwhile.

@@ -104,6 +104,23 @@ class ProcessTable:
             return False
         return bool(state.flags & PF_EXITING and state.exit_code & _SIGNAL_MASK)
 
+    def exit_code(self, process: Process) -> int | None:
+        """Of a process that has ended and whose parent has not asked yet, as wait(2) tells it; None
+        when it is not known: who may not look at a process reads 0 for any code.
+        """
+        state = self._state(process.tgid)
+        if state is None or state.start_time != process.start_time:
+            return None
+        return 0 if state.exit_code == 0 and self._may_look_at(process) else state.exit_code or None
+
+    def _may_look_at(self, process: Process) -> bool:
+        """ptrace(2), "access mode checking": root may, and who has the same user."""
+        try:
+            owner = os.stat(f"{self._root}/{process.tgid}").st_uid  # noqa: PTH116  plain system call
+        except OSError:
+            return False
+        return os.geteuid() in (0, owner)
+
     def holds(self, process: Process | None, ino: int) -> bool:
         """The process has a descriptor that can write to the inode ``ino`` of a mount of ours.
 

@@ -20,7 +20,7 @@ import contextlib
 import os
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from cxlfs.errors import (
@@ -35,11 +35,13 @@ from cxlfs.errors import (
 from cxlfs.fuse import attributes as attributes_module
 from cxlfs.fuse.boundary import Failures
 from cxlfs.fuse.data_plane import DataPlane, HandlersOnly
+from cxlfs.fuse.endings import Endings
 from cxlfs.fuse.handles import LookupCounts, OpenFile, OpenFiles
 from cxlfs.fuse.page_cache import PageCache
-from cxlfs.fuse.processes import ProcessTable
+from cxlfs.fuse.processes import Process, ProcessTable
 from cxlfs.store import Store, StoreEvent
 from cxlfs.store.namespace import Attributes
+from cxlfs.store.unit_rules import Ending
 
 NAME_BYTES_MAX = 255
 _NOT_ROOT = 0xFFFF_FFFF
@@ -85,6 +87,12 @@ class Requests:
         self.files = OpenFiles()
         self.page_cache = PageCache(self.files, self.data_plane)
         self._processes = processes if processes is not None else ProcessTable()
+        self.caller = 0
+        """The thread whose request is being served; 0: not known."""
+        self.endings = Endings(self._processes)
+        store.units.writer = self._writer
+        store.units.ending_of = self._ending_of
+        store.units.copies.changed = self.page_cache.name_changed
         self._set_id: set[int] = set()
         """Files that lose set-ID bits or capabilities when written; known since they were opened
         for writing or changed while open.
@@ -95,6 +103,25 @@ class Requests:
         """The store says that it did something by itself; only reverts concern the kernel."""
         if event.kind == "reverted" and event.ino is not None:
             self.page_cache.content_replaced(event.ino)
+
+    # --- checkpoint units -------------------------------------------------------------------
+
+    def _writer(self) -> Process | None:
+        """Who is making the present request, from now on watched."""
+        process = self._processes.identify(self.caller)
+        if process is not None:
+            self.endings.watch(process)
+        return process
+
+    def _ending_of(self, writer: Hashable) -> Ending:
+        return self.endings.of(writer) if isinstance(writer, Process) else Ending.UNKNOWN
+
+    def before_listing(self) -> None:
+        """Whoever is about to list a directory must not find what a program that is gone has left
+        unfinished.
+        """
+        if self.store.units.has_open and not self.store.read_only:
+            self.store.units.settle()
 
     # --- names ------------------------------------------------------------------------------
 
@@ -376,9 +403,12 @@ class Requests:
             caller = file.opener
         elif caller != file.opener and caller not in file.writers:
             return
+        writer_killed = self._processes.is_being_killed(caller)
+        if writer_killed and caller is not None:
+            self.store.units.killed(caller)
         self.store.flush(
             handle,
-            writer_killed=self._processes.is_being_killed(caller),
+            writer_killed=writer_killed,
             still_held=lambda: self._processes.holds(caller, file.ino),
         )
 

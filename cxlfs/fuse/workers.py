@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from cxlfs.errors import MountError, OutOfMemoryError
 from cxlfs.format import layout
+from cxlfs.fuse import kernel
 from cxlfs.fuse.request_sizes import SPLICE_BYTES_MIN, RequestSizes
 from cxlfs.native.transport import Port, Transport, Unfinished, Worker
 
@@ -207,3 +208,6 @@ class Workers:
 
     def invalidate(self, ino: int, attributes_only: bool) -> None:  # noqa: FBT001
         self.transport.invalidate(ino, attributes_only)
+
+    def invalidate_name(self, parent: int, name: bytes) -> None:
+        self.transport.notify(kernel.name_notification(parent, name))

@@ -208,6 +208,12 @@ class Transport:
         if code != 0:
             raise OSError(-code, os.strerror(-code))
 
+    def notify(self, message: bytes) -> None:
+        """Tell the kernel something that it has not asked for. Raises OSError. Waits as
+        :meth:`invalidate` does.
+        """
+        os.write(self._fuse_fd, message)
+
     def statistics(self) -> TransportStatistics:
         out = ffi.new("cxl_transport_stats *")
         lib.cxl_transport_statistics(self.handle, out)

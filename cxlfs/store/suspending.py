@@ -23,6 +23,7 @@ def suspend_writing(store: Store) -> None:
     MediaError, NoSpaceError.
     """
     if not store.read_only:
+        store.units.finish()
         store.settle_all()
     if not store.read_only:
         volume = store.volume

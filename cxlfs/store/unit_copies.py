@@ -1,7 +1,7 @@
 """Copies of directories that share every extent with what they copy, where they are kept, and how
 they go away again.
 
-``/.cxlfs-aside`` is an ordinary directory, made when it is first needed, that the root directory
+``/.cxlfs-units`` is an ordinary directory, made when it is first needed, that the root directory
 does not list: it is entered by its name. Copies of what open units held before are there, and sets
 that were taken back.
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cxlfs.store.versions import Prepared, Versions
     from cxlfs.store.volume import Volume
 
-ASIDE_NAME: Final = b".cxlfs-aside"
+ASIDE_NAME: Final = b".cxlfs-units"
 _HIDDEN = frozenset({BEFORE_XATTR, ASIDE_XATTR})
 _NAMES_AT_ONCE = 256
 _STEM_BYTES_MAX = 200

@@ -86,9 +86,16 @@ def rule_of_directory(name: bytes, rules: Iterable[Rule]) -> Rule | None:
     return next((rule for rule in rules if matches(name, rule.directories)), None)
 
 
-def rule_of_file(name: bytes, rules: Iterable[Rule]) -> Rule | None:
-    """The first rule that knows a directory by a file of this name in it."""
-    return next((rule for rule in rules if matches(name, rule.files)), None)
+def rule_of_file(name: bytes, others: Iterable[bytes], rules: Iterable[Rule]) -> Rule | None:
+    """The first rule that knows a directory by a file of this name in it: one of its kind, or its
+    marker beside ``others`` of its kind.
+    """
+    for rule in rules:
+        if matches(name, rule.files):
+            return rule
+        if rule.files and name in rule.done and any(matches(o, rule.files) for o in others):
+            return rule
+    return None
 
 
 class UnitsMode(enum.Enum):

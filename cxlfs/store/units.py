@@ -3,7 +3,7 @@
 Files of an open unit are published in place, as anywhere else. Before the first change of one a
 copy of what was there is made (``unit_copies``; none for a new directory), and a record says that
 the unit is open. A unit that is done is forgotten by one record; one that goes back changes places
-with the copy by one record, and what was written stays in ``/.cxlfs-aside``.
+with the copy by one record, and what was written stays in ``/.cxlfs-units``.
 
 Never here: which directories are units and when one is over (``unit_rules``), who is alive (whoever
 sets ``ending_of``), publishing files.
@@ -108,6 +108,10 @@ class Units:
 
     # --- finding --------------------------------------------------------------------------------
 
+    @property
+    def has_open(self) -> bool:
+        return bool(self._open)
+
     def open_units(self) -> list[OpenUnit]:
         return list(self._open.values())
 
@@ -152,7 +156,7 @@ class Units:
         """The content of a file is about to change. Raises as :meth:`changing`."""
         directory = self._namespace.inodes.get(inode.parent)
         if inode.links and directory is not None and directory.entries is not None:
-            self.changing(directory)
+            self.changing(directory, inode.name)
 
     def _rule_for(self, directory: Inode, name: bytes | None) -> tuple[Inode, Rule] | None:
         if self.copies.is_kept_aside(directory):
@@ -248,6 +252,16 @@ class Units:
         over = [self._open[i.ino] for i in inodes if i is not None and i.ino in self._open]
         return UnitTransition(self, over, []) if over else NO_TRANSITION
 
+    def publishing(self, parent: int, name: bytes) -> None:
+        """A file of that name is about to be published: a marker that lies beside units names them,
+        so they are done first. A crash in between leaves the marker as it was.
+        """
+        for unit in list(self._open.values()) if self._open else ():
+            if unit.inode.parent == parent and name in unit.rule.done_beside and unit.published:
+                facts = dataclasses.replace(self._facts(unit, closing=False), marked=True)
+                if unit_rules.decide(facts)[0] is Decision.DONE:
+                    self._done(unit, durable=False)
+
     def published(self, inode: Inode, *, incomplete: bool) -> None:
         """A file's content was published."""
         self._seen(inode, inode.parent, inode.name, incomplete=incomplete)
@@ -283,6 +297,10 @@ class Units:
         unit = self.unit_of(inode)
         if unit is not None:
             unit.spoiled.add(inode.ino)
+
+    def writers(self) -> set[Hashable]:
+        """Tokens of all who have written to what is open."""
+        return {writer for unit in self._open.values() for writer in unit.writers}
 
     def killed(self, writer: Hashable) -> None:
         """A process that is being killed has closed a file."""
@@ -341,10 +359,10 @@ class Units:
 
     # --- the two ends ---------------------------------------------------------------------------
 
-    def _done(self, unit: OpenUnit) -> None:
-        """One record: it is an ordinary directory. Durable when it returns."""
+    def _done(self, unit: OpenUnit, *, durable: bool = True) -> None:
+        """One record: it is an ordinary directory."""
         ops = self.operations_for([unit], [])
-        self._volume.commit(ops)
+        self._volume.commit(ops, durable=durable)
         self.stored(ops, [unit], [])
 
     def _back(self, unit: OpenUnit, reason: str) -> None:

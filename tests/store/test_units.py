@@ -245,6 +245,18 @@ def test_a_marker_that_is_renamed_into_place_is_an_end(shop: Shop, store: Store)
     assert tree(store, b"step-7") == {b"__0_0.distcp": b"shard", b".metadata": b"metadata"}
 
 
+def test_shards_that_are_overwritten_show_what_the_directory_is(shop: Shop, store: Store) -> None:
+    directory = make(store, b"dcp")
+    old = save(store, directory, {b"__0_0.distcp": b"a", b"__1_0.distcp": b"b"}, b".metadata")
+    assert open_count(store) == 0
+    write_file(store, directory, b"__1_0.distcp", b"new")
+    store = shop.reopen(store, units=UnitsMode.AUTO)
+    assert tree(store, b"dcp") == old
+    store.unlink(find(store, b"dcp").ino, b".metadata")  # the first step of rmtree
+    store = shop.reopen(store)
+    assert tree(store, b"dcp") == old
+
+
 def test_the_second_marker_ends_a_unit_of_its_own(shop: Shop, store: Store) -> None:
     directory, old = saved(store)
     write_file(store, directory, b"rng_state_1.pth", b"late")

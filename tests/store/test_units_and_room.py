@@ -114,11 +114,11 @@ def test_sets_aside_make_room(shop: Shop) -> None:
 
 
 def test_what_a_user_has_in_the_place_makes_way(shop: Shop, store: Store) -> None:
-    write_file(store, 1, b".cxlfs-aside", b"mine")
+    write_file(store, 1, b".cxlfs-units", b"mine")
     files = save(store, make(store, CHECKPOINT), shards(1), marker=None)
     store = shop.reopen(store)
     assert list(set_aside(store).values()) == [files]
-    assert read_file(store, find(store, b".cxlfs-aside.user").ino) == b"mine"
+    assert read_file(store, find(store, b".cxlfs-units.user").ino) == b"mine"
 
 
 def test_a_copy_that_a_user_took_away(shop: Shop, store: Store) -> None:
@@ -190,20 +190,20 @@ def test_the_place_is_entered_and_not_listed(store: Store) -> None:
     handle = store.open_directory(1)
     assert [entry.name for entry in store.read_directory(handle, 0)] == [CHECKPOINT]
     store.release_directory(handle)
-    place = store.lookup(1, b".cxlfs-aside")
+    place = store.lookup(1, b".cxlfs-units")
     assert place.mode & 0o777 == 0o700
     handle = store.open_directory(place.ino)
     names = [entry.name for entry in store.read_directory(handle, 0)]
     store.release_directory(handle)
     assert names == [b"checkpoint-5.before-%d" % directory]
-    assert BEFORE_XATTR in (find(store, b".cxlfs-aside/" + names[0]).xattrs or {})
+    assert BEFORE_XATTR in (find(store, b".cxlfs-units/" + names[0]).xattrs or {})
     write_file(store, directory, MARKER, b"{}")
 
 
 def test_restoring_is_a_rename(shop: Shop, store: Store) -> None:
     files = save(store, make(store, CHECKPOINT), shards(1), marker=None)
     store = shop.reopen(store, units=UnitsMode.AUTO)
-    place = store.lookup(1, b".cxlfs-aside").ino
+    place = store.lookup(1, b".cxlfs-units").ino
     (name,) = set_aside(store)
     store.rename(place, name, 1, CHECKPOINT)
     assert tree(store, CHECKPOINT) == files

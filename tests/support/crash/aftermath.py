@@ -42,7 +42,8 @@ class RecoveryRun(Run):
         problem = judged.problem(outcome)
         if problem is not None or outcome.state is None:
             return problem
-        return self._cut_recovery(indexes, values, Judged([outcome.state]), 0)
+        view = self.tape.view
+        return self._cut_recovery(indexes, values, Judged([view(outcome.state)], view), 0)
 
     def _cut_recovery(
         self, indexes: Indexes, values: Words, judged: Judged, depth: int
@@ -142,14 +143,14 @@ def _one_kill(run: Run, log: bytes, event: int, finished: int) -> str | None:
         WORLD.enter(STAGE_RECOVERY)
         store = Store.open(media)
         opened = len(EventLog(media.recorded()))
-        shown = committed_state(store)
+        shown = tape.view(committed_state(store))
         write_file(store, 1, b"of the successor", b"durable" * 30)
-        after = committed_state(store)
+        after = tape.view(committed_state(store))
         store.abandon()
         joined = EventLog(log + _by_another(media.recorded()))
     cursor = CrashCursor(tape.base, joined, tape.media.granularity)
     differs = np.zeros(0, dtype=np.int64)
-    before = Judged(tape.allowed(finished))
+    before = Judged(tape.allowed(finished), tape.view)
     durable = examiner.durable
     for place, _ in points(joined):
         if place < event:
@@ -158,7 +159,7 @@ def _one_kill(run: Run, log: bytes, event: int, finished: int) -> str | None:
         differs = _and_settled(differs, cursor)
         then = place - event
         last = place == len(joined)
-        judged = before if then < opened else Judged([after] if last else [shown, after])
+        judged = before if then < opened else Judged([after] if last else [shown, after], tape.view)
         flying = cursor.in_flight()
         for mask in few_masks(flying, run.rng):
             image = _differences(cursor, differs, *flying.patch(mask))

@@ -29,6 +29,7 @@ from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.runner import Failure, Limits, Result, cut_everywhere
 from tests.support.crash.single import SITUATIONS
+from tests.support.crash.unit_workloads import UNIT_WORKLOADS
 from tests.support.slices import small_slices, step
 
 LEVELS = ("t0", "t1", "t2")
@@ -39,8 +40,10 @@ STEPS = 6
 TWICE = 0.002
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
 
+_ALONE = [*SITUATIONS, *UNIT_WORKLOADS]
+"""Not put before or behind others."""
 BY_NAME: dict[str, single.Workload] = {
-    work.__name__: work for work in (*OPERATIONS, *RANGE_OPERATIONS, *SECOND_ONLY, *SITUATIONS)
+    work.__name__: work for work in (*OPERATIONS, *RANGE_OPERATIONS, *SECOND_ONLY, *_ALONE)
 }
 _MEDIA = ("LINE", "PAGE")
 
@@ -51,11 +54,11 @@ def units_of(level: str, seed: int) -> list[str]:
 
 
 def _t0(_seed: int) -> Iterator[str]:
-    for work in (*SITUATIONS, *OPERATIONS, *RANGE_OPERATIONS):
+    for work in (*_ALONE, *OPERATIONS, *RANGE_OPERATIONS):
         for media in _MEDIA:
             yield f"one/{media}/{work.__name__}"
-    yield from (f"one/BYTE/{work.__name__}" for work in (*SITUATIONS[::3], *OPERATIONS[::4]))
-    for number, work in enumerate((*SITUATIONS, *OPERATIONS, *RANGE_OPERATIONS)):
+    yield from (f"one/BYTE/{work.__name__}" for work in (*_ALONE[::3], *OPERATIONS[::4]))
+    for number, work in enumerate((*_ALONE, *OPERATIONS, *RANGE_OPERATIONS)):
         yield f"sliced/{_MEDIA[number % 2]}/{work.__name__}"
         if number % 4 == 0:
             yield f"continued/{_MEDIA[number // 4 % 2]}/{work.__name__}"
@@ -78,7 +81,7 @@ def _t1(_seed: int) -> Iterator[str]:
 def _t2(seed: int) -> Iterator[str]:
     rng = random.Random(seed)
     firsts = [*OPERATIONS, *RANGE_OPERATIONS]
-    for work in (*SITUATIONS, *OPERATIONS, *RANGE_OPERATIONS):
+    for work in (*_ALONE, *OPERATIONS, *RANGE_OPERATIONS):
         for media in _MEDIA:
             yield f"kill/{media}/{work.__name__}"
     for number in range(PROGRAMS):
@@ -88,7 +91,7 @@ def _t2(seed: int) -> Iterator[str]:
         third = rng.choice([*firsts, *SECOND_ONLY])
         names = "+".join(work.__name__ for work in (first, second, third))
         yield f"three/{media}/{names}"
-    for work in (*SITUATIONS, *OPERATIONS, *RANGE_OPERATIONS):
+    for work in (*_ALONE, *OPERATIONS, *RANGE_OPERATIONS):
         for media in _MEDIA:
             yield f"recovery/{media}/{work.__name__}"
 

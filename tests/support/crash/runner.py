@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cxlfs.media import Granularity
 from cxlfs.media.crash import CrashCursor, EventLog, Indexes, InFlight, Mask, Words
@@ -80,7 +80,7 @@ class Run:
 
     def _cut(self, event: int, finished: int) -> None:
         in_flight = self.examiner.advance(event)
-        judged = Judged(self.tape.allowed(finished))
+        judged = Judged(self.tape.allowed(finished), self.tape.view)
         durable = self.examiner.durable
         seen: set[int] = set()
         for mask in self._masks(in_flight, event):
@@ -130,8 +130,9 @@ class Run:
 class Judged:
     """Outcomes compared with the states allowed, each once."""
 
-    def __init__(self, allowed: list[State]) -> None:
+    def __init__(self, allowed: list[State], view: Callable[[State], State]) -> None:
         self._allowed = allowed
+        self._view = view
         self._problems: dict[int, tuple[Outcome, str | None]] = {}
 
     def problem(self, outcome: Outcome) -> str | None:
@@ -144,9 +145,10 @@ class Judged:
         if outcome.problem is not None:
             return outcome.problem
         assert outcome.state is not None
-        if outcome.state in self._allowed:
+        seen = self._view(outcome.state)
+        if seen in self._allowed:
             return None
-        closest = min((difference(outcome.state, state) for state in self._allowed), key=len)
+        closest = min((difference(seen, state) for state in self._allowed), key=len)
         return f"the state is none of {len(self._allowed)}; from the closest: {closest}"
 
 

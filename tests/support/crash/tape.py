@@ -56,6 +56,10 @@ class Tape:
         self.between: list[list[State]] = []
         self.base = b""
         """The media where the tape begins."""
+        self.committed: Callable[[], State] = lambda: committed_state(store)
+        """What a recovery now must show."""
+        self.view: Callable[[State], State] = lambda state: state
+        """What of a state is compared."""
         self._page = media.granularity is Granularity.PAGE
         self._made_room = False
 
@@ -63,7 +67,7 @@ class Tape:
         """From here on; what was recorded before counts as durable."""
         self.media.restart()
         self.base = self.media.image()
-        self.states = [committed_state(self.store)]
+        self.states = [self.committed()]
         for part in (self.names, self.durable, self.between):
             part.clear()
 
@@ -93,7 +97,7 @@ class Tape:
                 done = False
         self.durable.append(done and (commits or not (late or self._page)))
         self.names.append(name)
-        self.states.append(committed_state(self.store))
+        self.states.append(self.committed())
         if keeps and not self._made_room:
             changed = difference(self.states[-1], self.states[-2])
             assert not changed, f"{name} committed something: {changed}"
@@ -111,7 +115,7 @@ class Tape:
             return make(room, needed_bytes)
 
         def commit(volume: Volume, *args: object, **options: object) -> tuple[int, int]:
-            seen.append(committed_state(self.store))
+            seen.append(self.committed())
             return original(volume, *args, **options)  # type: ignore[arg-type]
 
         Volume.commit = commit  # type: ignore[method-assign,assignment]

@@ -1,0 +1,473 @@
+"""Workloads over checkpoint units: what a user sees of one after a cut is all old or all new.
+
+Whether a unit is open is told by the workload itself, and what it shows then is what was seen when
+it began: neither is asked of the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+from cxlfs.store.health import HIDDEN_PREFIX
+from cxlfs.store.namespace import FileKind
+from cxlfs.store.space import State as SpaceState
+from cxlfs.store.unit_copies import ASIDE_NAME
+from cxlfs.store.unit_rules import Ending, UnitsMode
+from tests.support.crash.bench import Bench
+from tests.support.crash.tape import State, committed_state
+
+MARKER = b"trainer_state.json"
+SET = b"checkpoint-1"
+TRUNCATE = os.O_RDWR | os.O_TRUNC
+_PLACE = b"/" + ASIDE_NAME
+
+
+def user_view(state: State) -> State:
+    """Without what is kept aside, and without what changes where a unit goes back: inode numbers,
+    link counts (of names outside), hidden attributes, and times of directories.
+    """
+    found: State = {}
+    for path, entry in state.items():
+        if path == _PLACE or path.startswith(_PLACE + b"/"):
+            continue
+        xattrs = tuple(item for item in entry.xattrs if not item[0].startswith(HIDDEN_PREFIX))
+        changes: dict[str, object] = {"ino": 0, "xattrs": xattrs, "nlink": 0}
+        if entry.kind is FileKind.DIRECTORY:
+            changes |= {"atime_ns": 0, "mtime_ns": 0, "ctime_ns": 0}
+        found[path] = dataclasses.replace(entry, **changes)  # type: ignore[arg-type]
+    return found
+
+
+def _below(state: State, path: bytes) -> State:
+    top = b"/" + path
+    return {p: entry for p, entry in state.items() if p == top or p.startswith(top + b"/")}
+
+
+class Scene:
+    """A bench with units. What is open goes back, at a cut, to what it was when it began."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.units = bench.store.units
+        self.units.policies.mode = UnitsMode.AUTO
+        self.units.active = True
+        self.now = 0.0
+        self.units.clock = lambda: self.now
+        self._open: dict[bytes, State] = {}
+        bench.tape.view = user_view
+        bench.tape.committed = self._committed
+
+    def _committed(self) -> State:
+        state = user_view(committed_state(self.bench.store))
+        for path, before in self._open.items():
+            for gone in _below(state, path):
+                del state[gone]
+            state |= before
+        return state
+
+    def begin(self, path: bytes) -> None:
+        """From here on the directory is an open unit."""
+        self._open[path] = _below(user_view(committed_state(self.bench.store)), path)
+
+    def begin_without(self, path: bytes) -> None:
+        """The same of an empty directory: it goes away with what is in it."""
+        self._open[path] = {}
+
+    def end(self, path: bytes) -> None:
+        del self._open[path]
+
+    # --- verbs ------------------------------------------------------------------------------
+
+    def make(self, path: bytes) -> None:
+        store, place = self.bench.store, self.bench.place(path)
+        self.bench.do("mkdir", lambda: store.make_directory(*place, 0o755, 0, 0))
+
+    def remove(self, path: bytes) -> None:
+        store, place = self.bench.store, self.bench.place(path)
+        self.bench.do("rmdir", lambda: store.remove_directory(*place))
+
+    def open(self, path: bytes, flags: int = TRUNCATE) -> int:
+        """A handle; where it begins a unit, a copy is committed."""
+        made: list[int] = []
+        store = self.bench.store
+
+        def action() -> None:
+            directory, name = self.bench.place(path)
+            inode = store.namespace.find(directory, name)
+            if inode is None:
+                made.append(store.create(directory, name, 0o644, 1, 1, os.O_RDWR)[1])
+                inode = store.files.get(made[0]).inode
+            else:
+                made.append(store.open_file(inode.ino, flags))
+            if flags & os.O_TRUNC:
+                self.bench.contents[inode.ino] = bytearray()
+
+        self.bench.do("open", action, late=True, keeps=True, steps=True)
+        return made[0]
+
+    def save(self, path: bytes, length: int) -> None:
+        handle = self.open(path)
+        self.bench.write(handle, 0, length)
+        self.bench.close(handle)
+
+    def finish(self, path: bytes, length: int, of: bytes) -> None:
+        """Save the file that ends the unit ``of``."""
+        handle = self.open(path)
+        self.bench.write(handle, 0, length)
+        self.ending("last close", of, lambda: self.bench.store.flush(handle, writer_killed=False))
+        self.bench.do("release", lambda: self.bench.store.release(handle), late=True, keeps=True)
+
+    def ending(self, name: str, path: bytes, action: Callable[[], object]) -> None:
+        """A verb that ends a unit: durable when it returns, one step for whoever looks."""
+
+        def whole() -> None:
+            action()
+            assert path not in {u.inode.name for u in self.units.open_units()}, "it is still open"
+            self.end(path)
+
+        self.bench.do(name, whole, commits=True)
+
+    def back(self, path: bytes) -> None:
+        """The store takes the unit back by itself: after a cut it is as before in any case."""
+        before = self._open[path]
+
+        def whole() -> None:
+            assert self.units.settle(), "nothing was decided"
+            self.end(path)
+            state = user_view(committed_state(self.bench.store))
+            assert _below(state, path) == before, "what is there is not what was"
+
+        self.bench.do("back", whole, late=True, keeps=True)
+
+    def start(self) -> None:
+        self.bench.store.fsync_directory(1)
+        self.bench.tape.start()
+
+
+def _scene(bench: Bench) -> Scene:
+    """A complete checkpoint of three files and a directory below, and the tape."""
+    scene = Scene(bench)
+    scene.make(SET)
+    scene.begin(SET)
+    scene.make(SET + b"/below")
+    for name, length in ((b"/a", 6000), (b"/b", 700), (b"/below/c", 5000)):
+        scene.save(SET + name, length)
+    scene.finish(SET + b"/" + MARKER, 90, SET)
+    bench.store.link(bench.inode(SET + b"/b").ino, 1, b"outside")
+    bench.store.units.settle(closing=True)
+    while bench.store.units.maintain():
+        pass
+    scene.start()
+    return scene
+
+
+# --- workloads --------------------------------------------------------------------------------
+
+
+def unit_of_a_new_directory(bench: Bench) -> None:
+    scene = Scene(bench)
+    scene.start()
+    scene.begin(b"checkpoint-2")
+    scene.make(b"checkpoint-2")
+    scene.save(b"checkpoint-2/a", 6000)
+    scene.make(b"checkpoint-2/below")
+    scene.save(b"checkpoint-2/below/b", 300)
+    scene.finish(b"checkpoint-2/" + MARKER, 90, b"checkpoint-2")
+
+
+def unit_overwritten(bench: Bench) -> None:
+    """Each file anew, one more, one less, then the marker; then the copy goes away."""
+    scene = _scene(bench)
+    scene.begin(SET)
+    scene.save(SET + b"/a", 6500)
+    bench.unlink(SET + b"/b")
+    bench.do("maintain", scene.units.maintain, late=True, keeps=True)
+    scene.save(SET + b"/below/c", 300)
+    scene.save(SET + b"/d", 300)
+    scene.finish(SET + b"/" + MARKER, 90, SET)
+    bench.do("maintain", scene.units.maintain, late=True, keeps=True)
+    scene.save(b"unrelated", 9000)
+
+
+def unit_changed_in_place(bench: Bench) -> None:
+    """Without truncation, with fsync, as HDF5 does."""
+    scene = _scene(bench)
+    scene.begin(SET)
+    for name in (b"/a", b"/b"):
+        handle = scene.open(SET + name, os.O_RDWR)
+        bench.do(
+            "first write",
+            lambda handle=handle: bench.store.write(handle, 100, b"w" * 500),  # type: ignore[misc]
+            late=True,
+            keeps=True,
+            steps=True,
+        )
+        bench.contents.pop(bench.store.files.get(handle).inode.ino, None)
+        bench.fsync(handle)
+        bench.close(handle)
+    scene.finish(SET + b"/" + MARKER, 90, SET)
+
+
+def unit_marker_first(bench: Bench) -> None:
+    scene = _scene(bench)
+    scene.begin(SET)
+    scene.save(SET + b"/" + MARKER, 95)
+    scene.save(SET + b"/a", 300)
+    scene.finish(SET + b"/" + MARKER, 99, SET)
+
+
+def unit_marker_before_a_file_is_closed(bench: Bench) -> None:
+    """It is done when that file is."""
+    scene = _scene(bench)
+    scene.begin(SET)
+    scene.save(SET + b"/b", 300)
+    handle = scene.open(SET + b"/a")
+    bench.write(handle, 0, 6100)
+    scene.save(SET + b"/" + MARKER, 95)
+    assert scene.units.open_units()
+    scene.ending("last close", SET, lambda: bench.store.flush(handle, writer_killed=False))
+    bench.do("release", lambda: bench.store.release(handle), late=True, keeps=True)
+
+
+def unit_marker_twice(bench: Bench) -> None:
+    scene = _scene(bench)
+    scene.begin(SET)
+    scene.save(SET + b"/a", 300)
+    scene.finish(SET + b"/" + MARKER, 95, SET)
+    scene.begin(SET)
+    scene.save(SET + b"/rng_state_1.pth", 400)
+    scene.finish(SET + b"/" + MARKER, 99, SET)
+
+
+def unit_marker_renamed(bench: Bench) -> None:
+    """Shards that show what the directory is, and metadata renamed into place."""
+    scene = Scene(bench)
+    scene.make(b"step-2")
+    scene.start()
+    store = bench.store
+    directory = bench.inode(b"step-2").ino
+    made: list[int] = []
+
+    def create() -> None:
+        made.append(store.create(directory, b"__0_0.distcp", 0o644, 1, 1, os.O_RDWR)[1])
+        scene.begin_without(b"step-2")
+
+    bench.do("create", create, late=True)
+    bench.contents[store.files.get(made[0]).inode.ino] = bytearray()
+    bench.write(made[0], 0, 6000)
+    bench.close(made[0])
+    scene.save(b"step-2/.metadata.tmp", 100)
+    scene.ending(
+        "rename",
+        b"step-2",
+        lambda: store.rename(directory, b".metadata.tmp", directory, b".metadata"),
+    )
+    scene.begin(b"step-2")
+    scene.save(b"step-2/__0_0.distcp", 500)
+    bench.unlink(b"step-2/.metadata")
+
+
+def unit_marker_beside(bench: Bench) -> None:
+    """What the marker names is there whenever the marker is."""
+    scene = Scene(bench)
+    scene.start()
+    for number, how in ((5, "written"), (6, "renamed")):
+        name = b"global_step%d" % number
+        scene.begin(name)
+        scene.make(name)
+        scene.save(name + b"/zero", 6000)
+        scene.save(b"latest.tmp", 100 + number)
+        handle = scene.open(b"latest")
+        bench.write(handle, 0, number)
+        assert len(scene.units.open_units()) == 1
+        scene.end(name)
+        after = scene.bench.tape.committed()
+        scene.begin_without(name)
+
+        def publish(handle: int = handle, how: str = how, name: bytes = name) -> None:
+            if how == "written":
+                bench.store.flush(handle, writer_killed=False)
+            else:
+                bench.store.rename(1, b"latest.tmp", 1, b"latest")
+            assert not scene.units.open_units()
+            scene.end(name)
+
+        bench.do("publish", publish, commits=True)
+        bench.tape.between[-1].append(after)
+        bench.do("release", lambda handle=handle: bench.store.release(handle), late=True)
+
+
+def unit_renamed(bench: Bench) -> None:
+    """A temporary directory gets its name: that is the end, in one record."""
+    scene = Scene(bench)
+    scene.start()
+    temporary = b"7.orbax-checkpoint-tmp-1"
+    scene.begin(temporary)
+    scene.make(temporary)
+    scene.save(temporary + b"/a", 6000)
+    scene.ending("rename", temporary, lambda: bench.store.rename(1, temporary, 1, b"7"))
+
+
+def unit_under_a_moved_directory(bench: Bench) -> None:
+    """The directory above gets another name while the unit is open."""
+    scene = Scene(bench)
+    scene.start()
+    scene.begin(b"dir/checkpoint-3")
+    scene.make(b"dir/checkpoint-3")
+    scene.save(b"dir/checkpoint-3/a", 3000)
+    bench.rename(b"dir", b"moved")
+    scene.end(b"dir/checkpoint-3")
+    scene.begin_without(b"moved/checkpoint-3")
+    bench.tape.states[-1] = bench.tape.committed()
+    scene.save(b"moved/checkpoint-3/b", 3000)
+    scene.ending(
+        "marker",
+        b"moved/checkpoint-3",
+        lambda: _save_directly(bench, b"moved/checkpoint-3/" + MARKER),
+    )
+
+
+def _save_directly(bench: Bench, path: bytes) -> None:
+    store = bench.store
+    directory, name = bench.place(path)
+    handle = store.create(directory, name, 0o644, 1, 1, os.O_RDWR)[1]
+    store.write(handle, 0, b"m" * 50)
+    store.flush(handle, writer_killed=False)
+    store.release(handle)
+
+
+def units_in_each_other(bench: Bench) -> None:
+    scene = _scene(bench)
+    scene.begin(SET)
+    scene.make(SET + b"/global_step9")
+    scene.save(SET + b"/global_step9/zero", 5000)
+    scene.save(SET + b"/latest", 12)
+    scene.finish(SET + b"/" + MARKER, 90, SET)
+    scene.begin(SET)
+    scene.save(SET + b"/global_step9/zero", 100)
+
+
+def units_side_by_side(bench: Bench) -> None:
+    """Two are open at once, and end one after the other."""
+    scene = _scene(bench)
+    scene.begin(SET)
+    scene.save(SET + b"/a", 200)
+    scene.begin(b"checkpoint-2")
+    scene.make(b"checkpoint-2")
+    scene.save(b"checkpoint-2/a", 3000)
+    scene.finish(SET + b"/" + MARKER, 90, SET)
+    scene.save(b"checkpoint-2/b", 300)
+    scene.finish(b"checkpoint-2/" + MARKER, 90, b"checkpoint-2")
+
+
+def unit_removed(bench: Bench) -> None:
+    """As rmtree does: file by file, then the directories."""
+    scene = _scene(bench)
+    scene.begin(SET)
+    for name in (b"/a", b"/below/c", b"/" + MARKER, b"/b"):
+        bench.unlink(SET + name)
+    scene.remove(SET + b"/below")
+    directory, name = bench.place(SET)
+
+    def last() -> None:
+        bench.store.remove_directory(directory, name)
+        scene.end(SET)
+
+    bench.do("rmdir", last)
+    bench.do("maintain", scene.units.maintain, late=True, keeps=True)
+
+
+def unit_back_with_several_writers(bench: Bench) -> None:
+    """Two are killed, in a file and between two; what was there before comes back at once."""
+    scene = _scene(bench)
+    endings: dict[object, Ending] = {}
+    present = ["rank 0"]
+    scene.units.writer = lambda: present[0]
+    scene.units.ending_of = lambda who: endings.get(who, Ending.ALIVE)
+    scene.begin(SET)
+    scene.save(SET + b"/a", 400)
+    present[0] = "rank 1"
+    handle = scene.open(SET + b"/below/c")
+    bench.write(handle, 0, 3000)
+    endings |= {"rank 0": Ending.KILLED, "rank 1": Ending.KILLED}
+    bench.do(
+        "killed",
+        lambda: bench.store.flush(handle, writer_killed=True),
+        late=True,
+        keeps=True,
+    )
+    bench.do("release", lambda: bench.store.release(handle), late=True, keeps=True)
+    scene.back(SET)
+    scene.save(b"unrelated", 3000)
+
+
+def unit_back_twice(bench: Bench) -> None:
+    """What has come back is overwritten and goes back again."""
+    scene = _scene(bench)
+    scene.units.writer = lambda: "rank 0"
+    for _ in range(2):
+        endings = {"rank 0": Ending.ALIVE}
+        scene.units.ending_of = endings.__getitem__  # type: ignore[assignment]
+        scene.begin(SET)
+        scene.save(SET + b"/a", 300)
+        endings["rank 0"] = Ending.KILLED
+        scene.back(SET)
+
+
+def unit_that_no_marker_ends(bench: Bench) -> None:
+    scene = _scene(bench)
+    scene.begin(SET)
+    scene.save(SET + b"/a", 300)
+    scene.now += 1000.0
+    scene.ending("quiet", SET, scene.units.maintain)
+
+
+def unit_on_a_full_store(bench: Bench) -> None:
+    """There is no room for the second file: what the first one was comes back."""
+    scene = _scene(bench)
+    space = bench.store.volume.space
+    while space.free_count > bench.store.volume.refresh_reserve():
+        space.take(SpaceState.IMAGE)
+    scene.begin(SET)
+    scene.save(SET + b"/a", 300)
+    handle = scene.open(SET + b"/below/c")
+    step = 0
+    while bench.write(handle, 16_000 * step, 16_000):
+        step += 1
+    assert step < 100
+
+    def fails() -> None:
+        bench.store.flush(handle, writer_killed=False)
+
+    assert not bench.do("close", fails, late=True, keeps=True), "a failed write was published"
+    bench.do("release", lambda: bench.store.release(handle), late=True, keeps=True)
+    scene.now += 1000.0
+    scene.back(SET)
+
+
+def unit_at_the_close_of_the_store(bench: Bench) -> None:
+    scene = _scene(bench)
+    scene.begin(SET)
+    scene.save(SET + b"/a", 300)
+    handle = scene.open(SET + b"/below/c")
+    bench.write(handle, 0, 3000)
+
+    def close() -> None:
+        scene.units.finish()
+        scene.end(SET)
+        bench.store.settle_all()
+        bench.store.volume.close_cleanly()
+
+    bench.do("close", close, commits=True)
+
+
+UNIT_WORKLOADS = [
+    unit_of_a_new_directory, unit_overwritten, unit_changed_in_place, unit_marker_first,
+    unit_marker_before_a_file_is_closed, unit_marker_twice, unit_marker_renamed,
+    unit_marker_beside, unit_renamed, unit_under_a_moved_directory, units_in_each_other,
+    units_side_by_side, unit_removed,
+    unit_back_with_several_writers, unit_back_twice, unit_that_no_marker_ends,
+    unit_on_a_full_store, unit_at_the_close_of_the_store,
+]  # fmt: skip

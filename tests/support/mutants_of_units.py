@@ -1,0 +1,144 @@
+"""Planted bugs in checkpoint units: how they open, end and go back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cxlfs.format import operations
+from cxlfs.store import unit_copies, units
+from cxlfs.store.unit_record import UNITS_XATTR
+from tests.support.mutants import Patch, mutant, nothing
+
+
+def _is_entry(op: Any) -> bool:
+    return isinstance(op, operations.XattrSetOperation) and op.name == UNITS_XATTR
+
+
+@mutant("one/LINE/unit_overwritten", 16)
+def unit_that_no_record_opens(patch: Patch) -> None:
+    """That a unit is open is known to the living alone."""
+    original = units.Units.operations_for
+    patch.setattr(units.Units, "operations_for", lambda self, over, _: original(self, over, []))
+
+
+@mutant("one/LINE/unit_changed_in_place", 16)
+def unit_opened_behind_the_change(patch: Patch) -> None:
+    """A change of content opens the unit only when it is published."""
+    published = units.Units.published
+
+    def late(self: units.Units, inode: Any, *, incomplete: bool) -> None:
+        units.Units.changing(self, self._namespace.get(inode.parent), inode.name)
+        published(self, inode, incomplete=incomplete)
+
+    patch.setattr(units.Units, "changing_content", nothing)
+    patch.setattr(units.Units, "published", late)
+
+
+@mutant("one/PAGE/unit_overwritten", 7)
+def copy_without_its_last_file(patch: Patch) -> None:
+    """What comes back lacks a file."""
+    original = unit_copies.Copies._copy_file
+
+    def forgetful(self: unit_copies.Copies, source: Any, *others: Any) -> Any:
+        if source.name == b"trainer_state.json":
+            return source
+        return original(self, source, *others)
+
+    patch.setattr(unit_copies.Copies, "_copy_file", forgetful)
+
+
+@mutant("one/LINE/unit_overwritten", 7, 6)
+def copy_with_times_of_its_own(patch: Patch) -> None:
+    """What comes back looks as if it had been written just now."""
+    original = unit_copies.Copies._new_inode
+
+    def stamped(self: unit_copies.Copies, source: Any) -> Any:
+        made = original(self, source)
+        made.mtime_ns = made.committed_mtime_ns = self._volume.now()
+        return made
+
+    patch.setattr(unit_copies.Copies, "_new_inode", stamped)
+
+
+@mutant("one/LINE/unit_overwritten", 12)
+def copy_removed_while_it_is_wanted(patch: Patch) -> None:
+    """The copy counts as garbage from the beginning."""
+    original = unit_copies.Copies.make
+
+    def make(self: unit_copies.Copies, source: Any) -> Any:
+        made = original(self, source)
+        self.drop(made)
+        return made
+
+    patch.setattr(unit_copies.Copies, "make", make)
+
+
+@mutant("one/LINE/unit_back_with_several_writers", 5)
+def back_in_two_records(patch: Patch) -> None:
+    """That the unit is over is said first, and the directories change places behind it."""
+    original = units.Units._commit_back
+
+    def in_two(self: units.Units, ops: list[Any], *others: Any) -> None:
+        self._volume.commit([op for op in ops if _is_entry(op)])
+        original(self, [op for op in ops if not _is_entry(op)], *others)
+
+    patch.setattr(units.Units, "_commit_back", in_two)
+
+
+@mutant("one/PAGE/unit_overwritten", 10, 11)
+def recovery_takes_nothing_back(patch: Patch) -> None:
+    """What is open after a crash stays as it was written."""
+    patch.setattr(units.Units, "recover", lambda _self: 0)
+
+
+@mutant("one/LINE/unit_marker_first", 16)
+def marker_alone_ends_a_unit(patch: Patch) -> None:
+    """A marker counts although nothing was published before it."""
+    original = units.Units._seen
+
+    def eager(self: units.Units, inode: Any, *others: Any, incomplete: bool) -> None:
+        for unit in self._open.values():
+            unit.published.add(0)
+        original(self, inode, *others, incomplete=incomplete)
+
+    patch.setattr(units.Units, "_seen", eager)
+
+
+@mutant("one/LINE/unit_marker_before_a_file_is_closed", 16)
+def marker_ends_a_unit_that_is_being_written(patch: Patch) -> None:
+    """A marker counts although another file of the unit is not published yet."""
+    patch.setattr(units.Units, "_is_busy", lambda *_: False)
+
+
+@mutant("one/LINE/unit_marker_beside", 6, 16)
+def marker_beside_comes_first(patch: Patch) -> None:
+    """A marker names a unit that is not done yet."""
+    patch.setattr(units.Units, "publishing", nothing)
+
+
+@mutant("one/LINE/unit_on_a_full_store", 16)
+def failed_write_forgotten(patch: Patch) -> None:
+    """A unit with a file that could not be finished is done after a while."""
+    patch.setattr(units.Units, "spoil", nothing)
+
+
+@mutant("one/LINE/unit_renamed", 5, 6)
+def rename_and_end_in_two_records(patch: Patch) -> None:
+    """The directory has its new name before its unit is over."""
+    original = units.UnitTransition.stored
+
+    def late(self: units.UnitTransition) -> None:
+        ops, self._ops = self._ops, []  # type: ignore[attr-defined]
+        self._units._volume.commit(ops)
+        self.operations = ops
+        original(self)
+
+    def init(
+        self: units.UnitTransition, owner: units.Units, over: list[Any], begun: list[Any]
+    ) -> None:
+        self._units, self._over, self._begun = owner, over, begun
+        self._ops = owner.operations_for(over, begun)  # type: ignore[attr-defined]
+        self.operations = []
+
+    patch.setattr(units.UnitTransition, "__init__", init)
+    patch.setattr(units.UnitTransition, "stored", late)
