@@ -39,6 +39,8 @@ Options for -o, separated by commas:
   busy_poll=MICROSECONDS       how long to look for the next request before sleeping (100)
   wakeup_latency=MICROSECONDS  let idle processors wake so fast while mounted (root; small files)
   allow_incomplete_overwrite   when two versions of a file do not fit, give up the old one
+  units=policy|auto|off        directories that are done or undone as a whole: where a policy says
+                               so (see "cxlfs policy"), also by well-known names, or nowhere
   suid, dev                    set-user-ID programs and devices work (root)
   noexec, noatime, and what fstab has for others (nofail, _netdev, x-systemd...)
 

@@ -46,6 +46,7 @@ SHORT_HELP = {
     "list": "List checkpoints with their commits and states.",
     "good": "Print the newest checkpoint that is complete and verified.",
     "tidy": "Set unfinished checkpoints aside, so that a framework resumes.",
+    "policy": "Say which directories are done, or undone, as a whole.",
     "service": "Let systemd mount a store at boot.",
     "completion": "Print what lets a shell complete verbs and options.",
     "dump": "Show decoded structures of the media, for support.",

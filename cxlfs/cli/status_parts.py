@@ -49,6 +49,8 @@ class Options:
     allow_incomplete_overwrite: bool
     allow_other: bool
     default_permissions: bool
+    units: str
+    """Which directories are checkpoint units: policy, auto, off."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ def options_from(options: Getter) -> Options:
         allow_incomplete_overwrite=options.truth("allow_incomplete_overwrite"),
         allow_other=options.truth("allow_other"),
         default_permissions=options.truth("default_permissions"),
+        units=options.text("units") or "policy",
     )
 
 

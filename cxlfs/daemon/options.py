@@ -38,10 +38,15 @@ _IGNORED = frozenset(
 """Written in fstab for other readers, or always so."""
 
 _TIMES = frozenset({"commit", "busy_poll", "wakeup_latency"})
-_CHOICES = {"verify": ("read", "off"), "transport": TRANSPORTS}
+_CHOICES = {
+    "verify": ("read", "off"),
+    "transport": TRANSPORTS,
+    "units": ("policy", "auto", "off"),
+}
 _KNOWN_TEXT = (
     "ro, rw, verify=read|off, commit=SECONDS, allow_other, default_permissions, "
-    "allow_incomplete_overwrite, transport=native|pyfuse3, busy_poll=MICROSECONDS, "
+    "allow_incomplete_overwrite, units=policy|auto|off, transport=native|pyfuse3, "
+    "busy_poll=MICROSECONDS, "
     "wakeup_latency=MICROSECONDS, nosuid, nodev, noexec, noatime"
 )
 
@@ -67,6 +72,8 @@ class MountConfig:
     """How often a file that stays open is committed, seconds."""
     allow_incomplete_overwrite: bool = False
     """When both versions of a file do not fit, give up the old one."""
+    units: str = "policy"
+    """Which directories are checkpoint units: see ``store.unit_rules.UnitsMode``."""
     allow_other: bool = False
     """Other users may enter."""
     default_permissions: bool = False
@@ -197,6 +204,8 @@ def _apply_choice(config: MountConfig, key: str, value: str) -> MountConfig:
         raise UsageError(f"{key}={value}: not known", next_step=f"use {known}")
     if key == "verify":
         return dataclasses.replace(config, verify_reads=value == "read")
+    if key == "units":
+        return dataclasses.replace(config, units=value)
     return dataclasses.replace(config, transport=value)
 
 

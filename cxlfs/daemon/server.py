@@ -32,6 +32,7 @@ from cxlfs.daemon.control_server import ControlServer, Message, status
 from cxlfs.daemon.detach import detach
 from cxlfs.daemon.garbage import GarbageCollector
 from cxlfs.daemon.options import MountConfig, fuse_options
+from cxlfs.daemon.policy_request import policy
 from cxlfs.daemon.populater import Populater
 from cxlfs.daemon.preflight import CONTAINER_STEP
 from cxlfs.daemon.remount_request import remount_handler
@@ -189,6 +190,7 @@ class _Server:
         self._populater = Populater(service.store, operations.lock)
         self._control = ControlServer(service.store, operations)
         self._control.register("verify", verify)
+        self._control.register("policy", policy)
         self._control.register("remount", remount_handler(service.config, is_root=linux.is_root()))
         self._control.register("status", self._status)
         self._registration: Path | None = None
@@ -208,6 +210,7 @@ class _Server:
             "allow_incomplete_overwrite": config.allow_incomplete_overwrite,
             "allow_other": config.allow_other,
             "default_permissions": config.default_permissions,
+            "units": config.units,
         }
         transport = self._operations.data_plane.describe()
         for message in status(store, parameters):

@@ -89,6 +89,8 @@ class Requests:
         self._processes = processes if processes is not None else ProcessTable()
         self.caller = 0
         """The thread whose request is being served; 0: not known."""
+        self._writing: Process | None = None
+        """Of the file that is being written, while it is: whom a request without a caller is by."""
         self.endings = Endings(self._processes)
         store.units.writer = self._writer
         store.units.ending_of = self._ending_of
@@ -108,7 +110,7 @@ class Requests:
 
     def _writer(self) -> Process | None:
         """Who is making the present request, from now on watched."""
-        process = self._processes.identify(self.caller)
+        process = self._processes.identify(self.caller) or self._writing
         if process is not None:
             self.endings.watch(process)
         return process
@@ -330,7 +332,11 @@ class Requests:
         ``in_steps``: see ``Files.write``.
         """
         file = self.files.get(handle)
-        written = self.store.write(handle, offset, data, done=done, in_steps=in_steps)
+        self._writing = file.opener
+        try:
+            written = self.store.write(handle, offset, data, done=done, in_steps=in_steps)
+        finally:
+            self._writing = None
         writer = self._processes.identify(tid)
         if writer is not None:
             file.note_writer(writer, self._processes.is_alive)

@@ -34,6 +34,7 @@ from cxlfs.format.operations import (
 )
 from cxlfs.store import unit_record, unit_rules
 from cxlfs.store.namespace import Inode
+from cxlfs.store.open_unit import OpenUnit
 from cxlfs.store.paths import path_of
 from cxlfs.store.unit_copies import ASIDE_NAME, Copies, apply_names
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
@@ -51,29 +52,6 @@ from cxlfs.types import ROOT_INO
 if TYPE_CHECKING:
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class OpenUnit:
-    """``before``: the copy of what was there, None: nothing was. ``published``: inode numbers
-    of the files that were, since it began; ``spoiled``: of those that could not be finished.
-    """
-
-    inode: Inode
-    rule: Rule
-    before: Inode | None
-    since_ns: int
-    changed: float
-    marked: bool = False
-    followed: bool = False
-    writers: dict[Hashable, None] = dataclasses.field(default_factory=dict)
-    published: set[int] = dataclasses.field(default_factory=set)
-    spoiled: set[int] = dataclasses.field(default_factory=set)
-
-    @property
-    def record(self) -> OpenRecord:
-        before = self.before.ino if self.before is not None else 0
-        return OpenRecord(self.inode.ino, before, self.since_ns)
 
 
 class Units:
@@ -139,7 +117,7 @@ class Units:
         remember what is there; whoever is ``removing`` goes on without), MediaError.
         """
         unit = self.unit_of(directory)
-        if unit is not None:
+        if unit is not None and not self._ends_before(unit):
             self._touch(unit)
             return
         found = self._rule_for(directory, name)
@@ -157,6 +135,18 @@ class Units:
         directory = self._namespace.inodes.get(inode.parent)
         if inode.links and directory is not None and directory.entries is not None:
             self.changing(directory, inode.name)
+
+    def _ends_before(self, unit: OpenUnit) -> bool:
+        """Somebody else begins to write where those who wrote so far have ended well: that was one
+        unit, and this is the next. It is done now.
+        """
+        writer = self.writer()
+        if writer is None or not unit.writers or writer in unit.writers:
+            return False
+        if unit_rules.decide(self._facts(unit, closing=False))[0] is not Decision.DONE:
+            return False
+        self._done(unit, durable=False)
+        return True
 
     def _rule_for(self, directory: Inode, name: bytes | None) -> tuple[Inode, Rule] | None:
         if self.copies.is_kept_aside(directory):

@@ -35,6 +35,7 @@ def test_what_a_mount_does_not_promise_is_said(run: Run, place: Workplace) -> No
         "allow_incomplete_overwrite": True,
         "allow_other": False,
         "default_permissions": False,
+        "units": "policy",
     }
     for text in texts:
         assert f"warning: {text}\n" in said.stderr

@@ -20,7 +20,11 @@ def test_options_mean_what_they_say() -> None:
     config = make_config(
         "/dev/dax0.0",
         "/mnt",
-        options=["ro,verify=off", "commit=5.5,allow_other,nosuid", "allow_incomplete_overwrite"],
+        options=[
+            "ro,verify=off",
+            "commit=5.5,allow_other,nosuid",
+            "allow_incomplete_overwrite,units=auto",
+        ],
     )
     assert config == MountConfig(
         source="/dev/dax0.0",
@@ -30,6 +34,7 @@ def test_options_mean_what_they_say() -> None:
         commit_interval_s=5.5,
         allow_other=True,
         allow_incomplete_overwrite=True,
+        units="auto",
         kernel_options=("nosuid",),
     )
 

@@ -170,6 +170,19 @@ def test_what_is_closed_by_a_process_that_is_being_killed(store: Store) -> None:
     assert tree(store, b"checkpoint_5") is None
 
 
+def test_the_next_writer_begins_where_the_last_one_has_ended(store: Store) -> None:
+    """Before anybody has looked how the last one ended."""
+    writers = Writers(store)
+    directory = make(store, b"checkpoint_5")
+    old = save(store, directory, shards(1), marker=None)
+    writers.endings["trainer"] = Ending.WELL
+    writers.present = "another"
+    write_file(store, directory, b"shard-0", b"new")
+    writers.endings["another"] = Ending.BADLY
+    store.units.maintain()
+    assert tree(store, b"checkpoint_5") == old
+
+
 @pytest.mark.parametrize(("name", "seconds"), [(b"checkpoint_5", 10.0), (CHECKPOINT, 30.0)])
 def test_a_marker_that_never_comes(shop: Shop, store: Store, name: bytes, seconds: float) -> None:
     writers = Writers(store)

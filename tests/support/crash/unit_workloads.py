@@ -222,7 +222,7 @@ def unit_marker_before_a_file_is_closed(bench: Bench) -> None:
     """It is done when that file is."""
     scene = _scene(bench)
     scene.begin(SET)
-    scene.save(SET + b"/b", 300)
+    scene.save(SET + b"/below/c", 300)
     handle = scene.open(SET + b"/a")
     bench.write(handle, 0, 6100)
     scene.save(SET + b"/" + MARKER, 95)
@@ -294,8 +294,9 @@ def unit_marker_beside(bench: Bench) -> None:
             assert not scene.units.open_units()
             scene.end(name)
 
+        number_of_verb = len(bench.tape.names)
         bench.do("publish", publish, commits=True)
-        bench.tape.between[-1].append(after)
+        bench.tape.between[number_of_verb].append(after)
         bench.do("release", lambda handle=handle: bench.store.release(handle), late=True)
 
 
@@ -317,10 +318,13 @@ def unit_under_a_moved_directory(bench: Bench) -> None:
     scene.begin(b"dir/checkpoint-3")
     scene.make(b"dir/checkpoint-3")
     scene.save(b"dir/checkpoint-3/a", 3000)
-    bench.rename(b"dir", b"moved")
-    scene.end(b"dir/checkpoint-3")
-    scene.begin_without(b"moved/checkpoint-3")
-    bench.tape.states[-1] = bench.tape.committed()
+
+    def rename() -> None:
+        bench.store.rename(1, b"dir", 1, b"moved")
+        scene.end(b"dir/checkpoint-3")
+        scene.begin_without(b"moved/checkpoint-3")
+
+    bench.do("rename", rename, commits=True)
     scene.save(b"moved/checkpoint-3/b", 3000)
     scene.ending(
         "marker",

@@ -1,0 +1,39 @@
+"""An open checkpoint unit while it is written.
+
+Never here: what becomes of it (``units``), what the media say of it beyond ``record``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from cxlfs.store.unit_record import OpenRecord
+from cxlfs.store.unit_rules import Rule
+
+if TYPE_CHECKING:
+    from cxlfs.store.namespace import Inode
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class OpenUnit:
+    """``before``: the copy of what was there, None: nothing was. ``published``: inode numbers
+    of the files that were, since it began; ``spoiled``: of those that could not be finished.
+    """
+
+    inode: Inode
+    rule: Rule
+    before: Inode | None
+    since_ns: int
+    changed: float
+    marked: bool = False
+    followed: bool = False
+    writers: dict[Hashable, None] = dataclasses.field(default_factory=dict)
+    published: set[int] = dataclasses.field(default_factory=set)
+    spoiled: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def record(self) -> OpenRecord:
+        before = self.before.ino if self.before is not None else 0
+        return OpenRecord(self.inode.ino, before, self.since_ns)

@@ -1,0 +1,238 @@
+"""Checkpoint units through a mount: savers that are killed, that end, and whoever looks next."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.mount import Workplace, kill, tell, wait_for_line, wait_until
+
+BACK = r"unit-back: what was there before is back"
+MARKER = "trainer_state.json"
+
+SAVE = """
+import os, sys
+directory, version, files, marker, pause_after = sys.argv[1:6]
+os.makedirs(directory, exist_ok=True)
+for number in range(int(files)):
+    if str(number) == pause_after:
+        print("ready", flush=True)
+        sys.stdin.readline()
+    with open(f"{directory}/shard-{number}", "wb") as file:
+        file.write((version + " ").encode() * 60_000)
+if marker:
+    with open(f"{directory}/{marker}", "w") as file:
+        file.write(version)
+if pause_after == "end":
+    print("ready", flush=True)
+    sys.stdin.readline()
+raise SystemExit(int(sys.argv[6]))
+"""
+
+
+def saver(
+    place: Workplace,
+    directory: Path,
+    version: int,
+    *,
+    pause_after: object = "never",
+    marker: str = MARKER,
+    code: int = 0,
+) -> subprocess.Popen[bytes]:
+    return place.python(SAVE, directory, version, 4, marker, pause_after, code)
+
+
+def save(place: Workplace, directory: Path, version: int, *, marker: str = MARKER) -> None:
+    assert saver(place, directory, version, marker=marker).wait(30) == 0
+
+
+def becomes(directory: Path, wanted: set[str]) -> None:
+    """Until by name, too, there is nothing but that: the kernel hears of it a moment later."""
+
+    def is_so() -> bool:
+        try:
+            return versions(directory) == wanted
+        except FileNotFoundError:
+            return False
+
+    wait_until(is_so, f"{wanted} is there")
+
+
+def one_version(directory: Path) -> str:
+    """Which one is there, once nothing changes any more."""
+    found: set[str] = set()
+
+    def is_one() -> bool:
+        try:
+            found.clear()
+            found.update(versions(directory))
+        except FileNotFoundError:
+            return False
+        return len(found) == 1 and "" not in found
+
+    wait_until(is_one, "one version is there")
+    return found.pop()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def versions(directory: Path) -> set[str]:
+    """Of all files in a directory, as whoever opens them by name finds them."""
+    found = set()
+    for path in directory.iterdir():
+        text = path.read_text()
+        found.add(text.split()[0] if text else "")
+    return found
+
+
+@pytest.fixture
+def place(unmounted: Workplace) -> Workplace:
+    unmounted.announced += [BACK, r"reverted: the previous version is back"]
+    return unmounted
+
+
+@pytest.fixture(params=["native", "pyfuse3"])
+def mounted(place: Workplace, request: pytest.FixtureRequest) -> Path:
+    """With well-known names."""
+    return place.mount(f"units=auto,transport={request.param}")
+
+
+def test_a_saver_killed_between_two_files(place: Workplace, mounted: Path) -> None:
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    process = saver(place, directory, 2, pause_after=2)
+    wait_for_line(process)
+    assert versions(directory) == {"1", "2"}  # POSIX: what was written is seen
+    kill(process)
+    assert names(mounted) == ["checkpoint-1"]
+    becomes(directory, {"1"})
+    kept = list((mounted / ".cxlfs-units").iterdir())
+    assert [versions(each) for each in kept] == [{"1", "2"}]
+    save(place, directory, 3)
+    assert versions(directory) == {"3"}
+
+
+def test_a_new_directory_is_not_listed_after_the_kill(place: Workplace, mounted: Path) -> None:
+    """Whoever restarts at once and takes the newest directory finds the one before."""
+    save(place, mounted / "checkpoint-1", 1)
+    process = saver(place, mounted / "checkpoint-2", 2, pause_after=3)
+    wait_for_line(process)
+    kill(process)
+    assert names(mounted) == ["checkpoint-1"]
+    wait_until(lambda: not (mounted / "checkpoint-2").exists(), "the name is gone")
+    next((mounted / ".cxlfs-units").iterdir()).rename(mounted / "restored")
+    assert versions(mounted / "restored") == {"2"}
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_how_a_saver_without_a_marker_ends(place: Workplace, mounted: Path, code: int) -> None:
+    directory = mounted / "checkpoint_1"
+    save(place, directory, 1, marker="")
+    wait_until(lambda: not _open_units(place), "the first one is done")
+    process = saver(place, directory, 2, marker="", code=code)
+    assert process.wait(30) == code
+    becomes(directory, {"2"} if code == 0 else {"1"})
+
+
+def _open_units(place: Workplace) -> bool:
+    """Nothing tells but what a crash would do: copies are there while a unit is open."""
+    aside = place.mountpoint / ".cxlfs-units"
+    return aside.exists() and any(".before-" in name for name in names(aside))
+
+
+def test_several_savers_of_which_one_is_killed(place: Workplace, mounted: Path) -> None:
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    first = saver(place, directory, 2, pause_after=1, marker="")
+    wait_for_line(first)
+    second = saver(place, directory, 2, pause_after=3, marker="")
+    wait_for_line(second)
+    kill(first)
+    time.sleep(1.2)  # longer than the pauses of background work: it would have gone back by now
+    assert versions(directory) == {"1", "2"}, "one of the savers goes on"
+    kill(second)
+    becomes(directory, {"1"})
+
+
+def test_kills_at_random_instants(place: Workplace, mounted: Path, rng: random.Random) -> None:
+    """Never old and new ones mixed, whoever looks next."""
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    last, kills = 1, 0
+    for version in range(2, 14):
+        process = saver(place, directory, version, pause_after=0)
+        wait_for_line(process)
+        tell(process)
+        time.sleep(rng.random() * 0.01)
+        process.send_signal(signal.SIGKILL)
+        killed = process.wait(30) != 0
+        names(mounted)
+        found = one_version(directory)
+        assert found in {str(last), str(version)}
+        assert killed or found == str(version)
+        kills += found == str(last)
+        last = int(found)
+    assert kills, "no kill hit a save: this shows nothing"
+
+
+def test_a_kill_of_the_daemon(place: Workplace, mounted: Path) -> None:
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    process = saver(place, directory, 2, pause_after=2)
+    wait_for_line(process)
+    place.kill_daemon()
+    kill(process)
+    place.mount()
+    assert versions(directory) == {"1"}
+
+
+def test_unmounting_in_mid_save(place: Workplace, mounted: Path) -> None:
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    process = saver(place, directory, 2, pause_after=2)
+    wait_for_line(process)
+    place.remount()
+    assert versions(directory) == {"1"}
+    kill(process)
+
+
+def test_changes_in_place_go_back_together(place: Workplace, mounted: Path) -> None:
+    """Written through a shared mapping and by pwrite, as memory maps and HDF5 do."""
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    process = place.python(
+        """
+import mmap, os, sys
+with open(sys.argv[1] + "/shard-0", "r+b") as file:
+    with mmap.mmap(file.fileno(), 0) as view:
+        view[:5] = b"9 9 9"
+        view.flush()
+fd = os.open(sys.argv[1] + "/shard-1", os.O_RDWR)
+os.pwrite(fd, b"9 9 9", 0)
+os.fsync(fd)
+os.close(fd)
+print("ready", flush=True)
+sys.stdin.readline()
+""",
+        directory,
+    )
+    wait_for_line(process)
+    assert versions(directory) == {"1", "9"}
+    kill(process)
+    names(mounted)
+    becomes(directory, {"1"})
+
+
+def test_a_removed_tree_leaves_nothing(place: Workplace, mounted: Path) -> None:
+    save(place, mounted / "checkpoint-1", 1)
+    shutil.rmtree(mounted / "checkpoint-1")
+    assert names(mounted) == []
+    wait_until(lambda: not _open_units(place), "the copy is gone")
