@@ -24,6 +24,8 @@ from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, IncompleteError
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NARROWING_BYTES = (64 << 10, 4 << 10)
+"""What a store has a checksum for, and a page."""
 _MEDIA_ERRNOS = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA})
 
 
@@ -81,12 +83,24 @@ class Reader:
             try:
                 piece = os.pread(self._descriptor, min(end - at, 1 << 30), at)
             except OSError as error:
-                raise _problem(error, self.name, at, end - at) from error
+                first, length = self._narrowed(at, end - at)
+                raise _problem(error, self.name, first, length) from error
             if not piece:
                 raise IncompleteError(f"it ends at byte {at}, {end} are needed")
             pieces.append(piece)
             at += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _narrowed(self, offset: int, length: int) -> tuple[int, int]:
+        """The first bytes of a range that are refused: one bad page fails a whole request."""
+        for step in _NARROWING_BYTES:
+            for at in range(offset, offset + length, step):
+                try:
+                    os.pread(self._descriptor, min(step, offset + length - at), at)
+                except OSError:
+                    offset, length = at, min(step, offset + length - at)
+                    break
+        return offset, length
 
     def head(self, length: int) -> bytes:
         """The first bytes; fewer where it is shorter."""
