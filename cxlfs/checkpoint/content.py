@@ -30,13 +30,16 @@ _Update = Callable[[bytes, int], int]
 
 def verify_content(place: Place, contents: Contents) -> None:
     """Adds a problem for each file that does not hold what was written; the first one in each."""
+    by_file: dict[str, list[Region]] = {}
+    for region in contents.regions:
+        by_file.setdefault(region.file, []).append(region)
     for file in contents.files:
         if file.size_bytes is None:
             continue
-        regions = [region for region in contents.regions if region.file == file.name]
+        regions = sorted(by_file.get(file.name, ()), key=lambda each: each.offset)
         try:
             with place.open(file.name) as reader:
-                _verify_file(reader, sorted(regions, key=lambda each: each.offset), contents)
+                _verify_file(reader, regions, contents)
         except UnreadableRangeError as error:
             words = _words(contents, file.name, error.offset, error.length, "")
             contents.problems.append(DamagedError(f"{words}: {error}" if words else str(error)))

@@ -53,13 +53,21 @@ class Pairs:
     """A dictionary as it was written: keys need not be hashable here."""
 
     items: list[tuple[object, object]] = dataclasses.field(default_factory=list)
+    _named: dict[str, object] | None = None
+
+    @property
+    def named(self) -> dict[str, object]:
+        """What is under text keys, the last of each. Made once: many may share a large one."""
+        if self._named is None:
+            self._named = {key: value for key, value in self.items if isinstance(key, str)}
+        return self._named
 
     def get(self, key: str) -> object:
-        """The last value under a text key; None: there is none."""
-        return next((value for name, value in reversed(self.items) if name == key), None)
+        """The value under a text key; None: there is none."""
+        return self.named.get(key)
 
     def has(self, key: str) -> bool:
-        return any(isinstance(name, str) and name == key for name, _ in self.items)
+        return key in self.named
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

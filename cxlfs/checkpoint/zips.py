@@ -110,13 +110,16 @@ class Archive:
 
     def _find_directory(self) -> tuple[int, int, int]:
         """Number of records, size and offset of the directory."""
-        length = min(self._length, _COMMENT_BYTES_MAX + _END.size + _LOCATOR.size)
-        tail_at = self._length - length
-        tail = self._reader.read(self._base + tail_at, length)
-        at = tail.rfind(END_MAGIC)
-        while at >= 0 and not self._is_end(tail, at):
-            at = tail.rfind(END_MAGIC, 0, at)
-        if at < 0:
+        for comment in (0, _COMMENT_BYTES_MAX):  # without one, as frameworks write it
+            length = min(self._length, comment + _END.size + _LOCATOR.size)
+            tail_at = self._length - length
+            tail = self._reader.read(self._base + tail_at, length)
+            at = tail.rfind(END_MAGIC)
+            while at >= 0 and not self._is_end(tail, at):
+                at = tail.rfind(END_MAGIC, 0, at)
+            if at >= 0:
+                break
+        else:
             raise IncompleteError("the archive has no end: it was cut off, or is still written")
         fields = _END.unpack_from(tail, at)
         count, size, offset = fields[4], fields[5], fields[6]

@@ -51,6 +51,15 @@ def test_the_room_imports_nothing_that_unpickles() -> None:
     assert found == []
 
 
+def test_the_room_imports_no_framework() -> None:
+    program = "import sys, cxlfs.checkpoint; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    frameworks = {"torch", "tensorflow", "jax", "h5py", "safetensors", "keras", "msgpack", "trio"}
+    assert frameworks & set(done.stdout.split()) == set()
+
+
 class Evil:
     """Unpickling it would make a file."""
 
@@ -82,12 +91,14 @@ def test_a_call_in_a_pickle_is_a_record_of_it(tmp_path: Path, protocol: int) -> 
     assert not mark.exists()
 
 
-def test_the_watch_sees_what_it_forbids(tmp_path: Path) -> None:
+def test_the_watch_sees_what_it_forbids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loaded_for_the_watch.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
     for forbidden in (
         lambda: subprocess.run(["true"], check=True),
         lambda: pickle.loads(pickle.dumps(os.getcwd)),  # noqa: S301  our own
         lambda: (tmp_path / "x").write_text("x"),
-        lambda: importlib.import_module("colorsys"),
+        lambda: importlib.import_module("loaded_for_the_watch"),
     ):
         with pytest.raises(AssertionError), hostile_checkpoints.watched():
             forbidden()
@@ -138,6 +149,15 @@ def test_dictionaries_sets_and_memos(protocol: int) -> None:
     assert found.get("a") is found.get("b")
     assert found.get("a") == ["shared"]
     assert [key for key, _ in found.items] == ["a", "b", 3]
+
+
+def test_what_a_dictionary_names_is_gathered_once() -> None:
+    """A large one may be the state of a million objects, and each is asked for its fields."""
+    found = read_pickle(pickle.dumps({"a": 1, 2: 3, "b": None, "c": "d"})).value
+    assert isinstance(found, Pairs)
+    assert found.named is found.named
+    assert found.named == {"a": 1, "b": None, "c": "d"}
+    assert (found.has("b"), found.has("x"), found.get("x")) == (True, False, None)
 
 
 def test_persistent_ids() -> None:
@@ -365,4 +385,3 @@ def test_hostile_checkpoints(seed: int, tmp_path: Path) -> None:
             raise
     assert states == {"complete", "incomplete", "damaged", "unknown", "none"}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 < 1 << 30
-    assert "torch" not in sys.modules

@@ -106,6 +106,8 @@ def read_metadata(place: Place) -> tuple[list[Piece], dict[str, tuple[str, tuple
     storage, states = fields.get("storage_data"), fields.get("state_dict_metadata")
     if not isinstance(storage, Pairs) or not isinstance(states, Pairs):
         raise DamagedError("its metadata names no tensors")
+    if not storage.items:
+        raise DamagedError("its metadata names no tensors")
     if len(storage.items) > limits.TENSORS_MAX:
         raise BeyondLimitsError("its metadata names more pieces than are read")
     return [_piece(key, value) for key, value in storage.items], _shapes(states)
@@ -118,7 +120,7 @@ def _fields(value: object, what: str) -> dict[str, object]:
         state = state[0] or state[1]  # (__dict__, slots)
     if not isinstance(state, Pairs):
         raise DamagedError(f"{what} is damaged")
-    return {key: inner for key, inner in state.items if isinstance(key, str)}
+    return state.named
 
 
 def _piece(key: object, value: object) -> Piece:
@@ -194,8 +196,12 @@ def _take_pieces(
             continue
         looked_into = inside[:left]
         left -= len(looked_into)
-        with place.open(file) as reader:
-            _take_archives(reader, looked_into, contents)
+        try:
+            with place.open(file) as reader:
+                _take_archives(reader, looked_into, contents)
+        except BeyondLimitsError as error:
+            contents.notes.append(f"{place.full_name(file)}: {error}")
+            left = 0
         for piece in inside:
             contents.tensors.append(_tensor(place, piece, shapes))
 

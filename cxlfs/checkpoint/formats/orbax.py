@@ -33,7 +33,7 @@ COMMITTED = "commit_success.txt"
 _ITEM = "_METADATA"
 _PROCESS = re.compile(r"ocdbt\.process_\d{1,9}")
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
-_NODE_SEARCH_BYTES = 1 << 20
+_NODE_SEARCH_BYTES = 32 << 10
 _NODE_BYTES_MAX = 128 << 20
 
 

@@ -91,8 +91,8 @@ def _take_index(place: Place, name: str, contents: Contents) -> None:
         raise BeyondLimitsError(f"{name} names more files than are read")
     if not wanted:
         raise DamagedError(f"{name} names no tensors")
-    missing = [file for file in sorted(wanted) if place.size_of(file) is None]
-    for file in missing:
+    missing = {file for file in wanted if place.size_of(file) is None}
+    for file in sorted(missing):
         contents.files.append(File(place.full_name(file), None))
         contents.problems.append(IncompleteError(f"{words_of(place.full_name(file))} is missing"))
     for file, tensors in sorted(wanted.items()):

@@ -150,8 +150,9 @@ def take_bundle(place: Place, prefix: str, contents: Contents) -> None:
         return
     names = [f"{prefix}.data-{number:05d}-of-{shards:05d}" for number in range(shards)]
     sizes = _take_data(place, names, contents)
+    cut: set[str] = set()
     for entry in entries:
-        _take_tensor(entry, place, names, sizes, contents)
+        _take_tensor(entry, place, names, sizes, contents, cut)
 
 
 def _read_index(table: Table, name: str) -> tuple[int, list[_Entry]]:
@@ -227,8 +228,14 @@ def _take_data(place: Place, names: list[str], contents: Contents) -> list[int |
 
 
 def _take_tensor(
-    entry: _Entry, place: Place, names: list[str], sizes: list[int | None], contents: Contents
+    entry: _Entry,
+    place: Place,
+    names: list[str],
+    sizes: list[int | None],
+    contents: Contents,
+    cut: set[str],
 ) -> None:
+    """``cut``: files of which it was said that they end too early; once is enough."""
     dtype, item_bytes = _TYPES.get(entry.dtype, (f"type {entry.dtype}", 0))
     short = entry.name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
     if entry.sliced:  # its parts are entries of their own
@@ -245,7 +252,8 @@ def _take_tensor(
     if size is None:
         return
     if entry.offset + entry.size > size:
-        if not any(file in str(problem) for problem in contents.problems):
+        if file not in cut:
+            cut.add(file)
             words = f"{file} ends before tensor {short[:200]} does"
             contents.problems.append(IncompleteError(words))
     elif entry.crc32c is not None and item_bytes and entry.size:

@@ -1,0 +1,104 @@
+"""Files that the installed PyTorch writes: every tensor is where it is said to be, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cxlfs.checkpoint import Checkpoint, Level, inspect
+
+pytestmark = [pytest.mark.frameworks("torch"), pytest.mark.slow]
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not installed (scripts/test --frameworks installs it)"
+)
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
+DTYPES += ("bool", "complex64", "complex128", "float8_e4m3fn", "uint16")
+
+
+def tensors() -> dict[str, Any]:
+    """Contiguous ones of every type, views, shared storages, an empty one."""
+    torch.manual_seed(1)
+    found = {}
+    for name in DTYPES:
+        raw = torch.randint(0, 2, (3 * 16 * 5,), dtype=torch.uint8)
+        found[name] = raw.view(getattr(torch, name))
+    base = torch.rand(10, 20)
+    found |= {"view": base[3:5], "transposed": base.t(), "strided": base[::3, 1::4]}
+    found |= {"tied": base, "empty": torch.empty(0, 7), "scalar": torch.tensor(2.5)}
+    return found
+
+
+def complete(path: Path) -> Checkpoint:
+    found = inspect(path, Level.CONTENT)
+    assert found is not None
+    assert (found.words, found.notes) == ("complete", ())
+    return found
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_every_tensor_of_torch_save(tmp_path: Path, zipped: bool) -> None:
+    path = tmp_path / "x.pt"
+    saved = tensors()
+    torch.save({"model": saved, "step": 12}, path, _use_new_zipfile_serialization=zipped)
+    found = complete(path)
+    assert found.step == 12
+    data = path.read_bytes()
+    assert {tensor.name for tensor in found.tensors} == {f"model.{name}" for name in saved}
+    for tensor in found.tensors:
+        original = saved[tensor.name.removeprefix("model.")]
+        assert tensor.shape == tuple(original.shape)
+        assert tensor.dtype == str(original.dtype).removeprefix("torch.")
+        if original.is_contiguous() and original.numel():
+            assert tensor.offset is not None
+            piece = data[tensor.offset : tensor.offset + (tensor.size_bytes or 0)]
+            assert piece == original.flatten().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_modules_optimizers_and_odd_values(tmp_path: Path, zipped: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.rand(3, 4)).sum().backward()
+    optimizer.step()
+    saved = {
+        "model": model,
+        "state": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "random": torch.get_rng_state(),
+        "sparse": torch.eye(3).to_sparse(),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "odd": [{1, 2}, frozenset({3}), 1j, b"x", range(3), slice(1), Ellipsis, 1 << 100],
+    }
+    torch.save(saved, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
+    names = {tensor.name for tensor in complete(tmp_path / "x.pt").tensors}
+    assert {"state.0.weight", "state.1.running_mean", "optimizer.state.0.exp_avg"} <= names
+    assert {"random", "parameter", "model._modules.0._parameters.weight"} <= names
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")
+def test_a_distributed_checkpoint(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    saved = {"w": torch.rand(8, 16), "b": torch.zeros(5, dtype=torch.bfloat16), "step": 3}
+    dcp.save(saved, checkpoint_id=tmp_path / "step-3")
+    found = complete(tmp_path / "step-3")
+    assert {(t.name, t.dtype, t.shape) for t in found.tensors} == {
+        ("w", "float32", (8, 16)),
+        ("b", "bfloat16", (5,)),
+        ("step", "bytes", ()),
+    }
+    dcp.save(saved, checkpoint_id=tmp_path / "step-3")
+    assert complete(tmp_path / "step-3")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_module_of_torchscript(tmp_path: Path) -> None:
+    torch.jit.trace(torch.nn.Linear(3, 2), torch.ones(1, 3)).save(tmp_path / "x.pt")
+    found = inspect(tmp_path / "x.pt", Level.CONTENT)
+    assert found is not None
+    assert found.words == "complete"
