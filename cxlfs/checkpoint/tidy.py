@@ -1,7 +1,7 @@
 """Put aside what keeps a framework's own resume from working: the one module that changes anything.
 
-Never here: deletion. What is set aside is renamed into ``.cxlfs-aside/`` in the same directory, and
-comes back with :func:`undo`.
+Never here: deletion. What is set aside is renamed into ``.cxlfs-aside/`` in the same directory, or
+beside that directory for accelerate, and comes back with :func:`undo`.
 
 Invariants
 - Only checkpoints that are newer than the newest good one are moved; incomplete ones also where
@@ -17,9 +17,11 @@ import dataclasses
 import datetime as dt
 import json
 import os
+import shutil
 from pathlib import Path
 
 from cxlfs.checkpoint.catalogue import ASIDE, Entry, catalogue, verified
+from cxlfs.checkpoint.formats import lightning
 from cxlfs.checkpoint.jsons import mapping, parse_json, sequence
 from cxlfs.checkpoint.model import Level, ProblemError, State
 from cxlfs.checkpoint.place import Place
@@ -30,6 +32,7 @@ from cxlfs.errors import (
     NoCheckpointError,
     NoGoodCheckpointError,
     NotFoundError,
+    NotPermittedError,
     ReadOnlyError,
 )
 
@@ -49,12 +52,16 @@ class Moved:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Retargeted:
-    """A tracker that names another checkpoint. ``old`` None: it named nothing that can be."""
+    """A tracker that names another checkpoint. ``old`` None: it named nothing that can be.
+
+    ``is_copy``: a file that is a checkpoint itself, of a fixed name; it becomes a copy of ``new``.
+    """
 
     name: str
     old: str | None
     new: str
     is_link: bool
+    is_copy: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,8 +94,8 @@ def plan(directory: str | Path, level: Level = Level.CONTENT) -> Plan:
             f"incomplete; the newest, {first.path}, is {first.words}"
         )
     moved = {name for move in moves for name in (*move.names, Path(move.path).name)}
-    retargets = _retargets(place, newest, entries, moved)
-    aside = _aside_path(place) if moves or retargets else None
+    retargets = (*_retargets(place, newest, entries, moved), *_copies(newest, moves))
+    aside = _aside_path(_base_for(place, entries)) if moves or retargets else None
     return Plan(place.path, newest, moves, retargets, aside)
 
 
@@ -135,16 +142,51 @@ def _retargets(
     return tuple(found)
 
 
+def _copies(newest: Entry | None, moves: tuple[Moved, ...]) -> tuple[Retargeted, ...]:
+    """Lightning's ``ckpt_path="last"`` knows one name, and starts anew where it is missing. Not a
+    link: the next save may write through it.
+    """
+    if newest is None or newest.checkpoint.kind != lightning.KIND or not newest.path.is_file():
+        return ()
+    names = [name for move in moves for name in move.names if lightning.LAST.fullmatch(name)]
+    return tuple(
+        Retargeted(name, None, newest.path.name, is_link=False, is_copy=True) for name in names
+    )
+
+
 def _is_wrong(tracker: Tracker, moved: set[str], stays: set[str]) -> bool:
     if tracker.is_link:
         return tracker.target in moved
     return tracker.target not in stays and tracker.target != "release"
 
 
-def _aside_path(place: Place) -> Path:
-    """A new name below ``.cxlfs-aside``, later in order than those that are there."""
+def _base_inside(directory: Path) -> Path:
+    return directory / ASIDE
+
+
+def _base_beside(directory: Path) -> Path:
+    whole = directory.resolve()
+    return whole.parent / ASIDE / whole.name
+
+
+def _base_for(place: Place, entries: list[Entry]) -> Path:
+    """What things set aside lie in. accelerate takes every directory beside a checkpoint for one,
+    and deletes the one with the lowest number (accelerator.py, ``load_state``, ``save_state``).
+    """
+    if all(entry.checkpoint.kind != "accelerate" for entry in entries):
+        return _base_inside(place.path)
+    base = _base_beside(place.path)
+    if place.path.is_mount():
+        raise NotPermittedError(
+            f"{place.path} is a mount point, and accelerate takes all in it for checkpoints",
+            next_step="keep checkpoints in a directory below it",
+        )
+    return base
+
+
+def _aside_path(base: Path) -> Path:
+    """A new name, later in order than those that are there."""
     now = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}"
-    base = place.path / ASIDE
     number = 0
     while (base / f"{now}-{number:03d}").exists():
         number += 1
@@ -177,9 +219,11 @@ def _carry_out(found: Plan, aside: Path) -> None:
     _write(aside / _LIST, json.dumps(_listed(found), indent=2) + "\n")
     for tracker in found.retargets:
         _retarget(found.directory, tracker, aside)
+    replaced = {tracker.name for tracker in found.retargets if tracker.is_copy}
     for move in found.moves:
         for name in move.names:
-            (found.directory / name).rename(aside / name)
+            if name not in replaced:
+                (found.directory / name).rename(aside / name)
     for each in (aside, aside.parent, found.directory):
         _sync(each)
 
@@ -191,7 +235,10 @@ def _listed(found: Plan) -> dict[str, object]:
             {"names": list(m.names), "state": m.state.value, "reason": m.reason}
             for m in found.moves
         ],
-        "trackers": [{"name": t.name, "new": t.new, "is_link": t.is_link} for t in found.retargets],
+        "trackers": [
+            {"name": t.name, "new": t.new, "is_link": t.is_link, "is_copy": t.is_copy}
+            for t in found.retargets
+        ],
     }
 
 
@@ -201,6 +248,9 @@ def _retarget(directory: Path, tracker: Retargeted, aside: Path) -> None:
     if tracker.is_link:
         (aside / tracker.name).symlink_to(path.readlink())
         new.symlink_to(tracker.new)
+    elif tracker.is_copy:
+        shutil.copyfile(directory / tracker.new, new)
+        (aside / tracker.name).hardlink_to(path)
     else:
         _write(aside / tracker.name, path.read_text(encoding="utf-8", errors="surrogateescape"))
         _write(new, tracker.new)
@@ -251,15 +301,16 @@ def undo(directory: str | Path, *, dry_run: bool = False) -> Plan:
     """
     place = Place(Path(directory))
     aside = _last_aside(place.path)
-    moves, retargets = _read_list(aside)
-    back = [m for m in moves if _can_come_back(place.path, aside, m)]
+    moves, retargets = _read_list(place.path, aside)
+    copies = {tracker.name for tracker in retargets if tracker.is_copy}
+    back = [m for m in moves if copies.issuperset(m.names) or _can_come_back(place.path, aside, m)]
     done = Plan(place.path, None, tuple(back), tuple(retargets), aside)
     if dry_run:
         return done
     try:
         for move in back:
             for name in move.names:
-                if (aside / name).exists():
+                if name not in copies and (aside / name).exists():
                     (aside / name).rename(place.path / name)
         for tracker in retargets:
             if os.path.lexists(aside / tracker.name):
@@ -277,8 +328,12 @@ def _remove_empty(aside: Path) -> None:
     if [each.name for each in aside.iterdir()] == [_LIST]:
         (aside / _LIST).unlink()
         aside.rmdir()
-    if not any(aside.parent.iterdir()):
-        aside.parent.rmdir()
+    base = aside.parent
+    while ASIDE in (base.name, base.parent.name):
+        if any(base.iterdir()):
+            break
+        base.rmdir()
+        base = base.parent
 
 
 def _can_come_back(directory: Path, aside: Path, move: Moved) -> bool:
@@ -288,18 +343,20 @@ def _can_come_back(directory: Path, aside: Path, move: Moved) -> bool:
 
 
 def _last_aside(directory: Path) -> Path:
-    base = directory / ASIDE
-    found = sorted(each for each in base.glob("*") if (each / _LIST).is_file())
+    bases = (_base_inside(directory), _base_beside(directory))
+    found = [each for base in bases for each in base.glob("*") if (each / _LIST).is_file()]
     if not found:
-        raise NotFoundError(f"nothing is set aside in {directory}", next_step=f"look into {base}")
-    return found[-1]
+        raise NotFoundError(
+            f"nothing is set aside of {directory}", next_step=f"look into {bases[0]}"
+        )
+    return max(found, key=lambda each: each.name)
 
 
-def _read_list(aside: Path) -> tuple[list[Moved], list[Retargeted]]:
+def _read_list(directory: Path, aside: Path) -> tuple[list[Moved], list[Retargeted]]:
     try:
         with Place(aside).open(_LIST) as reader:
             data = mapping(parse_json(reader.head(1 << 20), _LIST), _LIST)
-        moves = [_read_move(aside, each) for each in sequence(data.get("moves"), _LIST)]
+        moves = [_read_move(directory, each) for each in sequence(data.get("moves"), _LIST)]
         trackers = [_read_tracker(each) for each in sequence(data.get("trackers"), _LIST)]
     except ProblemError as error:
         raise NotFoundError(
@@ -308,19 +365,19 @@ def _read_list(aside: Path) -> tuple[list[Moved], list[Retargeted]]:
     return moves, trackers
 
 
-def _read_move(aside: Path, claim: object) -> Moved:
+def _read_move(directory: Path, claim: object) -> Moved:
     fields = mapping(claim, _LIST)
     names = tuple(_plain(each) for each in sequence(fields.get("names"), _LIST))
     state = next((each for each in State if each.value == fields.get("state")), State.UNKNOWN)
     reason = fields.get("reason")
-    path = str(aside.parent.parent / names[0]) if names else ""
+    path = str(directory / names[0]) if names else ""
     return Moved(path, names, state, reason if isinstance(reason, str) else None)
 
 
 def _read_tracker(claim: object) -> Retargeted:
     fields = mapping(claim, _LIST)
-    is_link = fields.get("is_link") is True
-    return Retargeted(_plain(fields.get("name")), None, str(fields.get("new")), is_link)
+    is_link, is_copy = fields.get("is_link") is True, fields.get("is_copy") is True
+    return Retargeted(_plain(fields.get("name")), None, str(fields.get("new")), is_link, is_copy)
 
 
 def _plain(name: object) -> str:

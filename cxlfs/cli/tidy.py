@@ -29,12 +29,13 @@ HELP = """Set checkpoints in DIR aside that are newer than the newest good one a
 
 Frameworks resume from the newest checkpoint, finished or not. After this the newest is the one that
 "cxlfs good" prints, and trackers (latest, latest_checkpointed_iteration.txt, checkpoint, symbolic
-links) that named another one name it. DIR is any directory, on a store or not. Run it before a job,
-not beside one: it refuses to move what a process is writing to.
+links, Lightning's last.ckpt) that named another one name it. DIR is any directory, on a store or
+not. Run it before a job, not beside one: it refuses to move what a process is writing to.
 
-Nothing is deleted. What is set aside is renamed to DIR/.cxlfs-aside/TIME, with a list of what was
-wrong; --undo puts the last of them back. Where no checkpoint is good, incomplete ones are set aside
-(the first save was killed: the job starts anew), and damaged ones stay.
+Nothing is deleted. What is set aside is renamed to DIR/.cxlfs-aside/TIME (of accelerate to the
+directory above), with a list of what was wrong; --undo puts the last of them back. Where no
+checkpoint is good, incomplete ones are set aside (the first save was killed: the job starts anew),
+and damaged ones stay.
 
 \b
 Examples:

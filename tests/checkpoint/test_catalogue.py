@@ -291,6 +291,40 @@ def test_tensorflow(unpack: Unpack) -> None:
     assert tree(directory) == before
 
 
+def test_accelerate_has_nothing_beside_its_checkpoints(unpack: Unpack) -> None:
+    """Its load_state takes every directory there for a checkpoint with a number in its name."""
+    project = unpack("accelerate")
+    directory = project / "checkpoints"
+    directory.mkdir()
+    (project / "checkpoint_3").rename(directory / "checkpoint_3")
+    shutil.copytree(directory / "checkpoint_3", directory / "checkpoint_4")
+    (directory / "checkpoint_4" / "random_states_0.pkl").unlink()
+    before = tree(project)
+    done = tidy(directory)
+    assert [path.name for path in directory.iterdir()] == ["checkpoint_3"]
+    assert done.aside is not None
+    assert done.aside.parent == project / ASIDE / "checkpoints"
+    undo(directory)
+    assert tree(project) == before
+    assert not (project / ASIDE).exists()
+
+
+def test_the_last_of_lightning_becomes_a_copy_of_a_good_one(unpack: Unpack) -> None:
+    """Without it Lightning starts anew; a link would be written through by the next save."""
+    directory = unpack("lightning")
+    good_one = directory / "epoch=0-step=3.ckpt"
+    (directory / "last.ckpt").write_bytes(good_one.read_bytes()[:1000])
+    before = tree(directory)
+    done = tidy(directory)
+    assert [Path(move.path).name for move in done.moves] == ["last.ckpt"]
+    assert (directory / "last.ckpt").read_bytes() == good_one.read_bytes()
+    assert not (directory / "last.ckpt").is_symlink()
+    assert (directory / "last.ckpt").stat().st_nlink == 1
+    assert tidy(directory).aside is None
+    undo(directory)
+    assert tree(directory) == before
+
+
 def test_a_symbolic_link(run: Path) -> None:
     (run / "last").symlink_to("checkpoint-6")
     assert names(run) == ["checkpoint-6", "checkpoint-4", "checkpoint-2"]

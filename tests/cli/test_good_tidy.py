@@ -100,7 +100,7 @@ def test_tidy_where_nothing_is_good(run: Run, saved: Path) -> None:
 
 
 def test_nothing_to_undo(run: Run, saved: Path) -> None:
-    assert_two_lines(run("tidy", saved, "--undo"), 1, "cxlfs tidy", "nothing is set aside")
+    assert_two_lines(run("tidy", saved, "--undo"), 1, "cxlfs tidy", "nothing is set aside of")
     said = run("tidy", saved, "--undo", "--structure-only")
     assert_two_lines(said, 2, "cxlfs tidy", "--undo")
 

@@ -6,11 +6,15 @@ sharded one is a directory with ``meta.pt`` beside a distributed checkpoint (``d
 
 from __future__ import annotations
 
+import re
+
 from cxlfs.checkpoint.jsons import number_or_none
 from cxlfs.checkpoint.model import Contents, IncompleteError
 from cxlfs.checkpoint.pickles import Pairs
 
 KIND = "lightning"
+LAST = re.compile(r"last(?:-v\d{1,9})?\.ckpt")
+"""What ``ckpt_path="last"`` resumes from (``CHECKPOINT_NAME_LAST``)."""
 _MARK = "pytorch-lightning_version"
 _NEEDED = ("state_dict", "global_step", "epoch")
 
