@@ -100,6 +100,8 @@ def test_hugging_face_weights_of_a_later_save(
         os.utime(each, (1000, 1000))
     later(path / "trainer_state.json")
     assert words(path) == "complete"
+    later(path / "rng_state.pth", 61)  # another rank was a moment later
+    assert words(path) == "complete"
     later(path / "model.safetensors", 120)
     assert "model.safetensors was written after trainer_state.json" in words(path)
 

@@ -57,7 +57,7 @@ class HuggingFace:
         if not has_weights:
             contents.problems.append(IncompleteError("it has no weights"))
         self._check_pairs(place, contents)
-        late = written_after(place, STATE, [n for n in place.names() if n.endswith(_STATES)])
+        late = written_after(place, STATE, [n for n in place.names() if _is_of_rank_0(n)])
         if late is not None:
             text = f"{late} was written after {STATE}: it may be of another save"
             contents.problems.append(IncompleteError(text))
@@ -82,6 +82,13 @@ class HuggingFace:
             contents.files.append(File(name, None))
             contents.problems.append(IncompleteError(f"{name} is missing"))
         check_numbers(contents, place, _RANDOM, "rng_state_{}.pth")
+
+
+def _is_of_rank_0(name: str) -> bool:
+    """Written before ``trainer_state.json``, by the same process. Other ranks' random states may
+    come at the same time.
+    """
+    return name.endswith(_STATES) and not name.startswith("rng_state")
 
 
 def _is_weights(name: str) -> bool:
