@@ -68,7 +68,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "generic/003": "access times are not kept: no read is a write to the media",
         "generic/192": "access times are not kept",
         "generic/285": "data begins where its 4 KiB block does; the suite took 2 bytes for a unit",
-        "generic/346": "write(2) while a shared mapping changes the same page: one may be lost",
+        "generic/346": "write(2) beside a mapped change of the page: one may be lost (see below)",
         "generic/394": "as generic/564",
         "generic/426": "file handles do not outlive the kernel's inode: a mount is not for export",
         "generic/445": "as generic/285",
@@ -76,7 +76,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "generic/477": "as generic/426",
         "generic/490": "with 2 bytes for a unit the suite looks behind the end of its file",
         "generic/564": "the suite lifts a limit on file sizes, which needs CAP_SYS_RESOURCE",
-        "generic/732": "a store is mounted in one place at a time: mount --bind shows it in others",
+        "generic/732": "one place at a time: `mount --bind` shows a store in others",
         "generic/756": "as generic/426",
         "generic/777": "as generic/426",
     }
