@@ -38,7 +38,8 @@ States:
   set unknown    every file in the directory is complete; whether one is missing is not known
 
 An overwrite that was not finished is listed once more as "incomplete, kept aside": the complete
-version stays in place, and the rest is kept until its space is needed.
+version stays in place, and the rest is kept until its space is needed. So is a checkpoint unit that
+was taken back (see "cxlfs policy").
 
 \b
 Examples:
@@ -68,7 +69,7 @@ class Checkpoint:
     """What kind of checkpoint it is; None: none that is known, or the store is not mounted."""
     step: int | None = None
     reason: str | None = None
-    """Why a checkpoint of a known format is not complete."""
+    """Why a checkpoint is not complete, or was taken back."""
     checkpoints: int = 0
     """Of a directory that is none itself: how many are in it."""
 
@@ -92,6 +93,7 @@ class Checkpoint:
             files=number("files"),
             commit=number("commit_lsn") or None,
             commit_time=time_or_none(number("commit_time_ns")),
+            reason=None if message.get("reason") is None else str(message["reason"]),
         )
 
     @property

@@ -118,7 +118,7 @@ class Store:
         self.versions.units = self.units
         room.units = self.units.copies
         self.attributes = InodeAttributes(volume, require_room=require_room)
-        self.reporter = Reporter(volume, self.versions, recovery)
+        self.reporter = Reporter(volume, self.versions, recovery, self.units)
         self.ranges = Ranges(
             volume, self.versions, self.files, self.reporter, reclaim=self.cleaner.reclaim
         )

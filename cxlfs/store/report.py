@@ -21,10 +21,12 @@ from cxlfs.store.attributes import content_state
 from cxlfs.store.health import RefusedWrites, VerifyOutcome
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.paths import path_of
+from cxlfs.store.unit_copies import is_unlisted
 from cxlfs.store.volume import Volume
 
 if TYPE_CHECKING:
     from cxlfs.store.recovery import RecoveryReport
+    from cxlfs.store.units import Units
     from cxlfs.store.versions import Versions
 
 BLOCK_BYTES = 4096
@@ -103,7 +105,8 @@ class CheckpointEntry:
 
     ``being_written``: it, or something below it, is open for writing or not committed yet.
     ``state``: complete, incomplete, damaged; ``kept_aside``: an overwrite that was not published,
-    beside the complete version of the same path.
+    beside the complete version of the same path. ``reason``: why a directory of complete files
+    is incomplete.
     """
 
     path: bytes
@@ -115,13 +118,17 @@ class CheckpointEntry:
     state: str
     kept_aside: bool = False
     being_written: bool = False
+    reason: str | None = None
 
 
 class Reporter:
     """Reads a volume."""
 
-    def __init__(self, volume: Volume, versions: Versions, recovery: RecoveryReport) -> None:
+    def __init__(
+        self, volume: Volume, versions: Versions, recovery: RecoveryReport, units: Units
+    ) -> None:
         self.volume = volume
+        self._units = units
         self.versions = versions
         self.recovery = recovery
 
@@ -241,12 +248,17 @@ class Reporter:
             return
         base = path.rstrip(b"/")
         for name in sorted(inode.entries):
+            if is_unlisted(inode, name):
+                continue
             child = namespace.inodes[inode.entries[name]]
             child_path = base + b"/" + name
             if child.entries is None:
                 yield from self._file_entries(child, child_path, writers)
             else:
                 yield self._directory_entry(child, child_path, writers)
+        for kept, kept_path, reason in self._units.copies.set_aside(base):
+            entry = self._directory_entry(kept, kept_path, writers)
+            yield dataclasses.replace(entry, state="incomplete", kept_aside=True, reason=reason)
 
     def _file_entries(
         self, inode: Inode, path: bytes, writers: set[int]
@@ -271,7 +283,7 @@ class Reporter:
 
     def _directory_entry(self, inode: Inode, path: bytes, writers: set[int]) -> CheckpointEntry:
         size = files = lsn = time_ns = 0
-        being_written = False
+        being_written = self._units.unit_of(inode) is not None
         states: set[str] = set()
         for child in self.volume.namespace.walk(inode.ino):
             if child.live is not None:
@@ -283,8 +295,14 @@ class Reporter:
                     lsn, time_ns = child.commit_lsn, child.commit_ns
         order = ("damaged", "incomplete", "complete")
         state = next((s for s in order if s in states), "complete")
+        reason = None
+        if state == "complete" and not being_written:
+            reason = self._units.problem_of(inode)
+            state = state if reason is None else "incomplete"
         return CheckpointEntry(
-            path, "directory", size, files, lsn, time_ns, state, being_written=being_written
+            *(path, "directory", size, files, lsn, time_ns, state),
+            being_written=being_written,
+            reason=reason,
         )
 
 

@@ -16,8 +16,9 @@ Invariants
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from cxlfs.errors import InvariantError, invariant
@@ -32,7 +33,7 @@ from cxlfs.format.operations import (
 )
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import Inode
-from cxlfs.store.unit_record import ASIDE_XATTR, BEFORE_XATTR, decode_aside
+from cxlfs.store.unit_record import ASIDE_XATTR, BEFORE_XATTR, AsideRecord, decode_aside
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -99,6 +100,21 @@ class Copies:
         """It is the place, or lies there."""
         place = self.directory()
         return place is not None and self._namespace.is_below(inode.ino, place.ino)
+
+    def set_aside(self, path: bytes) -> Iterator[tuple[Inode, bytes, str]]:
+        """What was in the directory ``path`` and went back: directory, where it is now, why."""
+        for name, inode, record in self._kept_sets():
+            if os.path.dirname(record.path).rstrip(b"/") == path:  # noqa: PTH120  bytes
+                yield inode, b"/" + ASIDE_NAME + b"/" + name, record.reason
+
+    def _kept_sets(self) -> Iterator[tuple[bytes, Inode, AsideRecord]]:
+        place = self.directory()
+        for name, ino in sorted((place.entries or {}).items()) if place is not None else ():
+            inode = self._namespace.get(ino)
+            value = (inode.xattrs or {}).get(ASIDE_XATTR)
+            record = None if value is None else decode_aside(value)
+            if record is not None and ino not in self._garbage:
+                yield name, inode, record
 
     # --- copying ------------------------------------------------------------------------------
 
@@ -250,20 +266,12 @@ class Copies:
 
     def drop_oldest_set(self) -> bool:
         """Give up what was set aside first; False when nothing is."""
-        place = self.directory()
-        oldest: tuple[int, Inode] | None = None
-        for ino in (place.entries or {}).values() if place is not None else ():
-            inode = self._namespace.get(ino)
-            value = (inode.xattrs or {}).get(ASIDE_XATTR)
-            record = None if value is None else decode_aside(value)
-            if record is None or ino in self._garbage:
-                continue
-            if oldest is None or record.time_ns < oldest[0]:
-                oldest = record.time_ns, inode
-        if oldest is None:
+        kept = [(record.time_ns, inode.ino, inode) for _, inode, record in self._kept_sets()]
+        if not kept:
             return False
-        self.drop(oldest[1])
-        while oldest[1].ino in self._garbage:
+        oldest = min(kept)[2]
+        self.drop(oldest)
+        while oldest.ino in self._garbage:
             self.remove_some()
         return True
 

@@ -29,6 +29,7 @@ class Rule:
     """``directories``: patterns of names (fnmatch). ``files``: patterns of names in a directory of
     any name that show what it is. ``done``: markers in the unit; ``done_beside``: in the directory
     above. ``after``: patterns of files that may rightly be written after the marker.
+    ``always_marked``: one without a marker is not finished.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Rule:
     done: tuple[bytes, ...] = ()
     done_beside: tuple[bytes, ...] = ()
     after: tuple[bytes, ...] = ()
+    always_marked: bool = True
     quiet_seconds: float = QUIET_SECONDS
 
     @property
@@ -66,8 +68,15 @@ TABLE: tuple[Rule, ...] = (
         name="orbax",  # done by the rename of the directory
         directories=(b"*.orbax-checkpoint-tmp*",),
         done=(b"commit_success.txt",),
+        always_marked=False,
     ),
-    Rule(name="zarr", directories=(b"*.zarr",), done=(b"zarr.json", b".zmetadata")),
+    Rule(
+        name="zarr",
+        directories=(b"*.zarr",),
+        done=(b"zarr.json", b".zmetadata"),
+        after=(b"*",),  # it is written first, and once more where metadata is consolidated
+        always_marked=False,
+    ),
     Rule(name="dcp", files=(b"__[0-9]*_[0-9]*.distcp",), done=(b".metadata",)),
     Rule(
         name="safetensors",

@@ -46,6 +46,7 @@ from cxlfs.store.unit_record import (
     AsideRecord,
     OpenRecord,
 )
+from cxlfs.store.unit_report import set_problem
 from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
 from cxlfs.types import ROOT_INO
 
@@ -76,6 +77,8 @@ class Units:
         self.clock: Callable[[], float] = time.monotonic
         self._open: dict[int, OpenUnit] = {}
         self._killed: set[Hashable] = set()
+        self._left: set[int] = set()
+        """Directories that a crash has left open in a store that cannot be written."""
         self.policies = Policies(volume, mode)
         self.active = self.policies.any_rule
         """Changes of names and contents concern this object."""
@@ -412,6 +415,14 @@ class Units:
             return None
         return before
 
+    # --- telling --------------------------------------------------------------------------------
+
+    def problem_of(self, directory: Inode) -> str | None:
+        """Why the files of a directory that nobody writes may not belong together."""
+        if directory.ino in self._left:
+            return "it was being written at a crash; a mount that writes takes it back"
+        return set_problem(self._namespace, directory, self.policies)
+
     # --- life -----------------------------------------------------------------------------------
 
     def recover(self) -> int:
@@ -420,6 +431,7 @@ class Units:
         """
         records = self._left_open()
         if self._volume.read_only:
+            self._left = {record.ino for record in records}
             return len(records)
         try:
             self._all_back(records)
