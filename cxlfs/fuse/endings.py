@@ -19,7 +19,7 @@ import fcntl
 import os
 import select
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 
 from cxlfs.fuse.processes import Process, ProcessTable
 from cxlfs.store.unit_rules import Ending
@@ -82,10 +82,13 @@ class Endings:
         self._ended[process] = ending
         return ending
 
-    def keep_only(self, wanted: Collection[Process]) -> None:
-        """Forget all others, once they are many."""
-        if len(self._descriptors) + len(self._ended) <= _WATCHED_MAX:
-            return
+    @property
+    def are_many(self) -> bool:
+        """It is time to forget some."""
+        return len(self._descriptors) + len(self._ended) >= _WATCHED_MAX
+
+    def keep_only(self, wanted: Collection[Hashable]) -> None:
+        """Forget all others."""
         for process in [p for p in self._descriptors if p not in wanted]:
             descriptor = self._descriptors.pop(process)
             if descriptor is not None:

@@ -112,6 +112,8 @@ class Requests:
         """Who is making the present request, from now on watched."""
         process = self._processes.identify(self.caller) or self._writing
         if process is not None:
+            if self.endings.are_many:
+                self.endings.keep_only(self.store.units.writers())
             self.endings.watch(process)
         return process
 

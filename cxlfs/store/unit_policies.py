@@ -108,7 +108,7 @@ class Policies:
             if rule is not None:
                 return candidate, rule
         if self.mode is UnitsMode.AUTO and name is not None and above:
-            rule = unit_rules.rule_of_file(name, above[0].entries or (), unit_rules.TABLE)
+            rule = unit_rules.rule_of_file(name, above[0].entries or ())
             if rule is not None:
                 return above[0], rule
         return None
@@ -130,5 +130,5 @@ class Policies:
                     return rule
                 break
         if self.mode is UnitsMode.AUTO:
-            return unit_rules.rule_of_directory(name, unit_rules.TABLE)
+            return unit_rules.known_directory(name)
         return None

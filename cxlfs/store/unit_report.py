@@ -47,10 +47,10 @@ def set_problem(namespace: Namespace, directory: Inode, policies: Policies) -> s
 def _rule(directory: Inode, policies: Policies) -> Rule | None:
     rule = policies.rule_of(directory)
     if rule is None:
-        rule = unit_rules.rule_of_directory(directory.name, unit_rules.TABLE)
+        rule = unit_rules.known_directory(directory.name)
     if rule is None:
         names = directory.entries or {}
-        found = (unit_rules.rule_of_file(name, (), unit_rules.TABLE) for name in names)
+        found = (unit_rules.known_file(name) for name in names)
         rule = next((one for one in found if one is not None), None)
     return rule
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import fnmatch
+import functools
 from collections.abc import Iterable
 
 QUIET_SECONDS = 30.0
@@ -20,6 +21,8 @@ QUIET_SECONDS = 30.0
 QUIET_UNMARKED_SECONDS = 10.0
 """The same where none is expected: every second of it is one in which a kill takes a finished save
 back, and between two files of one saver pass far less."""
+_NAMES_KNOWN = 4096
+"""Names whose rule is remembered: it is asked at each change, and found in some 10 µs."""
 ITSELF = b"."
 """As a pattern of a policy: the directory that has the policy."""
 
@@ -86,6 +89,9 @@ TABLE: tuple[Rule, ...] = (
 )
 
 
+_MARKERS_OF_FILES = frozenset(name for rule in TABLE if rule.files for name in rule.done)
+
+
 def matches(name: bytes, patterns: Iterable[bytes]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -95,16 +101,28 @@ def rule_of_directory(name: bytes, rules: Iterable[Rule]) -> Rule | None:
     return next((rule for rule in rules if matches(name, rule.directories)), None)
 
 
-def rule_of_file(name: bytes, others: Iterable[bytes], rules: Iterable[Rule]) -> Rule | None:
-    """The first rule that knows a directory by a file of this name in it: one of its kind, or its
-    marker beside ``others`` of its kind.
+@functools.lru_cache(maxsize=_NAMES_KNOWN)
+def known_directory(name: bytes) -> Rule | None:
+    """The rule of TABLE that knows a directory by its own name."""
+    return rule_of_directory(name, TABLE)
+
+
+@functools.lru_cache(maxsize=_NAMES_KNOWN)
+def known_file(name: bytes) -> Rule | None:
+    """The rule of TABLE that knows a directory by a file of this name in it."""
+    return next((rule for rule in TABLE if matches(name, rule.files)), None)
+
+
+def rule_of_file(name: bytes, others: Iterable[bytes]) -> Rule | None:
+    """The rule of TABLE that knows a directory by a file of this name in it: one of its kind, or
+    its marker beside ``others`` of its kind.
     """
-    for rule in rules:
-        if matches(name, rule.files):
-            return rule
-        if rule.files and name in rule.done and any(matches(o, rule.files) for o in others):
-            return rule
-    return None
+    known = known_file(name)
+    if known is not None or name not in _MARKERS_OF_FILES:
+        return known
+    rules = [rule for rule in TABLE if rule.files and name in rule.done]
+    others = list(others)
+    return next((r for r in rules if any(matches(other, r.files) for other in others)), None)
 
 
 class UnitsMode(enum.Enum):

@@ -478,6 +478,8 @@ class Units:
         """The store is about to be closed. What fails is left for the next opening."""
         try:
             self.settle(closing=True)
+            while self.copies.remove_some():
+                pass
         except CxlfsError as error:
             self._volume.event("not-published", error.message)
 

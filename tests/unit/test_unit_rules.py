@@ -46,15 +46,15 @@ def test_other_directories_are_none(name: bytes) -> None:
 
 
 def test_sharded_formats_are_known_by_their_files() -> None:
-    dcp = rule_of_file(b"__3_0.distcp", (), TABLE)
+    dcp = rule_of_file(b"__3_0.distcp", ())
     assert dcp is not None
     assert dcp.done == (b".metadata",)
-    sharded = rule_of_file(b"model-00001-of-00003.safetensors", (), TABLE)
+    sharded = rule_of_file(b"model-00001-of-00003.safetensors", ())
     assert sharded is not None
     assert sharded.name == "safetensors"
     for name in (b"model.safetensors", b".metadata", b"log.txt", b"train-1.txt"):
-        assert rule_of_file(name, (b"log.txt", b"train-1.txt"), TABLE) is None
-    assert rule_of_file(b".metadata", (b"log.txt", b"__0_0.distcp"), TABLE) is dcp
+        assert rule_of_file(name, (b"log.txt", b"train-1.txt")) is None
+    assert rule_of_file(b".metadata", (b"log.txt", b"__0_0.distcp")) is dcp
 
 
 def facts(**known: object) -> Facts:
