@@ -22,9 +22,12 @@ from cxlfs.checkpoint.model import (
     Tensor,
 )
 from cxlfs.checkpoint.place import Place, Reader, UnreadableRangeError
+from cxlfs.checkpoint.varints import varint
 from cxlfs.native import crc32c
 
 _MASK_DELTA = 0xA282EAD8
+_LENGTH_BYTES_MAX = 10
+"""Of a varint."""
 _Update = Callable[[bytes, int], int]
 
 
@@ -96,6 +99,8 @@ def _checksum(reader: Reader, region: Region) -> int:
     end = region.offset + region.size_bytes
     if end > reader.size_bytes:
         raise IncompleteError(f"it ends in {region.label[:200]}")
+    if region.algorithm is Algorithm.STRINGS:
+        return _strings_checksum(reader, region)
     pieces = _pieces(reader, region.offset, end)
     if region.deflated:
         return _inflated_checksum(pieces)
@@ -104,6 +109,33 @@ def _checksum(reader: Reader, region: Region) -> int:
     for piece in pieces:
         value = update(piece, value)
     return masked(value) if region.algorithm is Algorithm.CRC32C_MASKED else value
+
+
+def _strings_checksum(reader: Reader, region: Region) -> int:
+    """Of lengths, their own checksum and the strings; -1: they are no strings.
+
+    Source: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, ``WriteStringTensor`` (2.21).
+    """
+    if region.items > region.size_bytes:
+        return -1
+    head_bytes = min(region.size_bytes, _LENGTH_BYTES_MAX * region.items + 4)
+    head = reader.read(region.offset, head_bytes)
+    value = total = at = 0
+    for _ in range(region.items):
+        try:
+            length, at = varint(head, at)
+        except DamagedError:
+            return -1
+        total += length
+        value = crc32c(length.to_bytes(4 if length < 1 << 32 else 8, "little"), value)
+    stored = head[at : at + 4]
+    if at + 4 + total != region.size_bytes or int.from_bytes(stored, "little") != masked(value):
+        return -1
+    value = crc32c(stored, value)
+    begin = region.offset + at + 4
+    for piece in _pieces(reader, begin, begin + total):
+        value = crc32c(piece, value)
+    return masked(value)
 
 
 def _inflated_checksum(pieces: Iterator[bytes]) -> int:

@@ -65,6 +65,8 @@ class Algorithm(enum.Enum):
     CRC32C = "crc32c"
     CRC32C_MASKED = "crc32c masked"
     """Rotated right by 15 bits, plus 0xa282ead8 (LevelDB, util/crc32c.h)."""
+    STRINGS = "crc32c masked, of strings"
+    """TensorFlow's: over lengths of four bytes each that lie there as varints."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Region:
     label: str
     deflated: bool = False
     """The checksum is that of what they inflate to."""
+    items: int = 1
+    """How many strings there are."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

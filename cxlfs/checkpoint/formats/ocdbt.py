@@ -14,9 +14,9 @@ import dataclasses
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats import zstd
-from cxlfs.checkpoint.formats.protobuf import varint
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, IncompleteError
 from cxlfs.checkpoint.place import Place
+from cxlfs.checkpoint.varints import varint
 from cxlfs.native import crc32c
 
 MANIFEST = "manifest.ocdbt"

@@ -9,21 +9,9 @@ from collections.abc import Iterator
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError
+from cxlfs.checkpoint.varints import varint
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_VARINT_BYTES_MAX = 10
-_MASK = (1 << 64) - 1
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and where the next byte is. Raises DamagedError."""
-    value = shift = 0
-    for index in range(at, min(at + _VARINT_BYTES_MAX, len(data))):
-        value |= (data[index] & 0x7F) << shift
-        shift += 7
-        if data[index] < 0x80:
-            return value & _MASK, index + 1
-    raise DamagedError("a number of it has no end")
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

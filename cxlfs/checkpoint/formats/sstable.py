@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.content import masked
-from cxlfs.checkpoint.formats.protobuf import varint
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, IncompleteError
 from cxlfs.checkpoint.place import Reader
+from cxlfs.checkpoint.varints import varint
 from cxlfs.native import crc32c
 
 _MAGIC = 0xDB4775248B80FB57

@@ -8,6 +8,7 @@ The index has a masked CRC32C of each tensor. While it is saved the data lies in
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import NamedTuple
 
@@ -120,6 +121,16 @@ def _check_graph(place: Place, name: str, contents: Contents) -> None:
         contents.problems.append(error)
 
 
+@dataclasses.dataclass(slots=True)
+class _SoFar:
+    """``cut``: files of which it was said that they end too early; once is enough. ``strings``: how
+    many there were; each takes a step of its own to verify.
+    """
+
+    cut: set[str] = dataclasses.field(default_factory=set)
+    strings: int = 0
+
+
 # --- a bundle -------------------------------------------------------------------------------
 
 
@@ -150,9 +161,9 @@ def take_bundle(place: Place, prefix: str, contents: Contents) -> None:
         return
     names = [f"{prefix}.data-{number:05d}-of-{shards:05d}" for number in range(shards)]
     sizes = _take_data(place, names, contents)
-    cut: set[str] = set()
+    so_far = _SoFar()
     for entry in entries:
-        _take_tensor(entry, place, names, sizes, contents, cut)
+        _take_tensor(entry, place, names, sizes, contents, so_far)
 
 
 def _read_index(table: Table, name: str) -> tuple[int, list[_Entry]]:
@@ -233,9 +244,8 @@ def _take_tensor(
     names: list[str],
     sizes: list[int | None],
     contents: Contents,
-    cut: set[str],
+    so_far: _SoFar,
 ) -> None:
-    """``cut``: files of which it was said that they end too early; once is enough."""
     dtype, item_bytes = _TYPES.get(entry.dtype, (f"type {entry.dtype}", 0))
     short = entry.name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
     if entry.sliced:  # its parts are entries of their own
@@ -252,10 +262,26 @@ def _take_tensor(
     if size is None:
         return
     if entry.offset + entry.size > size:
-        if file not in cut:
-            cut.add(file)
+        if file not in so_far.cut:
+            so_far.cut.add(file)
             words = f"{file} ends before tensor {short[:200]} does"
             contents.problems.append(IncompleteError(words))
+    elif entry.crc32c is not None and entry.dtype == _STRING:
+        items = _product(entry.shape)
+        so_far.strings += items
+        if so_far.strings > limits.TENSORS_MAX:
+            return
+        contents.regions.append(
+            Region(
+                file,
+                entry.offset,
+                entry.size,
+                Algorithm.STRINGS,
+                entry.crc32c,
+                entry.name,
+                items=items,
+            )
+        )
     elif entry.crc32c is not None and item_bytes and entry.size:
         contents.regions.append(
             Region(
