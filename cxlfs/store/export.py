@@ -346,7 +346,7 @@ def _by_id(
     """Extents and their checksums in the order of their numbers: equal states, equal images."""
     if not (infos["id"][1:] < infos["id"][:-1]).any():
         return infos, crcs
-    infos = infos[np.argsort(infos["id"])]
+    infos = infos[np.argsort(infos["id"], kind="stable")]
     counts = infos["crc_count"].astype(np.int64)
     starts = np.cumsum(counts) - counts
     moved = infos["crc_index"].astype(np.int64) - starts
