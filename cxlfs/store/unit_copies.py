@@ -363,6 +363,8 @@ class _Batch:
             op for op in ops if isinstance(op, LinkOperation) and (op.parent, op.name) not in known
         ]
         apply_names(self._volume.namespace, links)
+        self._made.clear()
+        self._uncommitted = [item for item in self._uncommitted if item[0].uncommitted]
 
     def cancel(self) -> None:
         """Whatever was not committed is forgotten."""
