@@ -1,0 +1,89 @@
+"""What campaigns came to, as tables of markdown.
+
+A cell is ``resumed/events``, and what became of the others. Never here: running anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tests.support.matrix.catalogue import FRAMEWORKS
+
+BEGIN = "<!-- matrix: begin (scripts/frameworks --table) -->"
+END = "<!-- matrix: end -->"
+HEADINGS = {
+    "cxlfs-units": "cxlfs, units",
+    "cxlfs": "cxlfs",
+    "ext4": "ext4",
+    "tmpfs": "tmpfs",
+}
+TABLES = (
+    ("SIGKILL of the training program, and of the daemon", ("trainer", "daemon")),
+    ("Ctrl-C in mid-save", ("interrupt",)),
+    ("An exception in mid-save", ("exception",)),
+    ("A save that finds no room but for a part of it", ("full",)),
+)
+_OF_EVENT = {"trainer": "", "daemon": ", daemon killed"}
+_WORDS = {"failed": "fail", "mixed": "mixed", "nothing": "begin anew", "older": "older"}
+
+Document = Mapping[str, Any]
+
+
+def cell(outcome: Document | None) -> str:
+    if outcome is None:
+        return ""
+    if outcome["problem"]:
+        return "not tried: " + outcome["problem"].replace("|", "/")[:80]
+    counts = outcome["counts"]
+    events = sum(counts.values())
+    resumed = counts["new"] + counts["old"] + counts["older"]
+    rest = [f"{counts[name]} {word}" for name, word in _WORDS.items() if counts[name]]
+    text = f"{resumed}/{events}"
+    return f"**{text}**" if resumed == events and not rest else ": ".join([text, ", ".join(rest)])
+
+
+def make(outcomes: Iterable[Document]) -> str:
+    """One table for each kind of event that was tried."""
+    found = {(o["framework"], o["event"], o["place"]): o for o in outcomes}
+    parts = []
+    for title, events in TABLES:
+        columns = [
+            (event, place)
+            for event in events
+            for place in HEADINGS
+            if any(key[1:] == (event, place) for key in found)
+        ]
+        names = [n for n in FRAMEWORKS if any((n, *column) in found for column in columns)]
+        if not names:
+            continue
+        headings = [HEADINGS[place] + _OF_EVENT.get(event, "") for event, place in columns]
+        lines = [
+            f"{title}:",
+            "",
+            _row(["framework", "version", *headings]),
+            _row(["---"] * (2 + len(columns))),
+        ]
+        for name in names:
+            cells = [cell(found.get((name, *column))) for column in columns]
+            lines.append(_row([FRAMEWORKS[name].title, _version(found, name), *cells]))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _version(found: Mapping[tuple[str, str, str], Document], name: str) -> str:
+    versions = next((o["versions"] for key, o in found.items() if key[0] == name), {})
+    return next(iter(versions.values()), "")
+
+
+def put_into(text: str, table: str) -> str:
+    """``text`` with the table between its marks. Raises ValueError where there are none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("there are no marks for the table")
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
