@@ -344,6 +344,13 @@ class BadHandleError(NamespaceError):
     id = "bad-handle"
 
 
+class StaleError(NamespaceError):
+    """What an inode number meant is elsewhere: look its name up again."""
+
+    errno = _errno.ESTALE
+    id = "stale"
+
+
 class UnsupportedOperationError(NamespaceError):
     errno = _errno.EOPNOTSUPP
     id = "unsupported-operation"

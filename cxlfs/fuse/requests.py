@@ -30,6 +30,7 @@ from cxlfs.errors import (
     NameTooLongError,
     NoAttributeError,
     NotFoundError,
+    StaleError,
     UnsupportedOperationError,
 )
 from cxlfs.fuse import attributes as attributes_module
@@ -127,11 +128,28 @@ class Requests:
         if self.store.units.has_open and not self.store.read_only:
             self.store.units.settle()
 
+    def before_finding(self, ino: int) -> None:
+        """The same for whoever opens by name. The kernel came to the inode by names that it
+        remembers: where it has just gone back they lead elsewhere. Raises StaleError then: the
+        kernel walks the path once more, and asks for each name (fs/namei.c, LOOKUP_REVAL).
+
+        Writers of what is open need not ask: they live.
+        """
+        units = self.store.units
+        if not units.has_open or self.store.read_only:
+            return
+        if self._processes.identify(self.caller) in units.writers():
+            return
+        was_aside = units.copies.holds(ino)
+        if units.settle() and units.copies.holds(ino) and not was_aside:
+            raise StaleError("what was written there was not finished, and has gone back")
+
     # --- names ------------------------------------------------------------------------------
 
     def find(self, parent: int, name: bytes) -> Attributes | None:
         """What the kernel will know from now on; it may remember an absence, too."""
         check_name(name)
+        self.before_finding(parent)
         try:
             attributes = self.store.lookup(parent, name)
         except NotFoundError:
@@ -239,6 +257,7 @@ class Requests:
         file is left behind, and what O_TRUNC emptied is as it was.
         """
         check_name(name)
+        self.before_finding(parent)
         with contextlib.ExitStack() as undo:
             try:
                 attributes, handle = self.store.create(
@@ -260,6 +279,7 @@ class Requests:
         return attributes, opened
 
     def open_file(self, ino: int, flags: int, caller: Caller) -> Opened:
+        self.before_finding(ino)
         with contextlib.ExitStack() as undo:
             attributes = self.store.get_attributes(ino)
             handle = self.store.open_file(ino, flags)

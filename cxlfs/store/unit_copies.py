@@ -101,6 +101,11 @@ class Copies:
         place = self.directory()
         return place is not None and self._namespace.is_below(inode.ino, place.ino)
 
+    def holds(self, ino: int) -> bool:
+        """The same of an inode number, which may mean nothing."""
+        inode = self._namespace.inodes.get(ino)
+        return inode is not None and inode.links > 0 and self.is_kept_aside(inode)
+
     def set_aside(self, path: bytes) -> Iterator[tuple[Inode, bytes, str]]:
         """What was in the directory ``path`` and went back: directory, where it is now, why."""
         for name, inode, record in self._kept_sets():

@@ -132,6 +132,33 @@ def test_a_new_directory_is_not_listed_after_the_kill(place: Workplace, mounted:
     assert versions(mounted / "restored") == {"2"}
 
 
+def test_whoever_opens_by_name_after_the_kill(place: Workplace, mounted: Path) -> None:
+    """Without a listing before, and by names that the kernel remembers: as frameworks do that
+    overwrite one directory, and begin again at once.
+    """
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    for number in range(4):
+        process = saver(place, directory, 2, pause_after=3)
+        wait_for_line(process)
+        assert [(directory / f"shard-{n}").read_text()[0] for n in range(4)] == [*"2221"]
+        kill(process)
+        first = f"shard-{number}" if number < 3 else MARKER
+        assert (directory / first).read_text()[0] == "1"
+        assert versions(directory) == {"1"}
+
+
+def test_whoever_asks_for_a_new_name_after_the_kill(place: Workplace, mounted: Path) -> None:
+    """The kernel knows the directory, and not what is in it."""
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    process = saver(place, directory, 2, pause_after=3)
+    wait_for_line(process)
+    kill(process)
+    assert not (directory / "of-no-version").exists()
+    assert (directory / "shard-0").read_text()[0] == "1"
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_how_a_saver_without_a_marker_ends(place: Workplace, mounted: Path, code: int) -> None:
     directory = mounted / "checkpoint_1"
