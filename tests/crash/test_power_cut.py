@@ -9,11 +9,12 @@ import pytest
 from cxlfs.media import Granularity
 from tests.support.crash import campaign, operations
 from tests.support.crash.bench import new_bench
-from tests.support.crash.levels import TRIPLES, UnitResult, units_of
+from tests.support.crash.levels import TRIPLES, UnitResult, units_of, units_of_each_test_run
 from tests.support.crash.operations import OPERATIONS
 from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.single import SITUATIONS
 from tests.support.crash.tape import PowerCutError, committed_state, recovered_state
+from tests.support.crash.unit_workloads import UNIT_WORKLOADS
 from tests.support.crash.world import fixed_world
 from tests.support.stores import read_file
 
@@ -34,10 +35,10 @@ def must_be_right(result: UnitResult) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(T0_PARTS))
 def test_one_operation(part: int, base_seed: int) -> None:
-    """Level t0: the power cut at every fence of every operation."""
+    """Level t0, nearly all: the power cut at every fence of every operation."""
     done = campaign.Campaign("t0", base_seed)
     distinct: set[int] = set()
-    units = units_of("t0", base_seed)
+    units = units_of_each_test_run(base_seed)
     random.Random(T0_PARTS).shuffle(units)  # long ones beside short ones
     for result in campaign.run_units(units[part::T0_PARTS], base_seed, jobs=1):
         done.add(result)
@@ -77,12 +78,15 @@ def test_daemon_is_killed_before_the_cut(name: str, media: str, base_seed: int) 
 
 
 def test_levels_are_as_large_as_promised(base_seed: int) -> None:
+    each, all_of_it = set(units_of_each_test_run(base_seed)), set(units_of("t0", base_seed))
+    assert each < all_of_it
+    assert {unit.split("/")[2] for unit in each} == {unit.split("/")[2] for unit in all_of_it}
     assert len({*OPERATIONS, *SITUATIONS}) >= 60
     assert len(units_of("t1", base_seed)) >= 56 * 56
     t2 = units_of("t2", base_seed)
     assert sum(unit.startswith("program/") for unit in t2) >= TRIPLES
     assert sum(unit.startswith("three/") for unit in t2) >= TRIPLES * 0.9  # some are drawn twice
-    everything = len(OPERATIONS) + len(RANGE_OPERATIONS) + len(SITUATIONS)
+    everything = len(OPERATIONS) + len(RANGE_OPERATIONS) + len(SITUATIONS) + len(UNIT_WORKLOADS)
     assert sum(unit.startswith("recovery/") for unit in t2) == 2 * everything
 
 

@@ -53,6 +53,17 @@ def units_of(level: str, seed: int) -> list[str]:
     return list(dict.fromkeys({"t0": _t0, "t1": _t1, "t2": _t2}[level](seed)))
 
 
+def units_of_each_test_run(seed: int) -> list[str]:
+    """Level t0; of each workload over checkpoint units, which are long, one variant: on lines and
+    on pages by turns.
+    """
+    chosen = {
+        f"one/{_MEDIA[number % 2]}/{work.__name__}" for number, work in enumerate(UNIT_WORKLOADS)
+    }
+    long = {work.__name__ for work in UNIT_WORKLOADS}
+    return [u for u in units_of("t0", seed) if u in chosen or u.split("/")[2] not in long]
+
+
 def _t0(_seed: int) -> Iterator[str]:
     for work in (*_ALONE, *OPERATIONS, *RANGE_OPERATIONS):
         for media in _MEDIA:
