@@ -19,7 +19,7 @@ HEADINGS = {
     "tmpfs": "tmpfs",
 }
 TABLES = (
-    ("SIGKILL of the training program, and of the daemon", ("trainer", "daemon")),
+    ("SIGKILL in mid-save", ("trainer", "daemon")),
     ("Ctrl-C in mid-save", ("interrupt",)),
     ("An exception in mid-save", ("exception",)),
     ("A save that finds no room but for a part of it", ("full",)),
