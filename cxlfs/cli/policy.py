@@ -122,8 +122,11 @@ class Policies(Report):
         MediaUnavailableError.exit_code,
     ),
 )
-def command() -> None:
+@common_options
+@click.pass_context
+def command(context: click.Context, *, as_json: bool) -> None:
     """See HELP."""
+    context.obj = as_json
 
 
 @command.command("set", help=SET_HELP, context_settings=CONTEXT_SETTINGS)
@@ -179,6 +182,8 @@ def unset(path: str, *, as_json: bool) -> None:
 
 
 def _ask(path: str, wanted: Mapping[str, object] | None, *, as_json: bool) -> None:
+    """``--json`` may stand before the second verb or behind it."""
+    as_json = as_json or bool(click.get_current_context().obj)
     mountpoint, inside = _place(path)
     parameters = {"path": inside} | ({} if wanted is None else {"set": wanted})
     messages = control_request(mountpoint, "policy", parameters)

@@ -30,6 +30,7 @@ def test_policies(run: Run, place: Workplace) -> None:
     }
     place.remount()
     assert run("policy", "show", runs, "--json").document["policies"] == [expected]
+    assert run("policy", "--json", "show", runs).document["policies"] == [expected]
     process = place.python(SAVE, runs / "epoch-1")
     wait_for_line(process)
     assert [path.name for path in runs.iterdir()] == ["epoch-1"]
