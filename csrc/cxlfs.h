@@ -178,6 +178,7 @@ typedef struct {
     uint64_t checksum_errors;
     uint64_t chunks_verified;
     uint64_t refs_visited;   /* by cxl_engine_live_ranges and cxl_maps_move */
+    uint64_t pieces_visited; /* of extents, looked at and moved to count what references cover */
     uint64_t kept_bytes;     /* of extents that references cover, each byte once; of maps that count as ..., see */
     uint64_t replaced_bytes; /* cxl_map_count_as: those that no map counted as kept covers, */
     uint64_t aside_bytes;    /* and those that maps counted as aside cover alone */
@@ -242,7 +243,7 @@ uint64_t cxl_map_promised_holes(cxl_map *map);
 uint64_t cxl_engine_promised(cxl_engine *engine);
 /* How what the map references counts: kept (0, as in the beginning), replaced (1) or aside (2). One walk. */
 int cxl_map_count_as(cxl_map *map, int kind);
-int cxl_map_clone(cxl_map *map, cxl_map **out);                      /* same content, clean, no lease */
+int cxl_map_clone(cxl_map *map, int kind, cxl_map **out); /* same content, clean, no lease; kind: see count_as */
 void cxl_map_free(cxl_map *map);
 uint64_t cxl_map_size(cxl_map *map);
 uint64_t cxl_map_ref_count(cxl_map *map);

@@ -17,77 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/coverage.h"
 #include "extents/referrers.h"
 
 enum { SPLITS = 2, WORK = COVER_FEW + SPLITS, HEAP_PIECES_MIN = 6 };
-
-static int kind_of(const cover_piece *piece)
-{
-    for (int kind = 0; kind < COVER_KINDS; kind++) {
-        if (piece->counts[kind] != 0)
-            return kind;
-    }
-    return COVER_KINDS;
-}
-
-static bool equal_counts(const cover_piece *a, const cover_piece *b)
-{
-    return memcmp(a->counts, b->counts, sizeof(a->counts)) == 0;
-}
-
-/* The piece that begins at offset, made if there is none; the list has room for it. */
-static uint32_t split(cover_piece *list, uint32_t *count, uint32_t offset)
-{
-    uint32_t low = 0, high = *count;
-    while (high - low > 1) {
-        uint32_t middle = low + (high - low) / 2;
-        if (list[middle].start <= offset)
-            low = middle;
-        else
-            high = middle;
-    }
-    if (list[low].start == offset)
-        return low;
-    memmove(list + low + 2, list + low + 1, (*count - low - 1) * sizeof(*list));
-    list[low + 1] = list[low];
-    list[low + 1].start = offset;
-    ++*count;
-    return low + 1;
-}
-
-/* No two equal neighbours from piece first - 1 to piece end. */
-static void unite(cover_piece *list, uint32_t *count, uint32_t first, uint32_t end)
-{
-    uint32_t kept = first > 0 ? first : 1, i = kept;
-    for (; i < *count && i <= end; i++) {
-        if (!equal_counts(&list[i], &list[kept - 1]))
-            list[kept++] = list[i];
-    }
-    if (kept < i)
-        memmove(list + kept, list + i, (*count - i) * sizeof(*list));
-    *count -= i - kept;
-}
-
-/* Counts of [start, end) change by add and remove (a kind, or COVER_KINDS); changed: bytes of each kind. */
-static uint32_t change_list(cover_piece *list, uint32_t count, uint32_t start, uint32_t end, int add,
-                            int remove, int64_t *changed)
-{
-    uint32_t first = split(list, &count, start);
-    uint32_t last = split(list, &count, end);
-    for (uint32_t i = first; i < last; i++) {
-        int64_t length = (int64_t)list[i + 1].start - list[i].start;
-        int before = kind_of(&list[i]);
-        if (add < COVER_KINDS)
-            list[i].counts[add]++;
-        if (remove < COVER_KINDS)
-            list[i].counts[remove]--;
-        changed[before] -= length;
-        changed[kind_of(&list[i])] += length;
-    }
-    unite(list, &count, first, last);
-    return count;
-}
 
 /* Room for so many pieces in memory of their own. */
 static bool grow(cxl_engine *engine, extent *x, uint32_t wanted)
@@ -105,17 +38,18 @@ static bool grow(cxl_engine *engine, extent *x, uint32_t wanted)
     return true;
 }
 
-static void account(cxl_engine *engine, extent *x, const int64_t *changed)
+static void account(cxl_engine *engine, extent *x, const cover_change *change)
 {
     segment_state *segment = segment_of(engine, x);
     int64_t total = 0;
     for (int kind = 0; kind < COVER_KINDS; kind++) {
-        if (changed[kind] == 0)
+        if (change->bytes[kind] == 0)
             continue;
-        atomic_fetch_add_explicit(&engine->covered[kind], (uint64_t)changed[kind], memory_order_relaxed);
-        x->covered[kind] += (uint64_t)changed[kind];
-        total += changed[kind];
+        atomic_fetch_add_explicit(&engine->covered[kind], (uint64_t)change->bytes[kind], memory_order_relaxed);
+        x->covered[kind] += (uint64_t)change->bytes[kind];
+        total += change->bytes[kind];
     }
+    atomic_fetch_add_explicit(&engine->pieces_visited, change->pieces, memory_order_relaxed);
     if (total == 0)
         return;
     atomic_fetch_add_explicit(&segment->covered, (uint64_t)total, memory_order_relaxed);
@@ -124,13 +58,12 @@ static void account(cxl_engine *engine, extent *x, const int64_t *changed)
 }
 
 /* The stripe is held. Few pieces are changed on the stack, and memory is wanted only for more. */
-static bool change_locked(cxl_engine *engine, extent *x, uint32_t start, uint32_t end, int add, int remove,
-                          int64_t *changed)
+static bool change_locked(cxl_engine *engine, extent *x, uint32_t start, uint32_t end, cover_change *change)
 {
     cover_piece work[WORK];
     if (x->cover == NULL) {
         memcpy(work, x->cover_few, sizeof(x->cover_few));
-        uint32_t count = change_list(work, x->cover_count, start, end, add, remove, changed);
+        uint32_t count = pieces_change(work, x->cover_count, start, end, change);
         if (count <= COVER_FEW) {
             memcpy(x->cover_few, work, count * sizeof(*work));
             x->cover_count = count;
@@ -144,7 +77,34 @@ static bool change_locked(cxl_engine *engine, extent *x, uint32_t start, uint32_
     }
     if (!grow(engine, x, x->cover_count + SPLITS))
         return false;
-    x->cover_count = change_list(x->cover, x->cover_count, start, end, add, remove, changed);
+    x->cover_count = pieces_change(x->cover, x->cover_count, start, end, change);
+    return true;
+}
+
+/* The same for many ranges. */
+static bool merge_locked(cxl_engine *engine, extent *x, const cover_range *ranges, uint64_t count,
+                         cover_scratch *scratch, cover_change *change)
+{
+    uint64_t most = x->cover_count + 2 * count;
+    if (most > UINT32_MAX)
+        return false;
+    if (scratch->capacity < most) {
+        cover_piece *larger_room = cxl_reallocate(scratch->pieces, most * sizeof(*larger_room));
+        if (larger_room == NULL)
+            return false;
+        scratch->pieces = larger_room;
+        scratch->capacity = most;
+    }
+    const cover_piece *list = x->cover != NULL ? x->cover : x->cover_few;
+    uint32_t made = pieces_merge(list, x->cover_count, ranges, count, scratch->pieces, change);
+    if (x->cover == NULL && made <= COVER_FEW) {
+        memcpy(x->cover_few, scratch->pieces, made * sizeof(*list));
+    } else {
+        if (!grow(engine, x, made))
+            return false;
+        memcpy(x->cover, scratch->pieces, made * sizeof(*list));
+    }
+    x->cover_count = made;
     return true;
 }
 
@@ -154,122 +114,88 @@ static void stay(cxl_engine *engine, extent *x)
     atomic_fetch_add_explicit(&engine->uncounted, 1, memory_order_relaxed);
 }
 
-static int change(cxl_engine *engine, extent *x, uint64_t start, uint64_t length, int add, int remove,
-                  bool must)
+/* One after the other, as far as there is memory. */
+static bool each_locked(cxl_engine *engine, extent *x, const cover_range *ranges, uint64_t count, cover_change *change)
 {
-    int64_t changed[COVER_KINDS + 1] = {0};
-    int result = 0;
-    if (engine->closing)
-        return 0;                /* nobody will ask */
-    pthread_mutex_lock(stripe_of(engine, x));
-    if (!x->cover_stays) {
-        if (change_locked(engine, x, (uint32_t)start, (uint32_t)(start + length), add, remove, changed))
-            account(engine, x, changed);
-        else if (must)
-            stay(engine, x);
-        else
-            result = -ENOMEM;
+    for (uint64_t i = 0; i < count; i++) {
+        cover_change after = *change;
+        if (!change_locked(engine, x, ranges[i].start, ranges[i].end, &after))
+            return false;
+        *change = after;
     }
-    if (add == COVER_KINDS)
-        referrers_gone(engine, x);
-    pthread_mutex_unlock(stripe_of(engine, x));
-    return result;
+    return true;
 }
 
-bool cover_run(const extent *x, uint64_t start, uint64_t end, uint64_t *first, uint64_t *last)
+/* The stripe is held. Dropping leaves one hold, which is dropped without it. */
+static void change_holds(extent *x, uint64_t count, int holds)
 {
-    const cover_piece *list = x->cover != NULL ? x->cover : x->cover_few;
-    uint32_t low = 0, high = x->cover_count;
-    *first = start;
-    *last = end;
-    if (x->cover_stays)
-        return start < end;
-    while (high - low > 1) {
-        uint32_t middle = low + (high - low) / 2;
-        if (list[middle].start <= start)
-            low = middle;
-        else
-            high = middle;
+    if (holds > 0)
+        atomic_fetch_add_explicit(&x->holds, count, memory_order_relaxed);
+    else if (holds < 0 && count > 1)
+        atomic_fetch_sub_explicit(&x->holds, count - 1, memory_order_release);
+}
+
+int cover_change_ranges(cxl_engine *engine, const cover_range *ranges, uint64_t count, cover_task task,
+                        cover_scratch *scratch)
+{
+    extent *x = ranges->extent;
+    cover_change change = {.add = task.add, .remove = task.remove};
+    pthread_mutex_lock(stripe_of(engine, x));
+    bool done = x->cover_stays || (count > 1 && merge_locked(engine, x, ranges, count, scratch, &change));
+    if (!done && (count == 1 || task.must)) {
+        change = (cover_change){.add = task.add, .remove = task.remove};
+        done = each_locked(engine, x, ranges, count, &change);
     }
-    for (; low < x->cover_count && kind_of(&list[low]) == COVER_KINDS; low++)
-        ;
-    if (low == x->cover_count || list[low].start >= end)
-        return false;
-    *first = larger(start, list[low].start);
-    for (; low < x->cover_count && kind_of(&list[low]) != COVER_KINDS; low++)
-        ;
-    *last = low == x->cover_count ? end : smaller(end, list[low].start);
-    return *first < *last;
+    if (done || task.must) {
+        account(engine, x, &change);
+        change_holds(x, count, task.holds);
+    }
+    if (!done && task.must)
+        stay(engine, x);
+    if (task.add == COVER_KINDS)
+        referrers_gone(engine, x);
+    pthread_mutex_unlock(stripe_of(engine, x));
+    if (!done && !task.must)
+        return -ENOMEM;
+    if (task.holds < 0)
+        extent_drop(engine, x);
+    return 0;
+}
+
+uint32_t cover_piece_count(cxl_engine *engine, const extent *x)
+{
+    pthread_mutex_lock(stripe_of(engine, x));
+    uint32_t count = x->cover_count;
+    pthread_mutex_unlock(stripe_of(engine, x));
+    return count;
 }
 
 /* ------------------------------------------------------------------------------------ references */
 
-int cover_add(cxl_engine *engine, const reference *ref, int kind, bool must)
-{
-    return change(engine, ref->extent, ref->extent_offset, ref->length, kind, COVER_KINDS, must);
-}
-
-void cover_remove(cxl_engine *engine, const reference *ref, int kind)
-{
-    change(engine, ref->extent, ref->extent_offset, ref->length, COVER_KINDS, kind, true);
-}
-
-void cover_convert(cxl_engine *engine, const reference *ref, int from, int to)
-{
-    change(engine, ref->extent, ref->extent_offset, ref->length, to, from, true);
-}
-
-/* The part of a reference that lies in [start, end) of the file. */
-static reference clipped(const reference *ref, uint64_t start, uint64_t end)
-{
-    uint64_t first = larger(ref->file_offset, start), last = smaller(reference_end(ref), end);
-    return (reference){first, last - first, ref->extent, ref->extent_offset + (first - ref->file_offset)};
-}
-
-/* What was taken off comes back; who refers to it may have been forgotten. */
-static void restore(cxl_engine *engine, const tree *content, const reference *part)
-{
-    cover_add(engine, part, content->kind, true);
-    referrers_add(engine, part, content->owner);
-}
-
-/* Take what stands in [start, end) off the counts, up to the reference at stop; how far it came. */
-static int remove_range(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, bool must)
+/* Who refers to [start, end) may have been forgotten meanwhile. */
+static void note_again(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end)
 {
     const reference *ref;
-    tree_position at = tree_find(content, start);
-    for (; (ref = tree_at(content, at)) != NULL && ref->file_offset < end; at = tree_next(content, at)) {
-        reference part = clipped(ref, start, end);
-        if (change(engine, part.extent, part.extent_offset, part.length, COVER_KINDS, content->kind, must) != 0) {
-            /* What was taken off has room to come back. */
-            while (tree_step_back(content, &at)) {
-                ref = tree_at(content, at);
-                if (reference_end(ref) <= start)
-                    break;
-                part = clipped(ref, start, end);
-                restore(engine, content, &part);
-            }
-            return -ENOMEM;
-        }
+    for (tree_position at = tree_find(content, start);
+         (ref = tree_at(content, at)) != NULL && ref->file_offset < end; at = tree_next(content, at)) {
+        uint64_t first = larger(ref->file_offset, start), last = smaller(reference_end(ref), end);
+        const reference part = {first, last - first, ref->extent, ref->extent_offset + (first - ref->file_offset)};
+        referrers_add(engine, &part, content->owner);
     }
-    return 0;
 }
 
 int cover_replace(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, const reference *with,
                   size_t count, bool must)
 {
-    int result = 0;
-    size_t done = 0;
-    while (done < count && result == 0) {
-        result = cover_add(engine, &with[done], content->kind, must);
-        if (result == 0)
-            referrers_add(engine, &with[done++], content->owner);
-    }
-    if (result == 0)
-        result = remove_range(engine, content, start, end, must);
+    int result = cover_change_list(engine, with, count, (cover_task){content->kind, COVER_KINDS, 0, must});
+    if (result != 0)
+        return result;
+    for (size_t i = 0; i < count; i++)
+        referrers_add(engine, &with[i], content->owner);
+    result = cover_change_part(engine, content, start, end, (cover_task){COVER_KINDS, content->kind, 0, must});
     if (result != 0) {
-        while (done > 0)
-            cover_remove(engine, &with[--done], content->kind);
+        note_again(engine, content, start, end);
+        cover_change_list(engine, with, count, (cover_task){COVER_KINDS, content->kind, 0, true});
     }
     return result;
 }
@@ -277,23 +203,26 @@ int cover_replace(cxl_engine *engine, const tree *content, uint64_t start, uint6
 void cover_restore(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, const reference *with,
                    size_t count)
 {
-    const reference *ref;
-    for (tree_position at = tree_find(content, start);
-         (ref = tree_at(content, at)) != NULL && ref->file_offset < end; at = tree_next(content, at)) {
-        reference part = clipped(ref, start, end);
-        restore(engine, content, &part);
-    }
-    for (size_t i = 0; i < count; i++)
-        cover_remove(engine, &with[i], content->kind);
+    cover_change_part(engine, content, start, end, (cover_task){content->kind, COVER_KINDS, 0, true});
+    note_again(engine, content, start, end);
+    cover_change_list(engine, with, count, (cover_task){COVER_KINDS, content->kind, 0, true});
+}
+
+int cover_hold_all(cxl_engine *engine, const tree *content, int kind)
+{
+    return cover_change_part(engine, content, 0, UINT64_MAX, (cover_task){kind, COVER_KINDS, 1, false});
+}
+
+void cover_drop_all(cxl_engine *engine, const tree *content)
+{
+    cover_change_part(engine, content, 0, UINT64_MAX, (cover_task){COVER_KINDS, content->kind, -1, true});
 }
 
 void cover_set_kind(cxl_engine *engine, tree *content, int kind)
 {
-    const reference *ref;
     if (content->kind == kind)
         return;
-    for (tree_position at = {0, 0}; (ref = tree_at(content, at)) != NULL; at = tree_next(content, at))
-        cover_convert(engine, ref, content->kind, kind);
+    cover_change_part(engine, content, 0, UINT64_MAX, (cover_task){kind, content->kind, 0, true});
     content->kind = (uint8_t)kind;
 }
 
@@ -306,10 +235,10 @@ void cover_init(extent *x)
 
 void cover_destroy(cxl_engine *engine, extent *x)
 {
-    int64_t rest[COVER_KINDS + 1] = {0};
+    cover_change rest = {.pieces = 0};
     for (int kind = 0; kind < COVER_KINDS; kind++)
-        rest[kind] = -(int64_t)x->covered[kind];
-    account(engine, x, rest);
+        rest.bytes[kind] = -(int64_t)x->covered[kind];
+    account(engine, x, &rest);
     engine_release(engine, x->cover, x->cover_capacity * sizeof(*x->cover));
 }
 

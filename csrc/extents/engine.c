@@ -143,4 +143,5 @@ void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out)
     out->checksum_errors = atomic_load(&engine->checksum_errors);
     out->chunks_verified = atomic_load(&engine->chunks_verified);
     out->refs_visited = atomic_load(&engine->refs_visited);
+    out->pieces_visited = atomic_load(&engine->pieces_visited);
 }

@@ -163,6 +163,7 @@ struct cxl_engine {
     _Atomic uint64_t checksum_errors;
     _Atomic uint64_t chunks_verified;
     _Atomic uint64_t refs_visited;
+    _Atomic uint64_t pieces_visited;
 };
 
 /* DRAM of the engine, counted; NULL when there is none. */
@@ -340,7 +341,8 @@ bool tree_step_back(const tree *content, tree_position *position);
 
 void tree_init(tree *content, uint64_t owner);
 void tree_clear(cxl_engine *engine, tree *content);
-int tree_copy(cxl_engine *engine, const tree *source, tree *target);
+/* kind: how the copy counts. */
+int tree_copy(cxl_engine *engine, const tree *source, int kind, tree *target);
 /* The first reference that ends beyond offset. */
 tree_position tree_find(const tree *content, uint64_t offset);
 reference *tree_at(const tree *content, tree_position position); /* NULL behind the last one */
@@ -363,15 +365,16 @@ void promise_clear(cxl_engine *engine, tree *content);
 
 /* ----------------------------------------------------------------------------------- coverage */
 
-/* coverage.c; must: succeed, if need be by counting too much. */
+/* coverage.c */
 void cover_init(extent *x);
 void cover_destroy(cxl_engine *engine, extent *x);
 void cover_open(cxl_engine *engine, extent *x, uint64_t capacity);
 void cover_close(cxl_engine *engine, extent *x);
-int cover_add(cxl_engine *engine, const reference *ref, int kind, bool must);
-void cover_remove(cxl_engine *engine, const reference *ref, int kind);
-void cover_convert(cxl_engine *engine, const reference *ref, int from, int to);
-/* As tree_replace is about to do it; -ENOMEM changes nothing. */
+/* Each reference of a content once more, as of that kind, with a hold on its extent; -ENOMEM changes nothing. */
+int cover_hold_all(cxl_engine *engine, const tree *content, int kind);
+/* None of a content any more, nor its holds. */
+void cover_drop_all(cxl_engine *engine, const tree *content);
+/* As tree_replace is about to do it; -ENOMEM changes nothing. must: succeed, if need be by counting too much. */
 int cover_replace(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, const reference *with,
                   size_t count, bool must);
 /* It did not do it. */

@@ -132,13 +132,15 @@ int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out)
     return 0;
 }
 
-int cxl_map_clone(cxl_map *map, cxl_map **out)
+int cxl_map_clone(cxl_map *map, int kind, cxl_map **out)
 {
+    if (kind < 0 || kind >= COVER_KINDS)
+        return -EINVAL;
     cxl_map *copy = map_allocate(map->engine, map->owner);
     if (copy == NULL)
         return -ENOMEM;
     pthread_rwlock_rdlock(&map->lock);
-    int result = tree_copy(map->engine, &map->content, &copy->content);
+    int result = tree_copy(map->engine, &map->content, kind, &copy->content);
     copy->size = copy->dirty.cut = copy->dirty.taken_size = map->size;
     pthread_rwlock_unlock(&map->lock);
     if (result != 0) {

@@ -92,14 +92,9 @@ void tree_init(tree *content, uint64_t owner)
 
 void tree_clear(cxl_engine *engine, tree *content)
 {
-    for (uint32_t i = 0; i < content->leaf_count; i++) {
-        leaf *old = content->leaves[i];
-        for (uint32_t slot = 0; slot < old->count; slot++) {
-            cover_remove(engine, &old->refs[slot], content->kind);
-            extent_drop(engine, old->refs[slot].extent);
-        }
-        leaf_free(engine, old);
-    }
+    cover_drop_all(engine, content);
+    for (uint32_t i = 0; i < content->leaf_count; i++)
+        leaf_free(engine, content->leaves[i]);
     promise_clear(engine, content);
     tree_unreserve(engine, content);
     if (content->leaves != &content->only)
@@ -108,9 +103,31 @@ void tree_clear(cxl_engine *engine, tree *content)
     tree_init(content, content->owner);
 }
 
-int tree_copy(cxl_engine *engine, const tree *source, tree *target)
+/* Into leaves that have room for all of them. */
+static void copy_references(const tree *source, tree *target)
+{
+    uint32_t index = 0;
+    for (uint32_t i = 0; i < source->leaf_count; i++) {
+        const reference *from = source->leaves[i]->refs;
+        for (uint32_t rest = source->leaves[i]->count; rest > 0;) {
+            leaf *to = target->leaves[index];
+            uint32_t piece = (uint32_t)smaller(rest, to->capacity - to->count);
+            memcpy(to->refs + to->count, from, piece * sizeof(*from));
+            to->count += piece;
+            from += piece;
+            rest -= piece;
+            if (to->count == to->capacity)
+                index++;
+        }
+    }
+    target->refs = source->refs;
+    target->bytes = source->bytes;
+}
+
+int tree_copy(cxl_engine *engine, const tree *source, int kind, tree *target)
 {
     tree_init(target, source->owner);
+    target->kind = (uint8_t)kind;
     uint64_t leaves = (source->refs + LEAF_MAX - 1) / LEAF_MAX;
     int result = tree_reserve_row(engine, target, leaves);
     for (uint64_t i = 0; i < leaves && result == 0; i++) {
@@ -121,30 +138,15 @@ int tree_copy(cxl_engine *engine, const tree *source, tree *target)
         else
             target->leaves[target->leaf_count++] = fresh;
     }
+    if (result == 0)
+        result = cover_hold_all(engine, source, kind);
     if (result != 0) {
-        tree_clear(engine, target);
+        tree_clear(engine, target); /* of empty leaves */
         return result;
     }
-    uint32_t index = 0;
-    for (uint32_t i = 0; i < source->leaf_count && result == 0; i++) {
-        const leaf *from = source->leaves[i];
-        for (uint32_t slot = 0; slot < from->count && result == 0; slot++) {
-            leaf *to = target->leaves[index];
-            result = cover_add(engine, &from->refs[slot], target->kind, false);
-            if (result != 0)
-                break;
-            extent_hold(from->refs[slot].extent);
-            to->refs[to->count++] = from->refs[slot];
-            target->refs++;
-            if (to->count == to->capacity)
-                index++;
-        }
-    }
-    target->bytes = source->bytes;
+    copy_references(source, target);
     atomic_fetch_add(&engine->refs, target->refs);
-    if (result != 0)
-        tree_clear(engine, target);
-    return result;
+    return 0;
 }
 
 tree_position tree_find(const tree *content, uint64_t offset)

@@ -79,7 +79,8 @@ class EngineStatistics(NamedTuple):
     ``kept_bytes``, ``replaced_bytes``, ``aside_bytes``: what contents refer to, each byte once; see
     Counting. ``leased_bytes``: of open extents, whether anything refers to them or not.
     ``uncounted_extents``: since the engine began, those that memory was too short for to go on
-    counting them; too much is counted while they last.
+    counting them; too much is counted while they last. ``refs_visited``: by looking for what is
+    alive, and by moving it. ``pieces_visited``: of extents, by counting what references cover.
     """
 
     extents: int
@@ -92,6 +93,7 @@ class EngineStatistics(NamedTuple):
     checksum_errors: int
     chunks_verified: int
     refs_visited: int
+    pieces_visited: int
     kept_bytes: int
     replaced_bytes: int
     aside_bytes: int
@@ -176,23 +178,7 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         out = scratch.statistics
         lib.cxl_engine_statistics(self.handle, out)
-        return EngineStatistics(
-            out.extents,
-            out.refs,
-            out.crcs,
-            out.maps,
-            out.memory,
-            out.bytes_written,
-            out.bytes_read,
-            out.checksum_errors,
-            out.chunks_verified,
-            out.refs_visited,
-            out.kept_bytes,
-            out.replaced_bytes,
-            out.aside_bytes,
-            out.leased_bytes,
-            out.uncounted_extents,
-        )
+        return EngineStatistics(*[getattr(out, name) for name in EngineStatistics._fields])
 
     @property
     def promised_bytes(self) -> int:

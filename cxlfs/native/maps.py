@@ -112,10 +112,10 @@ class FileMap:
             raise _closed()
         return handle
 
-    def clone(self) -> FileMap:
-        """The same content, clean and without a lease."""
+    def clone(self, counting: int = 0) -> FileMap:
+        """The same content, clean and without a lease; it counts as ``extents.Counting`` says."""
         out = ffi.new("cxl_map **")
-        code = lib.cxl_map_clone(self.handle, out)
+        code = lib.cxl_map_clone(self.handle, counting, out)
         if code != 0:
             raise failure(code, "clone a map")
         return FileMap(self.engine, owner=self.owner, handle=out[0])

@@ -35,11 +35,13 @@ class Clones:
         self.made = 0
         """Since the store was opened: each cost a walk over all references of a file."""
 
-    def make(self, inode: Inode) -> None:
-        """The live content is about to change: the committed one stays, as it is now."""
+    def make(self, inode: Inode, *, comes_back: bool) -> None:
+        """The live content is about to change: the committed one stays, as it is now, and counts as
+        ``count_committed`` says.
+        """
         self._kept.pop(inode.ino, None)
         if not inode.uncommitted and inode.committed is None:
-            inode.committed = inode.content.clone()
+            inode.committed = inode.content.clone(_counting(comes_back=comes_back))
             self.made += 1
 
     def keep(self, inode: Inode) -> None:
@@ -67,4 +69,8 @@ def count_committed(inode: Inode, *, comes_back: bool) -> None:
     is not.
     """
     if inode.committed is not None:
-        inode.committed.count_as(Counting.KEPT if comes_back else Counting.REPLACED)
+        inode.committed.count_as(_counting(comes_back=comes_back))
+
+
+def _counting(*, comes_back: bool) -> Counting:
+    return Counting.KEPT if comes_back else Counting.REPLACED

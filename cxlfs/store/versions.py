@@ -135,8 +135,9 @@ class Versions:
             return version
         if self.units.active:
             self.units.changing_content(inode)
-        self.clones.make(inode)
-        return self._new(inode, atomic=atomic and not inode.uncommitted, now=now)
+        atomic = atomic and not inode.uncommitted
+        self.clones.make(inode, comes_back=atomic)
+        return self._new(inode, atomic=atomic, now=now)
 
     def begin_empty(self, inode: Inode, *, atomic: bool, now: float) -> Version:
         """The live content becomes empty; a committed one stays behind until publication."""

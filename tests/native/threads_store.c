@@ -60,7 +60,7 @@ static void swap_content(file *f)
     cxl_port_stop(f->port);
     close_leases(f);
     commit(f, true);
-    CHECK(cxl_map_clone(old, &f->live) == 0, "a content cannot be cloned");
+    CHECK(cxl_map_clone(old, 0, &f->live) == 0, "a content cannot be cloned");
     cxl_port_set_map(f->port, f->live);
     cxl_map_free(old);
 }
