@@ -300,14 +300,18 @@ class Volume:
         return -(-estimate // self.superblock.segment_payload_bytes) + 2
 
     def refresh_reserve(self, growth_bytes: int = 0) -> int:
-        """Recompute how many segments must stay free: the next metadata set (with an image that has
-        grown so much), what the two sets after it need beyond what they release, one journal more
-        while a large image is made, and the cleaner's. All, when an image could not be larger.
+        """Recompute how many segments must stay free, when metadata has grown so much."""
+        self.space.reserve = self._reserve_segments(growth_bytes)
+        return self.space.reserve
+
+    def _reserve_segments(self, growth_bytes: int) -> int:
+        """The next metadata set, what the two sets after it need beyond what they release, one
+        journal more while a large image is made, and the cleaner's. All, when an image could not be
+        larger.
         """
         wanted = self.metadata_set_segments(growth_bytes)
         if wanted - 2 > layout.IMAGE_SEGMENTS_MAX:
-            self.space.reserve = len(self.space.states)
-            return self.space.reserve
+            return len(self.space.states)
         kept = (len(self.current.segments), len(self.fallback.segments))
         coming = since = 0
         running = self.rollovers.running
@@ -319,8 +323,7 @@ class Volume:
         extra = CLEANER_SEGMENTS
         if since <= JOURNAL_SEGMENTS and not is_short(self.image_bytes_estimate()):
             extra += JOURNAL_SEGMENTS
-        self.space.reserve = max(wanted + growth + extra - coming, extra)
-        return self.space.reserve
+        return max(wanted + growth + extra - coming, extra)
 
     @property
     def is_nearly_used_up(self) -> bool:
@@ -328,7 +331,7 @@ class Volume:
         the metadata set has grown by a segment: its reserve then does by several at once.
         """
         growth_bytes = self.superblock.segment_payload_bytes // _GROWTH_AHEAD
-        reserve = max(self.refresh_reserve(growth_bytes), self.refresh_reserve())
+        reserve = max(self._reserve_segments(growth_bytes), self.refresh_reserve())
         return self.space.free_count - reserve < LAST_SEGMENTS
 
     @property
