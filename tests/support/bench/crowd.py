@@ -1,5 +1,5 @@
 """Many files, made past the verbs and the journal for the image that follows: a million in some
-seconds instead of some minutes.
+seconds instead of some minutes. Nothing is written of what they say they hold.
 
 Never here: anything that is measured.
 """
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
+from cxlfs.format import layout
+from cxlfs.native.extents import EXTENT_INFO_DTYPE, REF_DTYPE
 from cxlfs.native.maps import FileMap
 from cxlfs.store import Store
 from cxlfs.store.namespace import Inode
+from cxlfs.store.space import State
 
 
 def put_files(store: Store, parent: int, name: bytes, count: int) -> list[int]:
@@ -28,3 +33,27 @@ def put_files(store: Store, parent: int, name: bytes, count: int) -> list[int]:
         namespace.link(parent, name % index, ino)
         inos.append(ino)
     return inos
+
+
+def put_content(store: Store, inos: list[int], size_bytes: int) -> None:
+    """So many bytes in each of these empty files, in an extent of its own, of data that nobody can
+    read: their checksums are of nothing.
+    """
+    volume = store.volume
+    of_segment = volume.superblock.segment_payload_bytes // size_bytes
+    chunks = -(-size_bytes // volume.superblock.chunk_bytes)
+    for first in range(0, len(inos), of_segment):
+        some = inos[first : first + of_segment]
+        segment = volume.space.take(State.DATA)
+        begin = volume.superblock.segment_offset(segment) + layout.SEGMENT_HEADER_BYTES
+        extents = np.zeros(len(some), dtype=EXTENT_INFO_DTYPE)
+        extents["id"] = volume.next_extent_id + np.arange(len(some), dtype=np.uint64)
+        extents["media_offset"] = begin + size_bytes * np.arange(len(some), dtype=np.uint64)
+        extents["length"], extents["crc_count"] = size_bytes, chunks
+        extents["crc_index"] = chunks * np.arange(len(some), dtype=np.uint64)
+        volume.next_extent_id += len(some)
+        volume.engine.define(extents, np.zeros(chunks * len(some), dtype=np.uint32))
+        for ino, extent_id in zip(some, extents["id"].tolist(), strict=True):
+            row = np.array([(0, size_bytes, extent_id, 0)], dtype=REF_DTYPE)
+            store.namespace.get(ino).content.replay(0, row.tobytes(), size_bytes)
+    volume.engine.drop_unreferenced()

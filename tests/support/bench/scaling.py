@@ -2,7 +2,8 @@
 with more and more files, references of one file, and journal records.
 
 Every store lies in a file on tmpfs and is used without a mount, each in a process of its own: what
-it keeps in memory is what the process has gained.
+it keeps in memory is what the process has gained. It is opened in processes of their own as well,
+as a mount is one: in that which made a million files an opening takes four times as long.
 
 Never here: a verdict. That no verb's work grows is tested by counting work, not by time.
 """
@@ -22,7 +23,7 @@ from multiprocessing.connection import Connection
 from cxlfs.media import open_media
 from cxlfs.store import Store
 from cxlfs.units import KIB, MIB
-from tests.support.bench.crowd import put_files
+from tests.support.bench.crowd import put_content, put_files
 from tests.support.bench.measure import (
     Figures,
     MissingError,
@@ -35,10 +36,17 @@ from tests.support.bench.workers import WorkError
 
 COUNTS = (1000, 10_000, 100_000, 1_000_000)
 QUICK_COUNTS = (300, 1000)
-KINDS = ("files", "references", "records")
+CLOSED_KINDS = ("files", "references")
+"""Those that end cleanly when they were measured."""
+KINDS = ("files", "saves", "references", "records")
 BLOCK = random.Random(3).randbytes(4 * KIB)
 SEGMENT_BYTES = 2 * MIB
 """A small journal is soon full, and the image that follows costs the same."""
+FULL_SEGMENT_BYTES = 64 * MIB
+"""The largest segment there is, and so the longest journal: 170 000 saves, 300 000 records."""
+_SAVE_BYTES = 384
+"""Of the record of a new file of 4 KiB with a short name."""
+_DIRECTORY_FILES = 1000
 _SAMPLES = 200
 _STEPS_MAX = 1_000_000
 _OVERWRITES_MIN = 50_000
@@ -53,7 +61,12 @@ def measure_scaling(settings: Settings, say: Progress) -> Figures:
     """
     counts = QUICK_COUNTS if settings.quick else COUNTS
     result: Figures = {"left_out": {}}
-    measures = {"files": _files, "references": _references, "records": _records}
+    measures = {
+        "files": _files,
+        "saves": _saves,
+        "references": _references,
+        "records": _records,
+    }
     for kind, measure in measures.items():
         result[kind] = {}
         for count in counts:
@@ -66,9 +79,9 @@ def measure_scaling(settings: Settings, say: Progress) -> Figures:
             say(f"scaling: {count} {kind}")
             source = settings.memory / "scaling.img"
             found = _apart(measure, str(source), size_bytes, count)
-            source.unlink()
             if found is not None:
-                result[kind][str(count)] = found
+                result[kind][str(count)] = found | _openings(str(source), kind, count)
+            source.unlink()
     return result
 
 
@@ -76,12 +89,13 @@ def _size_bytes(kind: str, count: int) -> int:
     """What the data takes and half of that, and room for three images; for records 24 segments."""
     if kind == "records":
         return 24 * _record_segment_bytes(count)
+    if kind == "saves":
+        return 24 * FULL_SEGMENT_BYTES + count * 6 * KIB // MIB * MIB
     return 128 * MIB + count * {"files": 1 * KIB, "references": 6 * KIB}[kind] // MIB * MIB
 
 
 def _record_segment_bytes(count: int) -> int:
-    """The largest segment there is has a journal of some 300 000 records."""
-    return 64 * MIB if count > 4000 else 2 * MIB
+    return FULL_SEGMENT_BYTES if count > 4000 else 2 * MIB
 
 
 def _apart(
@@ -118,6 +132,44 @@ def _run(
         connection.send(repr(error))
 
 
+def _openings(source: str, kind: str, count: int) -> Figures:
+    """Seconds of an opening after a clean end, where the store had one, and of one after an end
+    without warning; how many records were read then.
+    """
+    figures: Figures = {}
+    if kind in CLOSED_KINDS:
+        figures["clean_open_s"] = _require(_apart(_open, source, 0, 0))["open_s"]
+    least = {"records": count, "saves": min(count, 1000)}.get(kind, 0)
+    found = _require(_apart(_open, source, 0, least))
+    figures["crash_open_s"], figures["crash_records"] = found["open_s"], found["records"]
+    return figures
+
+
+def _open(source: str, _size_bytes: int, records: int) -> Figures:
+    """A new process opens the store, and ends without warning."""
+    media = open_media(source)
+    began = time.perf_counter()
+    store = Store.open(media)
+    elapsed = time.perf_counter() - began
+    found = store.statistics().recovery.records
+    if found < records:
+        raise WorkError(f"replayed {found} records of {records}")
+    store.abandon()
+    return {"open_s": elapsed, "records": found}
+
+
+def _require(found: Figures | None) -> Figures:
+    if found is None:
+        raise WorkError("an opening was not measured")
+    return found
+
+
+def _end(store: Store) -> None:
+    media = store.media
+    store.close()
+    media.close()
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -152,7 +204,7 @@ def _files(source: str, size_bytes: int, count: int) -> Figures:
     figures["rollover_wait_s"] = _wait_at_rollover(
         store, lambda i: store.set_xattr(inos[i % count], b"user.x", b"%d" % i)
     )
-    figures.update(_reopen(store))
+    _end(store)
     return figures
 
 
@@ -181,6 +233,36 @@ def _time_listing(store: Store, parent: int) -> Figures:
     ended = time.perf_counter()
     store.release_directory(handle)
     return {"first": first - began, "each": (ended - first) / count}
+
+
+# --- saves ----------------------------------------------------------------------------------------
+
+
+def _saves(source: str, size_bytes: int, count: int) -> Figures:
+    """Files of 4 KiB, a thousand to a directory, the last of them made by creating, writing and
+    closing them until the journal has no room for the next one.
+    """
+    media = open_media(source, create_size_bytes=size_bytes)
+    Store.format(media, segment_size_bytes=FULL_SEGMENT_BYTES)
+    store = Store.open(media)
+    last = min(count, FULL_SEGMENT_BYTES // _SAVE_BYTES)
+    for first in range(0, count - last, _DIRECTORY_FILES):
+        parent = store.make_directory(1, b"old-%d" % first, 0o755, 0, 0).ino
+        inos = put_files(store, parent, b"file-%07d", min(_DIRECTORY_FILES, count - last - first))
+        put_content(store, inos, len(BLOCK))
+    store.volume.rollover()
+    rollovers, parent = store.statistics().rollovers, 1
+    for index in range(last):
+        journal = store.volume.journal
+        if journal is None or journal.free_bytes < 2 * KIB:
+            break
+        if index % _DIRECTORY_FILES == 0:
+            parent = store.make_directory(1, b"new-%d" % index, 0o755, 0, 0).ino
+        _create(store, parent, b"file-%07d" % index, BLOCK)
+    if store.statistics().rollovers != rollovers:
+        raise WorkError("the journal was begun anew")
+    store.abandon()
+    return {}
 
 
 # --- references -----------------------------------------------------------------------------------
@@ -239,7 +321,7 @@ def _references(source: str, size_bytes: int, count: int) -> Figures:
         store, lambda i: store.set_xattr(attributes.ino, b"user.x", b"%d" % i)
     )
     figures["cleaning_wait_s"] = _wait_at_cleaning(store, attributes.ino, places)
-    figures.update(_reopen(store))
+    _end(store)
     return figures
 
 
@@ -282,7 +364,7 @@ def _wait_at_cleaning(store: Store, ino: int, places: list[int]) -> float | None
 
 
 def _records(source: str, size_bytes: int, count: int) -> Figures | None:
-    """Opening after an end without warning; None where the journal does not hold so many."""
+    """Of one file's attributes; None where the journal does not hold so many."""
     media = open_media(source, create_size_bytes=size_bytes)
     Store.format(media, segment_size_bytes=_record_segment_bytes(count))
     store = Store.open(media)
@@ -292,17 +374,7 @@ def _records(source: str, size_bytes: int, count: int) -> Figures | None:
         store.set_xattr(ino, b"user.x", b"%d" % index)
     held = store.statistics().rollovers == rollovers
     store.abandon()
-    if not held:
-        media.close()
-        return None
-    began = time.perf_counter()
-    store = Store.open(media)
-    elapsed = time.perf_counter() - began
-    if store.statistics().recovery.records < count:
-        raise WorkError(f"replayed {store.statistics().recovery.records} records of {count}")
-    store.close()
-    media.close()
-    return {"crash_open_s": elapsed}
+    return {} if held else None
 
 
 # --- what all have --------------------------------------------------------------------------------
@@ -335,21 +407,6 @@ def _wait_at_rollover(store: Store, verb: Verb) -> float:
     raise AssertionError
 
 
-def _reopen(store: Store) -> Figures:
-    """Seconds of an opening after a clean end, and of one after an end without warning; the store
-    is closed afterwards, and its media.
-    """
-    media, found = store.media, {}
-    for name, end in (("clean_open_s", Store.close), ("crash_open_s", Store.abandon)):
-        end(store)
-        began = time.perf_counter()
-        store = Store.open(media)
-        found[name] = time.perf_counter() - began
-    store.close()
-    media.close()
-    return found
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 
@@ -376,12 +433,13 @@ def _lines(kind: str, found: Figures) -> Iterator[tuple[str, Callable[[Figures],
     if kind == "files":
         yield "first name of a listing", lambda of: _us(of["listing_s"]["first"])
         yield "each name of a listing", lambda of: _us(of["listing_s"]["each"])
-    if kind != "records":
+    if kind in CLOSED_KINDS:
         yield "longest verb through a rollover", lambda of: _ms(of["rollover_wait_s"])
     if kind == "references":
         yield "longest step of cleaning", lambda of: _ms(of["cleaning_wait_s"])
     yield "opening after a crash", lambda of: _ms(of["crash_open_s"])
-    if kind == "records":
+    if kind not in CLOSED_KINDS:
+        yield "records that it reads", lambda of: str(of["crash_records"])
         return
     yield "opening after a clean end", lambda of: _ms(of["clean_open_s"])
     yield "memory for each", lambda of: f"{of['memory_each_bytes']:.0f} B"
