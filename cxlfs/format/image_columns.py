@@ -68,28 +68,37 @@ class ContentColumns:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ImageColumns:
-    """All that an image says. ``links`` (names), ``subdirectories``, ``parents`` (the directory of
-    the last name, 0: none) have an entry for each inode.
-    """
+class DataColumns:
+    """What an image says of the data of files."""
 
     info: ImageInfo
+    sections: Sections
     inodes: Rows
+    types: npt.NDArray[np.uint32]
+    contents: ContentColumns
+    extents: Rows
+    checksums: npt.NDArray[np.uint32]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ImageColumns:
+    """All else that an image says. ``links`` (names), ``subdirectories``, ``parents`` (the
+    directory of the last name, 0: none) have an entry for each inode.
+    """
+
+    data: DataColumns
     names: NameColumns
     links: Integers
     subdirectories: Integers
     parents: Numbers
-    contents: ContentColumns
-    extents: Rows
-    checksums: npt.NDArray[np.uint32]
     xattrs: list[tuple[int, bytes, bytes]]
     """Inode number, name, value."""
     targets: list[tuple[int, bytes]]
     """Of each symbolic link its inode number and where it leads."""
 
 
-def decode(data: bytes | bytearray, *, uuid: bytes, header_crc: int) -> ImageColumns:
-    """Take a whole image apart. Raises CorruptionError."""
+def decode_data(data: bytes | bytearray, *, uuid: bytes, header_crc: int) -> DataColumns:
+    """Take an image apart, as far as the engine needs it. Raises CorruptionError."""
     info, sections = image.check(data, uuid=uuid, header_crc=header_crc)
     inodes = np.frombuffer(sections[layout.SECTION_INODES], dtype=layout.IMAGE_INODE_DTYPE)
     extents = np.frombuffer(sections[layout.SECTION_EXTENTS], dtype=layout.IMAGE_EXTENT_DTYPE)
@@ -98,6 +107,14 @@ def decode(data: bytes | bytearray, *, uuid: bytes, header_crc: int) -> ImageCol
         require(not extents["first_chunk"].any(), "an extent without its first chunks")
     types = inodes["mode"] & np.uint32(_TYPE_BITS)
     _check_inodes(inodes, types, info)
+    checksums = np.frombuffer(sections[layout.SECTION_CRCS], dtype="<u4")
+    contents = _contents(inodes, types, sections)
+    return DataColumns(info, sections, inodes, types, contents, extents, checksums)
+
+
+def decode_rest(data: DataColumns) -> ImageColumns:
+    """Take the rest of it apart. Raises CorruptionError."""
+    inodes, types, sections = data.inodes, data.types, data.sections
     places = _Places(inodes["ino"])
     strings = bytes(sections[layout.SECTION_STRINGS])
     name_rows = np.frombuffer(sections[layout.SECTION_NAMES], dtype=layout.IMAGE_NAME_DTYPE)
@@ -106,15 +123,11 @@ def decode(data: bytes | bytearray, *, uuid: bytes, header_crc: int) -> ImageCol
     parents = np.zeros(len(inodes), dtype=np.uint64)
     parents[meant] = name_rows["parent"]
     return ImageColumns(
-        info,
-        inodes,
+        data,
         names,
         links=np.bincount(meant, minlength=len(inodes)),
         subdirectories=_check_tree(inodes["ino"], types == stat.S_IFDIR, places, names),
         parents=parents,
-        contents=_contents(inodes, types, sections),
-        extents=extents,
-        checksums=np.frombuffer(sections[layout.SECTION_CRCS], dtype="<u4"),
         xattrs=_xattrs(sections, places, strings),
         targets=_targets(sections, places, strings, types == stat.S_IFLNK),
     )

@@ -1,7 +1,8 @@
 """The operations of many records at once, as columns: what ``operations.decode`` does for one.
 
-The three kinds that every publication consists of (inode, extent, content) are checked and taken
-apart with numpy, 100 000 records in some 50 ms; all others are decoded one by one.
+The kinds that every publication consists of (inode, link, unlink, extent, content) are
+checked and taken apart with numpy, 100 000 records in some 100 ms; all others are decoded
+one by one.
 
 Never here: what an operation does to the store, how records are found.
 
@@ -42,7 +43,8 @@ class OperationColumns:
     """The operations of the first ``good_records`` records; the next one, if any, is malformed.
 
     ``kinds``, ``records`` (the record of each) and ``indexes`` (among the inode operations, the
-    changes or the others, as the kind says) have an entry for each that is not a definition.
+    names, the changes or the others, as the kind says) have an entry for each that is not a
+    definition.
     """
 
     good_records: int
@@ -51,6 +53,10 @@ class OperationColumns:
     indexes: Integers
     inos: npt.NDArray[np.uint64]
     modes: npt.NDArray[np.uint32]
+    names: list[bytes]
+    """Of links and of unlinks; ``parents`` are the directories, ``meant`` what a link means."""
+    parents: npt.NDArray[np.uint64]
+    meant: npt.NDArray[np.uint64]
     extents: Rows
     """EXTENT_INFO_DTYPE; checksums stand in the data."""
     extent_records: Integers
@@ -178,6 +184,11 @@ class _Operations:
         )
         return found
 
+    def slices(self, starts: Integers, ends: Integers) -> list[bytes]:
+        """Bytes of the data."""
+        data = bytes(self._data)
+        return [data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+
     def refuse(self, at: Integers, wrong: npt.NDArray[np.bool_]) -> None:
         """The records of those that are wrong are malformed."""
         if wrong.any():
@@ -209,6 +220,23 @@ def _inos_and_modes(
     flags = ops.column(at, dtype, "flags")
     ops.refuse(at, wrong | ((flags & ~np.uint64(layout.INODE_FLAGS_KNOWN)) != 0))
     return inos, ops.column(at, dtype, "mode").astype(np.uint32)
+
+
+def _names(ops: _Operations, at: Integers) -> list[bytes]:
+    """Of links and unlinks; those of records that are refused may be impossible, or be missing."""
+    lengths = ops.column(at, layout.OP_NAME_DTYPE, "name_bytes").astype(np.int64)
+    starts = ops.position[at] + operations.LEAST_BYTES[layout.OP_LINK]  # as of an unlink
+    ends = starts + lengths
+    wrong = (lengths == 0) | (lengths > layout.NAME_BYTES_MAX) | (ends > ops.end[at])
+    ops.refuse(at, wrong)
+    end = int(np.argmax(wrong)) if wrong.any() else len(at)
+    names = ops.slices(starts[:end], ends[:end])
+    # One look at all of them finds what none may hold.
+    together = b"".join(names)
+    if b"/" in together or b"\0" in together or b"." in names or b".." in names:
+        bad = [not operations.is_name(name) for name in names]
+        ops.refuse(at[:end], np.array(bad, dtype=np.bool_))
+    return names
 
 
 def _extents(ops: _Operations, at: Integers) -> Rows:
@@ -243,21 +271,24 @@ def decode(
     """The operations of payloads at ``starts`` (ascending multiples of 8, all inside ``data``)."""
     ops = _Operations(data, starts, payload_bytes, counts)
     columns = (layout.OP_INODE, layout.OP_EXTENT, layout.OP_CONTENT)
+    of_names = (layout.OP_LINK, layout.OP_UNLINK)
     at_inode, at_extent, at_change = (np.flatnonzero(ops.kind == kind) for kind in columns)
-    at_other = np.flatnonzero(~np.isin(ops.kind, columns))
+    at_name = np.flatnonzero(np.isin(ops.kind, of_names))
+    at_other = np.flatnonzero(~np.isin(ops.kind, columns + of_names))
     inos, modes = _inos_and_modes(ops, at_inode)
+    names = _names(ops, at_name)
     extents = _extents(ops, at_extent)
     changes = _changes(ops, at_change)
     others = ops.decode_one_by_one(at_other)
     index = np.empty(len(ops.kind), dtype=np.int64)
-    for at in (at_inode, at_extent, at_change, at_other):
+    for at in (at_inode, at_name, at_extent, at_change, at_other):
         index[at] = np.arange(len(at))
     definitions = np.cumsum(ops.kind == layout.OP_EXTENT)
     changes["definitions"] = definitions[at_change]
     good = int(np.searchsorted(ops.record, ops.good))
     listed = np.flatnonzero(ops.kind[:good] != layout.OP_EXTENT)
-    at_inode, at_extent, at_change = (
-        at[: np.searchsorted(at, good)] for at in (at_inode, at_extent, at_change)
+    at_inode, at_name, at_extent, at_change = (
+        at[: np.searchsorted(at, good)] for at in (at_inode, at_name, at_extent, at_change)
     )
     return OperationColumns(
         good_records=ops.good,
@@ -266,6 +297,9 @@ def decode(
         indexes=index[listed],
         inos=inos[: len(at_inode)],
         modes=modes[: len(at_inode)],
+        names=names[: len(at_name)],
+        parents=ops.column(at_name, layout.OP_NAME_DTYPE, "parent"),
+        meant=ops.column(at_name, layout.OP_NAME_DTYPE, "ino"),
         extents=extents[: len(at_extent)],
         extent_records=ops.record[at_extent],
         changes=changes[: len(at_change)],

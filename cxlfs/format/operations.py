@@ -227,11 +227,16 @@ class _MalformedError(Exception):
     """A body that does not fit its operation; decode() turns it into CorruptionError."""
 
 
+def is_name(name: bytes) -> bool:
+    """Whether that can be a name in a directory, but for its length."""
+    return not (b"/" in name or b"\0" in name or name in (b".", b".."))
+
+
 def _name(data: bytes, start: int, length: int, end: int) -> bytes:
     name = data[start : start + length]
     if not 0 < length <= layout.NAME_BYTES_MAX or start + length > end:
         raise _MalformedError("name length")
-    if b"/" in name or b"\0" in name or name in (b".", b".."):
+    if not is_name(name):
         raise _MalformedError("name")
     return name
 

@@ -214,20 +214,22 @@ class Engine:
             raise bad_input(code, "extent", extent_id)
 
     def replay(
-        self, infos: Rows, changes: Rows, contents: list[FileMap], data: bytes | bytearray
+        self, infos: Rows, changes: Rows, contents: list[FileMap | int], data: bytes | bytearray
     ) -> ReplayStop | None:
         """:meth:`define` and ``FileMap.replay`` in the order of the records in ``data``.
 
         Change i (CHANGE_DTYPE) is one of ``contents[i]`` behind its first ``definitions`` of
-        ``infos``; checksums and references stand in ``data``. None: all took effect. Else what
-        comes before the stop did. Raises OutOfMemoryError.
+        ``infos``, or of that which :meth:`import_contents` made there; checksums and references
+        stand in ``data``. None: all took effect. Else what comes before the stop did. Raises
+        OutOfMemoryError.
         """
         rows = ffi.from_buffer("cxl_extent_info[]", np.ascontiguousarray(infos))
         list_ = ffi.from_buffer("cxl_change[]", np.ascontiguousarray(changes))
         invariant(infos.dtype == EXTENT_INFO_DTYPE, "definitions have the layout of C")
         invariant(changes.dtype == CHANGE_DTYPE, "changes have the layout of C")
         invariant(len(list_) == len(contents), "a content for each change")
-        maps = ffi.new("cxl_map *[]", FileMap.handles(contents) or [ffi.NULL])
+        addresses = [each if isinstance(each, int) else each.address for each in contents]
+        maps = ffi.from_buffer("cxl_map *[]", np.array(addresses, dtype=np.uintp))
         defined, changed = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         code = lib.cxl_engine_replay(
             self.handle,

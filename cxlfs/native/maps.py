@@ -112,6 +112,11 @@ class FileMap:
             raise _closed()
         return handle
 
+    @property
+    def address(self) -> int:
+        """Of :attr:`handle`, as :meth:`at` takes it."""
+        return int(ffi.cast("uintptr_t", self.handle))
+
     def clone(self, counting: int = 0) -> FileMap:
         """The same content, clean and without a lease; it counts as ``extents.Counting`` says."""
         out = ffi.new("cxl_map **")

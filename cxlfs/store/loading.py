@@ -11,7 +11,9 @@ Invariants
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +21,8 @@ import numpy as np
 from cxlfs.format import image_columns
 from cxlfs.format.image import require
 from cxlfs.native.maps import FileMap
-from cxlfs.store.namespace import FileKind, Namespace, entries_of, kind_of
+from cxlfs.store.beside import Beside
+from cxlfs.store.namespace import FileKind, Namespace, kind_of
 from cxlfs.store.sleepers import REFERENCES_MAX, SleeperColumns, Sleepers
 from cxlfs.types import ROOT_INO
 
@@ -27,8 +30,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cxlfs.format.image import ImageInfo
-    from cxlfs.format.image_columns import ImageColumns
-    from cxlfs.native.extents import Engine
+    from cxlfs.format.image_columns import DataColumns, ImageColumns, NameColumns
+    from cxlfs.native.extents import Engine, Rows
 
 _TYPE_BITS = 0o170000
 
@@ -37,37 +40,53 @@ def load(
     data: bytes | bytearray, engine: Engine, *, uuid: bytes, header_crc: int
 ) -> tuple[Namespace, ImageInfo]:
     """Fill an empty engine and make the namespace; raises CorruptionError."""
-    columns = image_columns.decode(data, uuid=uuid, header_crc=header_crc)
-    engine.define(columns.extents, columns.checksums)
-    contents = columns.contents
-    maps = engine.import_contents(
-        contents.owners, contents.sizes, contents.firsts, contents.references
-    )
+    data_columns = image_columns.decode_data(data, uuid=uuid, header_crc=header_crc)
+    with Beside(partial(_fill, engine, data_columns)) as filling:
+        columns = image_columns.decode_rest(data_columns)
+        entries = _entries(columns.names)
+        order = np.argsort(data_columns.inodes["ino"], kind="stable")
+        asleep = _sleepers(columns, order)
+        maps = filling.result()
+    info, contents = data_columns.info, data_columns.contents
     namespace = Namespace()
-    namespace.inodes.put_to_sleep(Sleepers(engine, _sleepers(columns, maps)))
-    _wake(namespace, columns)
+    addresses = np.zeros(len(order), dtype=np.uintp)
+    addresses[contents.live_places] = maps[contents.live]
+    asleep = dataclasses.replace(asleep, contents=addresses[order])
+    namespace.inodes.put_to_sleep(Sleepers(engine, asleep))
+    _wake(namespace, data_columns.inodes)
     asides = zip(contents.owners[contents.asides].tolist(), maps[contents.asides], strict=True)
     for ino, address in asides:
         namespace.inodes[ino].aside = FileMap.at(engine, ino, int(address))
-    _load_names(namespace, columns)
+    for ino, names in entries:
+        namespace.inodes[ino].entries = names
+    namespace.name_bytes += int(columns.names.rows["name_bytes"].sum())
+    namespace.string_items += len(columns.names.rows)
     for ino, name, value in columns.xattrs:
         namespace.set_xattr(namespace.inodes[ino], name, value)
     for ino, target in columns.targets:
         namespace.set_target(namespace.inodes[ino], target)
     root = namespace.inodes[ROOT_INO]
     root.links, root.parent = 1, ROOT_INO
-    namespace.next_ino = columns.info.next_ino
-    return namespace, columns.info
+    namespace.next_ino = info.next_ino
+    return namespace, info
 
 
-def _sleepers(columns: ImageColumns, maps: npt.NDArray[np.uintp]) -> SleeperColumns:
-    """All inodes of the image; nothing of this keeps the bytes of the image."""
-    inodes, contents, names = columns.inodes, columns.contents, columns.names
+def _fill(engine: Engine, columns: DataColumns) -> npt.NDArray[np.uintp]:
+    """Extents and contents into the engine, and where each content is now. Python waits for
+    nothing of it: it is the longer half of loading.
+    """
+    engine.define(columns.extents, columns.checksums)
+    contents = columns.contents
+    return engine.import_contents(
+        contents.owners, contents.sizes, contents.firsts, contents.references
+    )
+
+
+def _sleepers(columns: ImageColumns, order: npt.NDArray[np.int64]) -> SleeperColumns:
+    """All inodes of the image, but for their contents; nothing of this keeps the bytes of it."""
+    inodes, names = columns.data.inodes, columns.names
     name_indexes = np.full(len(inodes), -1, dtype=np.int64)
     name_indexes[names.meant] = np.arange(len(names.meant))
-    addresses = np.zeros(len(inodes), dtype=np.uintp)
-    addresses[contents.live_places] = maps[contents.live]
-    order = np.argsort(inodes["ino"], kind="stable")
     return SleeperColumns(
         rows=inodes[order],
         links=columns.links[order],
@@ -75,13 +94,12 @@ def _sleepers(columns: ImageColumns, maps: npt.NDArray[np.uintp]) -> SleeperColu
         parents=columns.parents[order],
         name_indexes=name_indexes[order],
         names=names.names,
-        contents=addresses[order],
+        contents=np.empty(0, dtype=np.uintp),
     )
 
 
-def _wake(namespace: Namespace, columns: ImageColumns) -> None:
+def _wake(namespace: Namespace, inodes: Rows) -> None:
     """Whatever others expect to be awake; and count all kinds."""
-    inodes = columns.inodes
     types, which, counts = np.unique(
         inodes["mode"] & _TYPE_BITS, return_inverse=True, return_counts=True
     )
@@ -95,17 +113,16 @@ def _wake(namespace: Namespace, columns: ImageColumns) -> None:
         namespace.inodes.get(ino)
 
 
-def _load_names(namespace: Namespace, columns: ImageColumns) -> None:
-    """Into their directories; what they say of their inodes is told already."""
-    rows, names, inodes = columns.names.rows, columns.names.names, namespace.inodes
-    parents, children = rows["parent"], rows["ino"].tolist()
+def _entries(names: NameColumns) -> list[tuple[int, dict[bytes, int]]]:
+    """Each directory and its names; what they say of their inodes is told already."""
+    parents, children = names.rows["parent"], names.rows["ino"].tolist()
     borders = np.flatnonzero(parents[1:] != parents[:-1]) + 1
-    for first, end in itertools.pairwise([0, *borders.tolist(), len(rows)]):
+    found: dict[int, dict[bytes, int]] = {}
+    for first, end in itertools.pairwise([0, *borders.tolist(), len(names.rows)]):
         if first == end:
             break
-        entries = entries_of(inodes[int(parents[first])])
+        entries = found.setdefault(int(parents[first]), {})
         before = len(entries)
-        entries.update(zip(names[first:end], children[first:end], strict=True))
+        entries.update(zip(names.names[first:end], children[first:end], strict=True))
         require(len(entries) == before + end - first, "a name appears twice")
-    namespace.name_bytes += int(rows["name_bytes"].sum())
-    namespace.string_items += len(rows)
+    return list(found.items())

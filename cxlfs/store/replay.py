@@ -25,6 +25,7 @@ from cxlfs.format import layout, operation_columns, operations
 from cxlfs.native.extents import MOVE_DTYPE
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind, Inode, Namespace
+from cxlfs.store.replay_runs import Run, middle_of, plain_runs
 
 if TYPE_CHECKING:
     from cxlfs.format.journal_reader import RecordBatch
@@ -46,7 +47,7 @@ class _Changes:
         self._batch = batch
         self._found = found
         self._defined = self._changed = 0
-        self.contents: list[FileMap] = []
+        self.contents: list[FileMap | int] = []
         """Those that the first of the changes are of."""
 
     def flush(self, definitions: int) -> None:
@@ -65,27 +66,6 @@ class _Changes:
             else:
                 record = found.extent_records[defined + (stop.definition or 0)]
             raise _contradiction(self._batch, int(record), stop.error) from stop.error
-
-
-def _live(inode: Inode | None) -> FileMap | None:
-    return None if inode is None else inode.live
-
-
-def _plain_runs(found: OperationColumns) -> list[tuple[int, int]]:
-    """Where many inode and content operations follow each other, from the start of a record on."""
-    plain = found.kinds == layout.OP_INODE
-    plain[found.kinds == layout.OP_CONTENT] = ~found.asides
-    others = np.flatnonzero(~plain)
-    firsts = np.concatenate(([0], others + 1))
-    ends = np.concatenate((others, [len(plain)]))
-    long = ends - firsts >= _RUN_MIN
-    runs = []
-    for first, end in zip(firsts[long].tolist(), ends[long].tolist(), strict=True):
-        before = found.records[first - 1] if first else -1
-        begin = first + int(np.searchsorted(found.records[first:end], before + 1))
-        if begin < end:
-            runs.append((begin, end))
-    return runs
 
 
 def _contradiction(
@@ -117,8 +97,6 @@ class Replayer:
         self._move_targets: set[int] = set()  # where they go
         self._dropped: list[FileMap] = []  # of inodes that are gone; changes to them may be waiting
         self._apply: dict[type, Callable[..., None]] = {
-            operations.LinkOperation: self._link,
-            operations.UnlinkOperation: self._unlink,
             operations.SymlinkOperation: self._symlink,
             operations.XattrSetOperation: self._xattr_set,
             operations.XattrRemoveOperation: self._xattr_remove,
@@ -160,12 +138,9 @@ class Replayer:
         """All operations but definitions, in order; contents are only put down for the engine."""
         done, self._record = 0, 0
         try:
-            for first, end in _plain_runs(found):
+            for first, end in plain_runs(found, _RUN_MIN, self.namespace.next_ino):
                 self._in_order(found, done, first)
-                self._reap()
-                self._follow_moves()
-                if not self._together(found, first, end):
-                    self._in_order(found, first, end)
+                self._together(batch, found, first, end)
                 done = end
             self._in_order(found, done, len(found.kinds))
             self._reap()
@@ -192,36 +167,30 @@ class Replayer:
                 self._inode(int(found.inos[index]), int(found.modes[index]), index)
             elif kind == layout.OP_CONTENT:
                 self._content(int(found.change_inos[index]), aside=bool(found.asides[index]))
+            elif kind == layout.OP_LINK:
+                self._link(int(found.parents[index]), found.names[index], int(found.meant[index]))
+            elif kind == layout.OP_UNLINK:
+                self.namespace.unlink(int(found.parents[index]), found.names[index])
             else:
                 op = found.others[index]
                 self._definitions = found.other_definitions[index]
                 self._apply[type(op)](op)
 
-    def _together(self, found: OperationColumns, first: int, end: int) -> bool:
-        """Inode and content operations [first, end) of files that exist; False, and nothing is
-        changed, when they do not or when something is wrong. Each file is looked at once.
-        """
-        get = self.namespace.inodes.get
-        kinds, indexes = found.kinds[first:end], found.indexes[first:end]
-        rows, changes = indexes[kinds == layout.OP_INODE], indexes[kinds == layout.OP_CONTENT]
-        inos, which = np.unique(found.inos[rows], return_inverse=True)
-        owners, whose = np.unique(found.change_inos[changes], return_inverse=True)
-        inodes = [get(ino) for ino in inos.tolist()]
-        modes = np.array([0 if inode is None else inode.mode for inode in inodes], dtype=np.uint32)
-        if ((modes[which] ^ found.modes[rows]) & _TYPE_BITS).any():
-            return False
-        contents = [_live(get(ino)) for ino in owners.tolist()]
-        if None in contents or None in inodes:
-            return False
-        last = np.empty(len(inos), dtype=np.int64)
-        last[which] = rows  # of equal indexes the last one counts
-        self._attributes.update(zip(inos.tolist(), last.tolist(), strict=True))
-        self._changes.contents.extend(np.array(contents, dtype=object)[whose].tolist())
-        last = np.empty(len(owners), dtype=np.int64)
-        last[whose] = found.change_records[changes]
-        self._commits.update(zip(owners.tolist(), last.tolist(), strict=True))
-        self._record = int(found.records[end - 1])
-        return True
+    def _together(self, batch: RecordBatch, found: OperationColumns, first: int, end: int) -> None:
+        """A run, see ``replay_runs``, at once: or in two parts, as long as that is worth it."""
+        self._reap()
+        self._follow_moves()
+        done = Run(self.namespace, found, first, end).apply(self.engine, batch.rows)
+        if done is not None:
+            self._attributes.update(done.attributes)
+            self._commits.update(done.commits)
+            self._changes.contents.extend(done.contents)
+            self._record = int(found.records[end - 1])
+        elif end - first < 2 * _RUN_MIN or (middle := middle_of(found, first, end)) == end:
+            self._in_order(found, first, end)
+        else:
+            self._together(batch, found, first, middle)
+            self._together(batch, found, middle, end)
 
     def _inode(self, ino: int, mode: int, row: int) -> None:
         inode = self.namespace.inodes.get(ino)
@@ -268,16 +237,11 @@ class Replayer:
 
     # --- the rarer operations ---------------------------------------------------------------
 
-    def _link(self, op: operations.LinkOperation) -> None:
-        inode = self.namespace.get(op.ino)
-        if inode.entries is not None and (
-            inode.links or self.namespace.is_below(op.parent, op.ino)
-        ):
+    def _link(self, parent: int, name: bytes, ino: int) -> None:
+        inode = self.namespace.get(ino)
+        if inode.entries is not None and (inode.links or self.namespace.is_below(parent, ino)):
             raise InvalidArgumentError("a directory has one name and cannot lie below itself")
-        self.namespace.link(op.parent, op.name, op.ino)
-
-    def _unlink(self, op: operations.UnlinkOperation) -> None:
-        self.namespace.unlink(op.parent, op.name)
+        self.namespace.link(parent, name, ino)
 
     def _symlink(self, op: operations.SymlinkOperation) -> None:
         inode = self.namespace.get(op.ino)

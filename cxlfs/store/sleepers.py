@@ -1,7 +1,9 @@
-"""Inodes of a metadata image that nobody has asked for yet: columns, of which objects are made one
-by one. A million of them as objects would take two seconds of an opening and 600 MB.
+"""Inodes of a metadata image, and those that the journal made, that nobody has asked for yet:
+columns, of which objects are made one by one. A million of them as objects would take two seconds
+of an opening and 600 MB.
 
-Never here: loading the image (``loading``), anything that changes: what changes is awake.
+Never here: loading the image (``loading``), reading the journal (``replay_runs``), anything that
+changes: what changes is awake.
 
 Invariants
 - After loading no directory sleeps, no symbolic link, nothing with extended attributes, with
@@ -10,6 +12,7 @@ Invariants
 - Nothing has changed about a sleeper since it was loaded, and every operation on an inode asks for
   it first: so a row here is what an image says of it, but for its references, which the engine has.
 - A content belongs to the engine until its inode wakes up, then to that.
+- Numbers go up from one block of columns to the next one.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cxlfs.errors import invariant
 from cxlfs.format import layout
 from cxlfs.native.maps import FileMap
 from cxlfs.native.snapshot import references_at
@@ -51,6 +55,27 @@ class SleeperColumns:
     contents: npt.NDArray[np.uintp]
 
 
+class _Block:
+    """Columns that came together; ``first_row``: how many rows come before them."""
+
+    __slots__ = ("columns", "first_row", "inos", "is_awake")
+
+    def __init__(self, columns: SleeperColumns, first_row: int) -> None:
+        self.columns = columns
+        self.first_row = first_row
+        self.inos = np.ascontiguousarray(columns.rows["ino"]).data
+        self.is_awake = np.zeros(len(columns.rows), dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.inos)
+
+    def find(self, ino: int) -> int | None:
+        """The row of a number that sleeps."""
+        row = bisect.bisect_left(self.inos, ino)
+        known = row < len(self.inos) and self.inos[row] == ino and not self.is_awake[row]
+        return row if known else None
+
+
 class Sleepers:
     """See the module. ``export_number``, ``exported``: the last metadata image that was begun has
     taken down so many rows.
@@ -58,37 +83,54 @@ class Sleepers:
 
     def __init__(self, engine: Engine, columns: SleeperColumns) -> None:
         self._engine = engine
-        self._columns = columns
-        inos = np.ascontiguousarray(columns.rows["ino"])
-        self._inos = inos.data
-        self._is_awake = np.zeros(len(inos), dtype=np.bool_)
-        self._count = len(inos)
-        self.row_count = len(inos)
+        self._blocks: list[_Block] = []
+        self._firsts: list[int] = []  # number of each block
+        self._count = 0
+        self.last_ino = 0
+        """Those that are added have larger numbers."""
+        self.row_count = 0
         self.export_number = 0
         self.exported = 0
+        self.add(columns)
+
+    def add(self, columns: SleeperColumns) -> None:
+        """More of them, all with larger numbers, before any image is begun."""
+        if len(columns.rows):
+            block = _Block(columns, self.row_count)
+            invariant(block.inos[0] > self.last_ino, "those that go to sleep are new")
+            self._blocks.append(block)
+            self._firsts.append(block.inos[0])
+            self.last_ino = block.inos[-1]
+            self._count += len(block)
+            self.row_count += len(block)
 
     def __len__(self) -> int:
         return self._count
 
-    def _find(self, ino: int) -> int | None:
-        row = bisect.bisect_left(self._inos, ino)
-        known = row < self.row_count and self._inos[row] == ino and not self._is_awake[row]
-        return row if known else None
+    def _find(self, ino: int) -> tuple[_Block, int] | None:
+        index = bisect.bisect_right(self._firsts, ino)
+        if not index:
+            return None
+        block = self._blocks[index - 1]
+        row = block.find(ino)
+        return None if row is None else (block, row)
 
     def __contains__(self, ino: object) -> bool:
         return isinstance(ino, int) and self._find(ino) is not None
 
     def __iter__(self) -> Iterator[int]:
-        for row in range(self.row_count):
-            if not self._is_awake[row]:
-                yield self._inos[row]
+        for block in self._blocks:
+            for row in range(len(block)):
+                if not block.is_awake[row]:
+                    yield block.inos[row]
 
     def wake(self, ino: int) -> Inode | None:
         """Make the object, once; None: no such number sleeps."""
-        row = self._find(ino)
-        if row is None:
+        found = self._find(ino)
+        if found is None:
             return None
-        columns = self._columns
+        block, row = found
+        columns = block.columns
         address = int(columns.contents[row])
         ino, mode, uid, gid, rdev, flags, _, *others = columns.rows[row].item()
         atime, mtime, ctime, birth, commit_lsn, commit_ns, *_ = others
@@ -102,11 +144,18 @@ class Sleepers:
             live=FileMap.at(self._engine, ino, address) if address else None,
             subdirectories=int(columns.subdirectories[row]),
         )
-        if row < self.exported:
+        if block.first_row + row < self.exported:
             inode.exported = self.export_number
-        self._is_awake[row] = True
+        block.is_awake[row] = True
         self._count -= 1
         return inode
+
+    def all(self) -> Iterator[Inode]:
+        """Wake everyone."""
+        for ino in list(self):
+            inode = self.wake(ino)
+            if inode is not None:
+                yield inode
 
     def begin_export(self, number: int) -> None:
         """An image is begun that takes the rows from the first on; see ``exported``."""
@@ -123,10 +172,25 @@ class Sleepers:
         """What an image says of those among rows [first, end) that sleep, and their references.
         Raises OutOfMemoryError.
         """
-        asleep = np.flatnonzero(~self._is_awake[first:end]) + first
-        rows, contents = self._columns.rows[asleep], self._columns.contents[asleep]
+        parts = [
+            (block.columns.rows[asleep], block.columns.contents[asleep])
+            for block, asleep in self._asleep(first, end)
+        ]
+        rows = np.concatenate([np.empty(0, layout.IMAGE_INODE_DTYPE), *(each for each, _ in parts)])
+        contents = np.concatenate([np.empty(0, np.uintp), *(each for _, each in parts)])
         files = contents != 0
         sizes, counts, references = references_at(self._engine, contents[files])
         rows["size"][files], rows["ref_count"][files] = sizes, counts
         rows["reserved"] = 0
         return rows, references
+
+    def _asleep(self, first: int, end: int) -> Iterator[tuple[_Block, npt.NDArray[np.int64]]]:
+        """The blocks that rows [first, end) lie in, and which of their rows sleep."""
+        index = bisect.bisect_right(self._blocks, first, key=lambda block: block.first_row) - 1
+        while first < end:
+            block = self._blocks[index]
+            inside = first - block.first_row
+            count = min(end - first, len(block) - inside)
+            yield block, np.flatnonzero(~block.is_awake[inside : inside + count]) + inside
+            first += count
+            index += 1

@@ -13,7 +13,7 @@ from cxlfs.errors import CorruptionError
 from cxlfs.format import journal_reader, operations
 from cxlfs.format.journal_reader import RecordBatch
 from cxlfs.media import Media, MemoryMedia
-from cxlfs.store import Store, StoreOptions, replay
+from cxlfs.store import Store, StoreOptions, replay, replay_runs
 from cxlfs.store.replay import Replayer
 from tests.support.corrupt import populated_media
 from tests.support.fuzz_operations import OperationMaker
@@ -77,6 +77,7 @@ def each_way(media: Media, rng: random.Random) -> Iterator[tuple[str, State]]:
             if way == "at random":
                 patch.setattr(Replayer, "apply", divided(lambda left: rng.randint(1, left)))
             patch.setattr(replay, "_RUN_MIN", 1 << 40 if way == "never together" else 1)
+            patch.setattr(replay_runs, "_ASLEEP_MIN", rng.choice((1, 1 << 40)))
             yield way, state_of(media)
 
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from cxlfs.store import Store, defragmenter, sleepers
+from cxlfs.store import Store, defragmenter, replay, replay_runs, sleepers
 from cxlfs.store.paths import name_of
 from cxlfs.verify.columns import columns_of_media, columns_of_store
 from tests.support.shop import Shop, close
@@ -123,11 +123,67 @@ def verbs_on(store: Store, rng: random.Random, ino: int) -> list[Callable[[], ob
     ]
 
 
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few records there are, the files that they make go to sleep."""
+    monkeypatch.setattr(replay, "_RUN_MIN", 1)
+    monkeypatch.setattr(replay_runs, "_ASLEEP_MIN", 1)
+
+
+def crashed(shop: Shop, store: Store, count: int) -> tuple[Store, list[int]]:
+    """As ``filled``, half of the files by the journal: in three directories, one after the other,
+    so that they are no single run.
+    """
+    store, inos = filled(shop, store, count // 2)
+    for name in (b"c", b"d", b"e"):
+        directory = store.make_directory(1, name, 0o755, 0, 0).ino
+        inos += [
+            write_file(store, directory, b"f%d" % number, bytes([number]) * 100)
+            for number in range(count // 6)
+        ]
+    return shop.reopen(store, clean=False), inos
+
+
+@pytest.mark.usefixtures("together")
+def test_files_of_the_journal_sleep_too(shop: Shop, store: Store) -> None:
+    """But for those that later records change, and those in many pieces."""
+    store, inos = crashed(shop, store, 60)
+    inodes = store.namespace.inodes
+    assert len(inodes.awake()) == 6
+    assert len(inodes) == 67
+    assert set(inos) < set(inodes)
+    before = {ino: store.get_attributes(ino) for ino in inos}
+    assert all(attributes.size == 100 for attributes in before.values())
+    assert store.lookup(store.lookup(1, b"d").ino, b"f3").ino == inos[43]
+    inode = store.namespace.get(inos[43])
+    assert (inode.name, inode.links, inode.commit_lsn > 0) == (b"f3", 1, True)
+    changed = write_file(store, 1, b"changed", b"x")
+    pieces = write_file(store, 1, b"pieces", b"")
+    handle = store.open_file(pieces, os.O_WRONLY)
+    for number in range(sleepers.REFERENCES_MAX + 1):
+        store.write(handle, number * 8192, b"piece")
+    close(store, handle)
+    store.set_xattr(changed, b"user.x", b"y")
+    plain = write_file(store, 1, b"plain", b"x")
+    store = shop.reopen(store, clean=False)
+    awake = {inode.ino for inode in store.namespace.inodes.awake()}
+    assert {changed, pieces} < awake
+    assert plain not in awake
+    assert {ino: store.get_attributes(ino) for ino in inos} == before
+
+
+@pytest.mark.usefixtures("together")
+@pytest.mark.parametrize("fill", [filled, crashed])
 @pytest.mark.parametrize("seed", range(12), ids="seed={}".format)
-def test_an_image_of_sleepers_is_of_one_moment(shop: Shop, store: Store, seed: int) -> None:
+def test_an_image_of_sleepers_is_of_one_moment(
+    shop: Shop,
+    store: Store,
+    seed: int,
+    fill: Callable[[Shop, Store, int], tuple[Store, list[int]]],
+) -> None:
     """Woken before they were taken down, after that, and never; changed or only looked at."""
     rng = random.Random(seed)
-    store, inos = filled(shop, store, 40)
+    store, inos = fill(shop, store, 42)
     with small_slices():
         expected = told_by(columns_of_store(store))
         store.volume.rollovers.begin()

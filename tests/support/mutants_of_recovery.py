@@ -264,7 +264,7 @@ def version_kept_aside_becomes_the_content(patch: Patch) -> None:
         original(self, ino, aside=False)
 
     patch.setattr(replay.Replayer, "_content", content)
-    patch.setattr(replay.Replayer, "_together", lambda *_: False)
+    patch.setattr(replay, "plain_runs", lambda *_: [])
 
 
 @mutant("one/LINE/change_mode", 10)

@@ -118,10 +118,11 @@ def test_round_trip(store: Store) -> None:
 def contents(data: bytes) -> list[object]:
     """What an image says, in whatever order it stands there."""
     head, _ = take_apart(data)
-    columns = image_columns.decode(
+    data_columns = image_columns.decode_data(
         data, uuid=head[0]["uuid"].tobytes(), header_crc=int(head[0]["crc"])
     )
-    of, names = columns.contents, columns.names
+    columns = image_columns.decode_rest(data_columns)
+    of, names = data_columns.contents, columns.names
     references = [
         (owner, size, of.references[first:end].tolist())
         for owner, size, first, end in zip(
@@ -131,11 +132,11 @@ def contents(data: bytes) -> list[object]:
         )
     ]
     extents = [
-        (number, offset, length, columns.checksums[index : index + count].tolist())
-        for number, offset, length, index, _, count in columns.extents.tolist()
+        (number, offset, length, data_columns.checksums[index : index + count].tolist())
+        for number, offset, length, index, _, count in data_columns.extents.tolist()
     ]
     return [
-        sorted(columns.inodes.tolist()),
+        sorted(data_columns.inodes.tolist()),
         sorted(zip(names.rows[["parent", "ino"]].tolist(), names.names, strict=True)),
         sorted(references, key=itemgetter(0)),
         extents,

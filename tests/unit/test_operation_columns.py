@@ -59,6 +59,11 @@ def put_together(data: bytes, found: OperationColumns) -> list[list[Operation]]:
             op = operations.ContentOperation(
                 ino, aside, int(change["cut"]), int(change["size"]), refs
             )
+        elif kind == layout.OP_LINK:
+            meant = int(found.meant[index])
+            op = operations.LinkOperation(int(found.parents[index]), meant, found.names[index])
+        elif kind == layout.OP_UNLINK:
+            op = operations.UnlinkOperation(int(found.parents[index]), found.names[index])
         else:
             op = found.others[index]
         result[record].append(op)
