@@ -12,6 +12,7 @@ from cxlfs.errors import CorruptionError
 from cxlfs.media import Granularity
 from cxlfs.native.extents import LIVE_RANGE_DTYPE, Engine, FileMap
 from cxlfs.store import Store, mover
+from cxlfs.store.space import State
 from tests.support.shop import Shop, close, create, open_for_overwrite
 from tests.support.stores import clean_round, picture, read_file, write_file
 
@@ -36,6 +37,43 @@ def clean_everything(store: Store) -> int:
         if not clean_round(store, 0.9):
             break
     return store.volume.counters.cleaned_segments - before
+
+
+@pytest.mark.parametrize(
+    ("old", "young"),
+    [((0.95, 100), (0.80, 10)), ((0.90, 100), (0.80, 30)), ((0.60, 30), (0.40, 8))],
+)
+def test_emptier_segments_come_before_older_ones(
+    store: Store, monkeypatch: pytest.MonkeyPatch, old: tuple[float, int], young: tuple[float, int]
+) -> None:
+    """(part that is alive, age); room · age / cost would move what is old and nearly full."""
+    assert _first_candidate(store, monkeypatch, old, young) == 1
+
+
+def test_old_segments_come_before_ones_as_empty(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written a moment ago will die by itself, if anything does."""
+    assert _first_candidate(store, monkeypatch, (0.50, 100), (0.45, 5)) == 0
+
+
+def _first_candidate(
+    store: Store, monkeypatch: pytest.MonkeyPatch, *segments: tuple[float, int]
+) -> int:
+    """Which of ``segments`` is compacted first, were these all."""
+    space = store.volume.space
+    indexes = [index for index, state in enumerate(space.states) if state is State.FREE]
+    usage = np.zeros(len(space.states), dtype=np.uint64)
+    states, born = list(space.states), list(space.born)
+    for index, (part, age) in zip(indexes, segments, strict=False):
+        usage[index] = int(part * store.volume.superblock.segment_payload_bytes)
+        states[index], born[index] = State.DATA, space.next_epoch - age
+    with monkeypatch.context() as patch:
+        patch.setattr(space, "states", states)
+        patch.setattr(space, "born", born)
+        patch.setattr(Engine, "usage", lambda _engine: usage)
+        found = store.cleaner.candidates(0.99)
+    return indexes.index(found[0][0])
 
 
 @pytest.mark.parametrize("clean", [False, True])

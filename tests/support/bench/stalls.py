@@ -25,6 +25,9 @@ from tests.support.bench.targets import make_store, run_cxlfs, served, warm
 from tests.support.bench.victims import Victims
 
 FULL_SHARE = 0.95
+STEADY_SHARE = 0.876
+"""So much of an empty store, as a file of which every block lies by itself, is 95 % by ``df``: its
+metadata takes the rest."""
 LONGEST_SECONDS = 120.0
 """A scenario that waits for something to happen gives up after this."""
 _CHUNK_COUNT = 16
@@ -213,12 +216,13 @@ def _amplify_checkpoints(place: Place) -> Figures:
     return _amplification(place, act)
 
 
-def _fill_with_one(place: Place) -> None:
-    """To 95 %, with one file."""
+def _fill_with_one(place: Place, share: float = FULL_SHARE) -> None:
+    """With one file, to 95 % if nothing else is said."""
     size_bytes, free_bytes = _room(place)
+    most = int((1 - share) * size_bytes) + MIB
     with (place.directory / "large").open("wb", buffering=0) as file:
-        while free_bytes > (1 - FULL_SHARE) * size_bytes + MIB:
-            for _ in range(_CHUNK_COUNT if free_bytes > 4 * _CHUNK_COUNT * MIB else 1):
+        while free_bytes > most:
+            for _ in range(_CHUNK_COUNT if free_bytes > most + 2 * _CHUNK_COUNT * MIB else 1):
                 file.write(offenders.BLOCK)
             _, free_bytes = _room(place)
 
@@ -227,6 +231,20 @@ def _amplify_scattered(place: Place) -> Figures:
     count = place.scaled(100_000, 5000)
     given = [(place.path("large"), 1, count, 256)]
     return _amplification(place, lambda: sum(together(offenders.scatter, given)))
+
+
+def _fill_with_scattered(place: Place) -> None:
+    """One file, and twice as many writes as it has blocks: nearly each lies by itself."""
+    _fill_with_one(place, STEADY_SHARE)
+    blocks = (place.directory / "large").stat().st_size // len(offenders.PAGE)
+    together(offenders.scatter, [(place.path("large"), 2, 2 * blocks, 256)])
+
+
+def _amplify_steadily(place: Place) -> Figures:
+    found = _amplify_scattered(place)
+    size = os.statvfs(place.directory)
+    used = size.f_blocks - size.f_bfree
+    return {**found, "df_percent": 100 * used / (used + size.f_bavail)}
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -270,6 +288,12 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "amplification_scattered": Scenario(
         "scattered 4 KiB writes to one file, store 95 % full", _amplify_scattered, _fill_with_one
+    ),
+    "amplification_steady": Scenario(
+        "scattered 4 KiB writes to one file of which each block lies by itself, `df` 95 %",
+        _amplify_steadily,
+        _fill_with_scattered,
+        size_bytes=(512 * MIB, 128 * MIB),
     ),
 }
 
