@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
 
 from cxlfs.media import Granularity
-from tests.support.crash import campaign, operations
+from tests.support.crash import campaign, examiner, operations, readings
 from tests.support.crash.bench import new_bench
 from tests.support.crash.levels import TRIPLES, UnitResult, units_of, units_of_each_test_run
 from tests.support.crash.operations import OPERATIONS
@@ -126,3 +127,27 @@ def test_a_unit_is_the_same_each_time(base_seed: int) -> None:
     assert first.images == again.images
     one = campaign.repeat("one/PAGE/append", base_seed, first.images[0])
     assert one.images == first.images[:1]
+
+
+@pytest.mark.parametrize("unit", ["one/LINE/append", "one/PAGE/set_large_xattr"])
+def test_answers_of_readers_stand_for_the_words_they_read(
+    unit: str, base_seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same images are chosen, and found good, as when each is recovered; with fewer of them."""
+    short = campaign.repeat(unit, base_seed, None)
+    monkeypatch.setattr(campaign, "noted_readers", contextlib.nullcontext)
+    long = campaign.repeat(unit, base_seed, None)
+    assert short.images == long.images
+    assert short.failures == long.failures == []
+    assert short.recoveries < long.recoveries
+
+
+def test_an_answer_that_says_too_little_is_noticed(
+    base_seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images with different records would be taken for the same."""
+    monkeypatch.setattr(readings, "_told", lambda *_: b"anything")
+    assert campaign.repeat("one/LINE/append", base_seed, None).failures
+    monkeypatch.setattr(examiner, "IN_FULL_EVERY", 1)
+    problems = [f.problem for f in campaign.repeat("one/LINE/append", base_seed, None).failures]
+    assert any("equal words and equal records" in problem for problem in problems)

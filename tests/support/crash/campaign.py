@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.crash.levels import UnitResult, run_unit, units_of
+from tests.support.crash.readings import noted_readers
 from tests.support.crash.runner import Failure
 from tests.support.crash.world import fixed_world
 
@@ -192,7 +193,7 @@ def prepared() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     gc.disable()
     try:
-        with fixed_world():
+        with fixed_world(), noted_readers():
             yield
     finally:
         gc.enable()

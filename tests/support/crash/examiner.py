@@ -6,10 +6,11 @@ An image is judged in two executions, each beginning with nothing but the media:
 2. *tail*: a second opening must show the same; verify must find nothing; then files are created,
    overwritten and renamed, and everything is deleted: no byte may stay behind.
 
-Both are remembered by what they read (:mod:`.footprint`): an outcome is used again only where the
-bytes that decided it are the same, so that every distinct image is judged in full. Verify right
-after the recovery reads what the crash left of the old journal too, which is different in every
-torn image: it runs for one recovery in ``VERIFY_EVERY``.
+Both are remembered by what they read (:mod:`.footprint`); where a recovery reads journals, by what
+the reader made of them (:mod:`.readings`). An outcome is used again only where what decided it is
+the same, so that every distinct image is judged. One image in ``IN_FULL_EVERY`` is recovered even
+so: it must come to the outcome that was remembered, and verify runs right behind the recovery.
+There it reads what the crash left of the old journal too, which differs in every torn image.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -27,14 +27,15 @@ from cxlfs.native import EventKind
 from cxlfs.native.extents import Engine
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
-from tests.support.crash.footprint import Durable, Memory, Ranges, words_read
+from tests.support.crash.footprint import Answers, Durable, Memory, words_read
+from tests.support.crash.readings import Question, Reading, ReadingMedia
 from tests.support.crash.tape import State, difference, recovered_state
 from tests.support.crash.world import WORLD
 from tests.support.stores import write_file
 
 STAGE_RECOVERY = 100
 STAGE_TAIL = 200
-VERIFY_EVERY = 32
+IN_FULL_EVERY = 32
 _MADE, _MOVED = b"\xffmade afterwards", b"\xffmoved afterwards"
 
 
@@ -60,24 +61,10 @@ class _Tail:
 class Work:
     """How often what was done, images apart."""
 
+    examined: int = 0
     recoveries: int = 0
     tails: int = 0
     verifications: int = 0
-
-
-class ReadingMedia(SimulatedMedia):
-    """Notes what is read through it, and which extents an engine may read past it."""
-
-    reads: Ranges
-
-    def _read_into(self, offset: int, buffer: Any) -> None:
-        """All that read bytes come by here."""
-        self.reads.append((offset, len(buffer)))
-        super()._read_into(offset, buffer)
-
-    def crc32c(self, offset: int, length: int, seed: int = 0) -> int:
-        self.reads.append((offset, length))
-        return super().crc32c(offset, length, seed)
 
 
 class Examiner:
@@ -88,6 +75,7 @@ class Examiner:
         nothing = cursor.image(cursor.in_flight().none())
         self.media = ReadingMedia(cursor.size_bytes, cursor.granularity, image=nothing)
         self.media.reads = []
+        self.media.readings = []
         self.words: Words = np.frombuffer(self.media.unguarded_memory(), dtype="<u8")
         cursor.drain_settled()
         self.durable = Durable(cursor.durable)
@@ -120,19 +108,44 @@ class Examiner:
             self._memories[depth] = Memory(self.durable), Memory(self.durable)
         outcomes, tails = self._memories[depth]
         change = self.durable.change(indexes, values)
-        known = outcomes.recall(indexes, change)
-        if known is not None:
-            return known
         with self.image_of(indexes, values):
+            known = outcomes.recall(indexes, change, self._answers())
+            self.work.examined += 1
+            in_full = self.work.examined % IN_FULL_EVERY == 0
+            if known is not None and (known.problem is not None or not in_full):
+                return known
             outcome = self._recover(depth)
             read = words_read(self.media.reads, len(self.words))
             self.relevant |= read
+            for reading in self.media.readings:
+                self._looked_at(reading)
             if outcome.state is not None:
-                tail = self._tail(outcome.state, indexes, tails, depth)
+                tail = self._tail(outcome.state, indexes, tails, depth, verify=in_full)
                 outcome = Outcome(outcome.state, tail.problem)
                 read |= tail.read & ~tail.stored_before
-            outcomes.remember(read, indexes, change, outcome)
+            readings = [(reading.question, reading.answer) for reading in self.media.readings]
+            outcomes.remember(read, indexes, change, outcome, readings)
+        if known is not None and (known.state, known.problem) != (outcome.state, outcome.problem):
+            return Outcome(None, "equal words and equal records came to another outcome")
         return outcome
+
+    def _answers(self) -> Answers:
+        """Asks the image that is there now, each question once."""
+        known: dict[Question, bytes] = {}
+
+        def answer(question: Question) -> bytes:
+            if question not in known:
+                reading = question.ask(self.media)
+                self._looked_at(reading)
+                known[question] = reading.answer
+            return known[question]
+
+        return answer
+
+    def _looked_at(self, reading: Reading) -> None:
+        for offset, length in reading.words:
+            end = -(-(offset + length) // WORD_BYTES)
+            self.relevant[offset // WORD_BYTES : end] = True
 
     def log_of_recovery(self, indexes: Indexes, values: Words, depth: int = 0) -> bytes:
         """What a recovery of that image stores, writes back and fences, as the recorder's log."""
@@ -146,6 +159,7 @@ class Examiner:
         self.words[indexes] = values
         self.media.record(on=True)
         self.media.reads.clear()
+        self.media.readings.clear()
         try:
             yield self.media
         finally:
@@ -154,6 +168,7 @@ class Examiner:
     def _recover(self, depth: int) -> Outcome:
         self.work.recoveries += 1
         WORLD.enter(STAGE_RECOVERY + depth)
+        self.media.told_apart = True
         try:
             store = _open(self.media)
             if store.read_only or store.recovery.lost or store.recovery.problems:
@@ -163,13 +178,17 @@ class Examiner:
             store.abandon()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             return Outcome(None, f"recovery: {type(error).__name__}: {error}")
+        finally:
+            self.media.told_apart = False
         return Outcome(found, None)
 
-    def _tail(self, state: State, indexes: Indexes, tails: Memory[_Tail], depth: int) -> _Tail:
+    def _tail(
+        self, state: State, indexes: Indexes, tails: Memory[_Tail], depth: int, *, verify: bool
+    ) -> _Tail:
         """What follows, over the media as recovery left it."""
         stored = self._stored()
         problem = None
-        if self.work.recoveries % VERIFY_EVERY == 0:
+        if verify:
             self.work.verifications += 1
             problem = _verify(self.media)
         changed = np.union1d(indexes, np.flatnonzero(stored))

@@ -5,6 +5,9 @@ but the bytes that it reads. Another image with the same bytes in the same place
 way, whatever stands elsewhere. A *footprint* is the set of words that one execution read; the key
 of an image under it is a hash of those words. An outcome is remembered by footprint and key.
 
+What readers of journals read is told apart (:mod:`.readings`): their answers are part of the key
+in the place of their words.
+
 Hashes are sums of mixed words modulo 2**64, so that the hash of a patched image costs only the
 words patched.
 """
@@ -12,8 +15,8 @@ words patched.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -27,6 +30,8 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 Ranges = list[tuple[int, int]]
 """(media offset, length) of each read, in any order."""
 T = TypeVar("T")
+Answers = Callable[[Any], bytes]
+"""What an image answers to a question."""
 
 
 def words_read(reads: Ranges, word_count: int) -> Mask:
@@ -76,8 +81,11 @@ class Durable:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Footprint(Generic[T]):
+    """``outcomes``: by the hash of the words, then by the answers to ``questions``."""
+
     read: Mask
-    outcomes: dict[int, T] = dataclasses.field(default_factory=dict)
+    questions: tuple[Any, ...]
+    outcomes: dict[int, dict[tuple[bytes, ...], T]] = dataclasses.field(default_factory=dict)
     version: int = -1
     base: int = 0
 
@@ -87,23 +95,42 @@ class Memory(Generic[T]):
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
-        self._footprints: dict[bytes, _Footprint[T]] = {}
+        self._footprints: dict[tuple[bytes, tuple[Any, ...]], _Footprint[T]] = {}
 
-    def recall(self, indexes: Indexes, change: Words) -> T | None:
+    def recall(self, indexes: Indexes, change: Words, answer: Answers | None = None) -> T | None:
         """The outcome of an image that is ``durable`` but for ``indexes``, if it is known."""
         for footprint in self._footprints.values():
-            outcome = footprint.outcomes.get(self._key(footprint, indexes, change))
+            found = footprint.outcomes.get(self._key(footprint, indexes, change))
+            if found is None:
+                continue
+            answers: tuple[bytes, ...] = ()
+            for question in footprint.questions if answer is not None else ():
+                answers += (answer(question),)
+                if not any(known[: len(answers)] == answers for known in found):
+                    break  # the next question would not have been asked
+            outcome = found.get(answers)
             if outcome is not None:
                 return outcome
         return None
 
-    def remember(self, read: Mask, indexes: Indexes, change: Words, outcome: T) -> None:
-        """An execution over this image read the words ``read`` and came to ``outcome``."""
-        name = np.packbits(read).tobytes()
+    def remember(
+        self,
+        read: Mask,
+        indexes: Indexes,
+        change: Words,
+        outcome: T,
+        readings: Sequence[tuple[Any, bytes]] = (),
+    ) -> None:
+        """An execution over this image read the words ``read``, was told ``readings`` (question
+        and answer of each), and came to ``outcome``.
+        """
+        questions = tuple(question for question, _ in readings)
+        name = np.packbits(read).tobytes(), questions
         footprint = self._footprints.get(name)
         if footprint is None:
-            footprint = self._footprints[name] = _Footprint(read)
-        footprint.outcomes[self._key(footprint, indexes, change)] = outcome
+            footprint = self._footprints[name] = _Footprint(read, questions)
+        answers = tuple(answer for _, answer in readings)
+        footprint.outcomes.setdefault(self._key(footprint, indexes, change), {})[answers] = outcome
 
     def _key(self, footprint: _Footprint[T], indexes: Indexes, change: Words) -> int:
         if footprint.version != self._durable.version:
