@@ -153,6 +153,8 @@ class Requests:
         try:
             attributes = self.store.lookup(parent, name)
         except NotFoundError:
+            if self.store.units.removed_at(parent, name) is not None:
+                raise  # it may come back at any time
             self.store.get_attributes(parent)  # only of a directory that exists
             return None
         self.lookups.remember(attributes.ino)

@@ -156,7 +156,11 @@ class Cleaner:
         goes_on = self._victims and not self.volume.space.collect_dead()
         if goes_on and self.compact(FOREGROUND_USED_MAX):
             return True
-        return self.room.make(needed_bytes) or self.compact(FOREGROUND_USED_MAX)
+        return (
+            self.room.make(needed_bytes)
+            or self.compact(FOREGROUND_USED_MAX)
+            or self.room.make_of_removed()
+        )
 
     def _step(self) -> bool:
         space = self.volume.space

@@ -116,7 +116,7 @@ class Store:
         require_room = self.names.require_metadata_room
         self.units = Units(volume, self.versions, mode=options.units, require_room=require_room)
         self.versions.units = self.units
-        room.units = self.units.copies
+        room.units, room.drop_removed = self.units.copies, self.units.drop_removed
         self.attributes = InodeAttributes(volume, require_room=require_room)
         self.reporter = Reporter(volume, self.versions, recovery, self.units)
         self.ranges = Ranges(

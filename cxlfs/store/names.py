@@ -248,7 +248,7 @@ class Names:
         if inode.entries:
             raise NotEmptyError("the directory is not empty")
         self._changing(directory, name, removing=True)
-        transition = self.versions.units.ending(inode)
+        transition = self.versions.units.removing(inode)
         touched = self._touched(directory, self.volume.now())
         self._commit([UnlinkOperation(parent, name), touched, *transition.operations])
         transition.stored()
@@ -357,7 +357,8 @@ class Names:
         ops.append(self._touched(source_directory, now))
         if target_directory is not source_directory:
             ops.append(self._touched(target_directory, now))
-        transition = self.versions.units.ending(inode, target)
+        new_place = (target_directory.ino, new_name)
+        transition = self.versions.units.naming(*new_place, inode, target)
         ops += transition.operations
         self._commit_rename(ops, prepared, inode, (source_directory.ino, name))
         transition.stored()

@@ -28,6 +28,10 @@ class OpenUnit:
     since_ns: int
     changed: float
     marked: bool = False
+    replaces: bool = False
+    """What was there before was removed by a user, who wants its room if there is no other."""
+    place: tuple[int, bytes] | None = None
+    """Directory and name of one that was removed, which can still be undone."""
     followed: bool = False
     writers: dict[Hashable, None] = dataclasses.field(default_factory=dict)
     published: set[int] = dataclasses.field(default_factory=set)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 from cxlfs.errors import CxlfsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cxlfs.store.commits import Commits
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
@@ -52,6 +54,8 @@ class Room:
         self.versions = versions
         self.commits = commits
         self.units: KeptSets = NoSets()
+        self.drop_removed: Callable[[], bool] = lambda: False
+        """Give up what a user has removed; whether something was."""
 
     def make(self, needed_bytes: int) -> bool:
         """Make room for file data, or (0) for metadata; False: nothing of this kind can be had.
@@ -77,6 +81,16 @@ class Room:
             self.free_dead()
             return True
         return False
+
+    def make_of_removed(self) -> bool:
+        """Make room of what a user has removed and a unit remembers, when nothing else has any;
+        False when there is none. Raises as :meth:`make`.
+        """
+        if not self.drop_removed():
+            return False
+        self.units.remove_some()
+        self.free_dead()
+        return True
 
     def free_dead(self) -> None:
         """What is dead, and what metadata that has shrunk leaves."""

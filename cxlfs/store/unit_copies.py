@@ -190,6 +190,11 @@ class Copies:
         made.committed_mtime_ns, made.committed_ctime_ns = made.mtime_ns, made.ctime_ns
         return made
 
+    def empty_like(self, source: Inode, parent: int, name: bytes) -> tuple[Inode, list[Operation]]:
+        """A directory with nothing in it, and what makes it under that name."""
+        made = self._new_inode(source)
+        return made, self._directory_operations(made, source, parent, name)
+
     def _directory_operations(
         self, made: Inode, source: Inode, parent: int, name: bytes
     ) -> list[Operation]:

@@ -36,6 +36,10 @@ class UnitHooks(Protocol):
 
     def ending(self, *inodes: Inode | None) -> Transition: ...
 
+    def removing(self, directory: Inode) -> Transition: ...
+
+    def naming(self, parent: int, name: bytes, *inodes: Inode | None) -> Transition: ...
+
     def publishing(self, parent: int, name: bytes) -> None: ...
 
     def published(self, inode: Inode, *, incomplete: bool) -> None: ...
@@ -71,6 +75,14 @@ class NoUnits:
 
     def ending(self, *inodes: Inode | None) -> Transition:
         del inodes
+        return NO_TRANSITION
+
+    def removing(self, directory: Inode) -> Transition:
+        del directory
+        return NO_TRANSITION
+
+    def naming(self, parent: int, name: bytes, *inodes: Inode | None) -> Transition:
+        del parent, name, inodes
         return NO_TRANSITION
 
     def publishing(self, parent: int, name: bytes) -> None: ...

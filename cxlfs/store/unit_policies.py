@@ -36,13 +36,14 @@ class Policies:
         self._namespace = volume.namespace
         self.mode = mode
         xattrs = self._namespace.get(ROOT_INO).xattrs or {}
-        policies = unit_record.decode_policies(xattrs.get(POLICIES_XATTR, b""))
-        self._policies = {ino: p for ino, p in policies.items() if self.is_directory(ino)}
+        self._policies = unit_record.decode_policies(xattrs.get(POLICIES_XATTR, b""))
+        self._removed: dict[tuple[int, bytes], int] = {}
+        """Where directories were that had a policy: what is made there has it."""
 
     @property
     def any_rule(self) -> bool:
         """Some directory may be a unit."""
-        wanted = self.mode is UnitsMode.AUTO or bool(self._policies)
+        wanted = self.mode is UnitsMode.AUTO or bool(self.all())
         return self.mode is not UnitsMode.OFF and wanted
 
     def is_directory(self, ino: int) -> bool:
@@ -57,13 +58,11 @@ class Policies:
         """What holds at and below a directory from now on; no rules: what holds above it. Durable
         when it returns. Raises LimitError, ReadOnlyError, NoSpaceError.
         """
-        policies = self.all()
-        policies.pop(directory.ino, None)
-        if rules:
-            policies[directory.ino] = rules
-        value = unit_record.encode_policies(policies)
-        too_many = len(policies) > unit_record.POLICIES_MAX
-        if too_many or len(value) > unit_record.ATTRIBUTE_BYTES_MAX:
+        own = {directory.ino: rules}
+        known = (self._policies, self.all())  # a removed directory's gives way to others
+        values = (_fitting({**others, **own}) for others in known)
+        value = next((value for value in values if value is not None), None)
+        if value is None:
             raise LimitError("there are too many policies in this store")
         ops = [XattrSetOperation(ROOT_INO, POLICIES_XATTR, value)]
         self._volume.commit(ops)
@@ -72,12 +71,23 @@ class Policies:
     def has_own(self, directory: Inode) -> bool:
         return directory.ino in self._policies
 
-    def moved(self, directory: Inode, other: Inode | None) -> list[Operation]:
+    def moved(self, ino: int, other: Inode | None) -> list[Operation]:
         """What says that ``other`` takes the place of a directory, and has its policy."""
-        if other is None or directory.ino not in self._policies:
+        if other is None or ino not in self._policies:
             return []
-        policies = {other.ino if i == directory.ino else i: p for i, p in self._policies.items()}
-        return [XattrSetOperation(ROOT_INO, POLICIES_XATTR, unit_record.encode_policies(policies))]
+        policies = {other.ino if i == ino else i: p for i, p in self._policies.items()}
+        value = _fitting(policies)
+        return [] if value is None else [XattrSetOperation(ROOT_INO, POLICIES_XATTR, value)]
+
+    def removing(self, directory: Inode) -> None:
+        """Its policy is that of the next directory which is made under its name."""
+        if directory.ino in self._policies:
+            self._removed[directory.parent, directory.name] = directory.ino
+
+    def making(self, parent: int, name: bytes, made: Inode) -> list[Operation]:
+        """What says that a directory has the policy of the one that had its name."""
+        ino = self._removed.get((parent, name), 0)
+        return [] if self.is_directory(ino) else self.moved(ino, made)
 
     def stored(self, ops: Sequence[Operation]) -> None:
         """The record of those operations is."""
@@ -86,6 +96,8 @@ class Policies:
             if isinstance(op, XattrSetOperation) and op.name == POLICIES_XATTR:
                 self._namespace.set_xattr(root, op.name, op.value)
                 self._policies = unit_record.decode_policies(op.value)
+                kept = {at: ino for at, ino in self._removed.items() if ino in self._policies}
+                self._removed = kept
 
     # --- finding --------------------------------------------------------------------------------
 
@@ -132,3 +144,11 @@ class Policies:
         if self.mode is UnitsMode.AUTO:
             return unit_rules.known_directory(name)
         return None
+
+
+def _fitting(policies: dict[int, tuple[Rule, ...]]) -> bytes | None:
+    """What the media say of them; None: they are too many."""
+    policies = {ino: rules for ino, rules in policies.items() if rules}
+    value = unit_record.encode_policies(policies)
+    fits = len(value) <= unit_record.ATTRIBUTE_BYTES_MAX
+    return value if fits and len(policies) <= unit_record.POLICIES_MAX else None

@@ -131,6 +131,19 @@ def decode_aside(value: bytes) -> AsideRecord | None:
     return AsideRecord(_name(path), time_ns, reason)
 
 
+def encode_place(parent: int, name: bytes) -> bytes:
+    return _json([parent, os.fsdecode(name)])
+
+
+def decode_place(value: bytes) -> tuple[int, bytes] | None:
+    """Directory and name of a unit that was removed; None: it was not."""
+    fields = _list(_parsed(value))
+    names = _names(fields[1:])
+    if len(fields) != 2 or _number(fields[0]) < 1 or not names or names[0] in {b".", b".."}:
+        return None
+    return _number(fields[0]), names[0]
+
+
 def _rule(fields: list[object]) -> Rule | None:
     if len(fields) != 3:
         return None

@@ -19,34 +19,28 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError, NoSpaceError
 from cxlfs.format.operations import (
-    LinkOperation,
     Operation,
-    UnlinkOperation,
-    XattrRemoveOperation,
     XattrSetOperation,
 )
 from cxlfs.store import unit_record, unit_rules
 from cxlfs.store.namespace import Inode
 from cxlfs.store.open_unit import OpenUnit
-from cxlfs.store.paths import path_of
-from cxlfs.store.unit_copies import ASIDE_NAME, Copies, apply_names
+from cxlfs.store.unit_copies import Copies
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
 from cxlfs.store.unit_policies import Policies
 from cxlfs.store.unit_record import (
-    ASIDE_XATTR,
-    BEFORE_XATTR,
     UNITS_XATTR,
-    AsideRecord,
     OpenRecord,
 )
+from cxlfs.store.unit_removal import Removal
 from cxlfs.store.unit_report import set_problem
+from cxlfs.store.unit_returns import Returns
 from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
 from cxlfs.types import ROOT_INO
 
@@ -80,6 +74,7 @@ class Units:
         self._left: set[int] = set()
         """Directories that a crash has left open in a store that cannot be written."""
         self.policies = Policies(volume, mode)
+        self.returns = Returns(volume, self.copies, self.policies)
         self.active = self.policies.any_rule
         """Changes of names and contents concern this object."""
         self.pending = False
@@ -109,7 +104,7 @@ class Units:
     def set_policy(self, directory: Inode, rules: tuple[Rule, ...]) -> None:
         """See :meth:`Policies.set`."""
         self.policies.set(directory, rules)
-        self.active = self.policies.any_rule
+        self.active = self.policies.any_rule or self.has_open
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -197,12 +192,12 @@ class Units:
         children = (directory.entries or {}).values()
         return any(not self._namespace.get(ino).uncommitted for ino in children)
 
-    def _follow(self, parent: int) -> None:
+    def _follow(self, parent: int, replaced: OpenUnit | None = None) -> None:
         """Another unit begins in the directory ``parent``: those beside it are over."""
         writer = self.writer()
         for unit in self._open.values():
             same = writer is None or writer in unit.writers
-            if unit.inode.parent == parent and same and not unit.followed:
+            if unit.inode.parent == parent and same and not unit.followed and unit is not replaced:
                 unit.followed = self.pending = True
 
     def operations_for(self, over: list[OpenUnit], begun: list[OpenUnit]) -> list[Operation]:
@@ -219,7 +214,7 @@ class Units:
                 self._namespace.set_xattr(root, op.name, op.value)
         for unit in over:
             self._open.pop(unit.inode.ino, None)
-            if unit.before is not None:
+            if unit.before is not None and all(unit.before is not b.before for b in begun):
                 self.copies.drop(unit.before)
         for unit in begun:
             self._open[unit.inode.ino] = unit
@@ -232,11 +227,39 @@ class Units:
             return NO_TRANSITION
         if self._rule_for(parent, None) is not None:
             return NO_TRANSITION
+        moved = self.policies.making(parent.ino, name, made)
+        removed = self.removed_at(parent.ino, name)
+        if removed is not None and not self._ends_before(removed):
+            self._follow(parent.ino, removed)
+            begun = self._new(made, removed.rule, removed.before)
+            begun.replaces = True
+            return UnitTransition(self, [removed], [begun], moved)
         rule = self.policies.rule_of_new(parent, name)
         if rule is None or len(self._open) >= unit_record.UNITS_MAX:
-            return NO_TRANSITION
+            return UnitTransition(self, [], [], moved) if moved else NO_TRANSITION
         self._follow(parent.ino)
-        return UnitTransition(self, [], [self._new(made, rule, None)])
+        return UnitTransition(self, [], [self._new(made, rule, None)], moved)
+
+    def removed_at(self, parent: int, name: bytes) -> OpenUnit | None:
+        """A unit that had this name, and whose removal is not over yet."""
+        places = (unit for unit in self._open.values() if unit.place == (parent, name))
+        return next(places, None)
+
+    def removing(self, directory: Inode) -> Transition:
+        """A directory is about to be removed. Where it is a unit before which something was, that
+        can come back until its writers make the name anew, or are over with it.
+        """
+        self.policies.removing(directory)
+        unit = self._open.get(directory.ino)
+        if unit is None or unit.before is None or self._ends_before(unit):
+            return self.ending(directory)
+        self._touch(unit)
+        return Removal(self._namespace, unit, (directory.parent, directory.name))
+
+    def naming(self, parent: int, name: bytes, *inodes: Inode | None) -> Transition:
+        """As :meth:`ending`; something gets a name, which a unit that was removed had."""
+        removed = self.removed_at(parent, name)
+        return self.ending(*inodes, removed.inode if removed is not None else None)
 
     def ending(self, *inodes: Inode | None) -> Transition:
         """Directories that are about to be renamed or removed: what that record says besides, if
@@ -323,7 +346,7 @@ class Units:
         spoiled = {ino for ino in unit.spoiled if self._is_below(ino, unit)}
         unit.spoiled = spoiled
         return Facts(
-            expects_marker=unit.rule.expects_marker,
+            expects_marker=unit.rule.expects_marker and unit.place is None,
             marked=unit.marked,
             busy=self._is_busy(unit),
             spoiled=bool(spoiled),
@@ -360,60 +383,38 @@ class Units:
 
     def _back(self, unit: OpenUnit, reason: str) -> None:
         """One record: what was there before is there again. Durable when it returns."""
-        if not self._can_go_back(unit.record):
-            self._go_on_without(unit.inode)
+        if not self.returns.can_go_back(unit.record):
+            if unit.place is None:
+                self._go_on_without(unit.inode)
             self._done(unit)
             return
-        before, unit.before = self._copy_of(unit.record), None
+        record, unit.before = unit.record, None
         ops = self.operations_for([unit], [])
-        self._take_back(unit.inode, before, ops, reason)
+        self.returns.back(record, ops, reason)
         self.stored(ops, [unit], [])
 
-    def _take_back(
-        self, inode: Inode, before: Inode | None, without: list[Operation], reason: str
-    ) -> None:
-        parent, name = inode.parent, inode.name
-        path = path_of(self._namespace, inode.ino) or name
-        place, ops = self.copies.directory_or_new()
-        now = self._volume.now()
-        kept_name = self.copies.free_name(place, name, b"incomplete-%d" % (now // 10**9))
-        told = unit_record.encode_aside(AsideRecord(path, now, reason))
-        ops.append(UnlinkOperation(parent, name))
-        if before is not None:
-            ops.append(UnlinkOperation(place.ino, before.name))
-            ops.append(LinkOperation(parent, before.ino, name))
-            ops.append(XattrRemoveOperation(before.ino, BEFORE_XATTR))
-        ops.append(LinkOperation(place.ino, inode.ino, kept_name))
-        ops.append(XattrSetOperation(inode.ino, ASIDE_XATTR, told))
-        directory = self._namespace.get(parent)
-        ops.append(directory.operation(mtime_ns=now, ctime_ns=now))
-        ops += self.policies.moved(inode, before)
-        self._commit_back([*ops, *without], inode, before, told)
-        directory.mtime_ns = directory.ctime_ns = now
-        self.copies.changed(parent, name)
-        self.copies.changed(place.ino, kept_name)
-        self._volume.counters.reverts += 1
-        where = f"/{os.fsdecode(ASIDE_NAME)}/{os.fsdecode(kept_name)}"
-        message = f"what was there before is back: {reason}; what was written is in {where}"
-        self._volume.event("unit-back", message, ino=inode.ino)
-
-    def _commit_back(
-        self, ops: list[Operation], inode: Inode, before: Inode | None, told: bytes
-    ) -> None:
-        self._volume.commit(ops)
-        self._volume.note_committed(ops)
-        apply_names(self._namespace, ops)
-        self._namespace.set_xattr(inode, ASIDE_XATTR, told)
-        self.policies.stored(ops)
-        if before is not None:
-            self._namespace.remove_xattr(before, BEFORE_XATTR)
-
-    def _copy_of(self, record: OpenRecord) -> Inode | None:
-        """The copy that a record names, if it is one and is where copies are."""
-        before = self._namespace.inodes.get(record.before)
-        if before is None or not before.links or not self.copies.is_kept_aside(before):
-            return None
-        return before
+    def drop_removed(self) -> bool:
+        """What a user has removed cannot come back any more, the oldest first; False when nothing
+        can. Raises as :meth:`Volume.commit`.
+        """
+        can = [unit for unit in self._open.values() if unit.replaces and unit.before is not None]
+        if not can:
+            return False
+        unit = min(can, key=lambda unit: unit.since_ns)
+        if unit.place is not None:
+            self._done(unit, durable=False)
+            return True
+        self.unprotected += 1
+        self._volume.event(
+            "unprotected",
+            "there is no room to keep what was removed until its successor is written",
+            ino=unit.inode.ino,
+        )
+        begun = dataclasses.replace(unit, before=None, replaces=False)
+        ops = self.operations_for([unit], [begun])
+        self._volume.commit(ops, durable=False)
+        self.stored(ops, [unit], [begun])
+        return True
 
     # --- telling --------------------------------------------------------------------------------
 
@@ -444,28 +445,17 @@ class Units:
         for number, record in enumerate(records):
             rest = unit_record.encode_units(records[number + 1 :])
             without: list[Operation] = [XattrSetOperation(ROOT_INO, UNITS_XATTR, rest)]
-            if self._can_go_back(record):
-                inode, before = self._namespace.get(record.ino), self._copy_of(record)
-                self._take_back(inode, before, without, "it was being written at a crash")
+            if self.returns.can_go_back(record):
+                self.returns.back(record, without, "it was being written at a crash")
             else:
                 self._volume.commit(without)
             self.stored(without, [], [])
+        self.active = self.policies.any_rule
         self.copies.find_garbage()
 
     def _left_open(self) -> list[OpenRecord]:
         xattrs = self._namespace.get(ROOT_INO).xattrs or {}
         return unit_record.decode_units(xattrs.get(UNITS_XATTR, b""))
-
-    def _can_go_back(self, record: OpenRecord) -> bool:
-        """Its directory is there, and so is what it was before."""
-        if not self.policies.is_directory(record.ino) or record.ino == ROOT_INO:
-            return False
-        if self.copies.is_kept_aside(self._namespace.get(record.ino)):
-            return False
-        before = self._copy_of(record)
-        if before is None:
-            return record.before == 0
-        return before.entries is not None and BEFORE_XATTR in (before.xattrs or {})
 
     def maintain(self) -> bool:
         """Decide what has become of open units, and remove a little of what nobody wants; True when
@@ -485,14 +475,23 @@ class Units:
 
 
 class UnitTransition:
-    """Units that one record ends, and others that it opens. See ``unit_hooks``."""
+    """Units that one record ends, and others that it opens; a policy that it moves. See
+    ``unit_hooks``.
+    """
 
-    def __init__(self, units: Units, over: list[OpenUnit], begun: list[OpenUnit]) -> None:
+    def __init__(
+        self,
+        units: Units,
+        over: list[OpenUnit],
+        begun: list[OpenUnit],
+        moved: Sequence[Operation] = (),
+    ) -> None:
         self._units = units
         self._over = over
         self._begun = begun
-        self.operations = units.operations_for(over, begun)
+        self.operations = [*units.operations_for(over, begun), *moved]
 
     def stored(self) -> None:
         """In DRAM it is as the record says."""
+        self._units.policies.stored(self.operations)
         self._units.stored(self.operations, self._over, self._begun)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import random
-import shutil
 import signal
 import subprocess
 import time
@@ -259,7 +259,81 @@ sys.stdin.readline()
 
 
 def test_a_removed_tree_leaves_nothing(place: Workplace, mounted: Path) -> None:
+    """Once the program that removed it has ended well."""
     save(place, mounted / "checkpoint-1", 1)
-    shutil.rmtree(mounted / "checkpoint-1")
+    remover = place.python(
+        "import shutil, sys; shutil.rmtree(sys.argv[1])", mounted / "checkpoint-1"
+    )
+    assert remover.wait(timeout=60) == 0
     assert names(mounted) == []
     wait_until(lambda: not _open_units(place), "the copy is gone")
+
+
+REPLACE = """
+import os, shutil, sys
+directory, step = sys.argv[1:]
+shutil.rmtree(directory)
+assert not os.path.exists(directory)
+if step == "made":
+    os.mkdir(directory)
+    with open(directory + "/shard-0", "w") as file:
+        file.write("2 " * 60_000)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("step", ["removed", "made"])
+def test_a_saver_that_replaces_its_directory_is_killed(
+    place: Workplace, mounted: Path, step: str
+) -> None:
+    """As zarr does with mode="w": whoever opens by name finds the old set at once, without a
+    listing before, although the kernel has just been told that there is none.
+    """
+    place.announced.append(r"unit-back: what was removed is back")
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    for number in range(3):
+        process = place.python(REPLACE, directory, step)
+        wait_for_line(process)
+        assert directory.exists() == (step == "made")
+        assert not (directory / MARKER).exists()
+        kill(process)
+        assert (directory / f"shard-{number}").read_text()[0] == "1"
+        assert versions(directory) == {"1"}
+    assert not _open_units(place)
+
+
+def test_a_removed_directory_is_back_when_the_daemon_was_killed(
+    place: Workplace, mounted: Path
+) -> None:
+    place.announced.append(r"unit-back: what was removed is back")
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    process = place.python(REPLACE, directory, "removed")
+    wait_for_line(process)
+    place.kill_daemon()
+    kill(process)
+    place.mount()
+    assert versions(directory) == {"1"}
+
+
+def free_bytes(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def test_a_shell_removes_for_good(place: Workplace, mounted: Path) -> None:
+    """Within a moment its room is free, and no kill of the daemon brings anything back."""
+    directory = mounted / "checkpoint-1"
+    free_before = free_bytes(mounted)
+    save(place, directory, 1)
+    (directory / "big").write_bytes(b"b" * 8_000_000)
+    (directory / MARKER).write_text("1")
+    assert subprocess.run(["rm", "-rf", directory], check=False).returncode == 0
+    assert names(mounted) == []
+    wait_until(lambda: not _open_units(place), "the copy is gone")
+    wait_until(lambda: free_bytes(mounted) > free_before - 4_000_000, "its room is free")
+    place.kill_daemon()
+    place.mount()
+    assert names(mounted) == []

@@ -7,12 +7,13 @@ import os
 import pytest
 
 from cxlfs.store import Store
-from cxlfs.store.unit_rules import UnitsMode
+from cxlfs.store.unit_rules import Ending, UnitsMode
 from tests.support.shop import Shop, close
 from tests.support.stores import read_file, write_file
 from tests.support.unit_scenes import (
     CHECKPOINT,
     MARKER,
+    Writers,
     find,
     finish_work,
     make,
@@ -183,9 +184,15 @@ def test_a_half_removed_tree_is_back(shop: Shop, store: Store) -> None:
 
 
 def test_a_removed_tree_is_gone(shop: Shop, store: Store) -> None:
+    """Once whoever removed it has ended well."""
     saved(store)
+    writers = Writers(store)
     remove_tree(store, 1, CHECKPOINT)
+    assert open_count(store) == 1
+    writers.endings["trainer"] = Ending.WELL
+    finish_work(store)
     assert open_count(store) == 0
+    assert set_aside(store) == {}
     store = shop.reopen(store)
     assert tree(store, CHECKPOINT) is None
     finish_work(store)

@@ -16,8 +16,8 @@ from cxlfs.store.unit_record import (
     OpenRecord,
     encode_units,
 )
+from cxlfs.store.unit_returns import Returns
 from cxlfs.store.unit_rules import UnitsMode
-from cxlfs.store.units import Units
 from tests.support.shop import Shop, fill
 from tests.support.stores import read_file, write_file
 from tests.support.unit_scenes import (
@@ -175,7 +175,7 @@ def test_no_room_to_go_back_stops_writing(
         raise NoSpaceError("no room for a record")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Units, "_take_back", no_room)
+        patch.setattr(Returns, "take_back", no_room)
         store = shop.reopen(store)
     assert store.read_only
     assert "unfinished checkpoint" in (store.read_only_reason or "")

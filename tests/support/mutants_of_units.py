@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cxlfs.format import operations
-from cxlfs.store import unit_copies, units
+from cxlfs.store import unit_copies, unit_returns, units
 from cxlfs.store.unit_record import UNITS_XATTR
 from tests.support.mutants import Patch, mutant, nothing
 
@@ -76,13 +76,13 @@ def copy_removed_while_it_is_wanted(patch: Patch) -> None:
 @mutant("one/LINE/unit_back_with_several_writers", 5)
 def back_in_two_records(patch: Patch) -> None:
     """That the unit is over is said first, and the directories change places behind it."""
-    original = units.Units._commit_back
+    original = unit_returns.Returns._commit_back
 
-    def in_two(self: units.Units, ops: list[Any], *others: Any) -> None:
+    def in_two(self: unit_returns.Returns, ops: list[Any], *others: Any) -> None:
         self._volume.commit([op for op in ops if _is_entry(op)])
         original(self, [op for op in ops if not _is_entry(op)], *others)
 
-    patch.setattr(units.Units, "_commit_back", in_two)
+    patch.setattr(unit_returns.Returns, "_commit_back", in_two)
 
 
 @mutant("one/PAGE/unit_overwritten", 10, 11)
@@ -142,3 +142,22 @@ def rename_and_end_in_two_records(patch: Patch) -> None:
 
     patch.setattr(units.UnitTransition, "__init__", init)
     patch.setattr(units.UnitTransition, "stored", late)
+
+
+@mutant("one/LINE/unit_removed_and_made_again", 16)
+def removal_ends_a_unit(patch: Patch) -> None:
+    """What was removed is forgotten before its name is made again."""
+    patch.setattr(units.Units, "removing", lambda self, directory: self.ending(directory))
+
+
+@mutant("one/LINE/unit_removed_and_replaced", 16)
+def replaced_removal_kept(patch: Patch) -> None:
+    """What has the name of a removed unit ends the removal in a record before its own."""
+
+    def early(self: units.Units, parent: int, name: bytes, *inodes: Any) -> Any:
+        removed = self.removed_at(parent, name)
+        if removed is not None:
+            self._done(removed)
+        return self.ending(*inodes)
+
+    patch.setattr(units.Units, "naming", early)

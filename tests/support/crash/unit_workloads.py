@@ -1,167 +1,14 @@
-"""Workloads over checkpoint units: what a user sees of one after a cut is all old or all new.
-
-Whether a unit is open is told by the workload itself, and what it shows then is what was seen when
-it began: neither is asked of the store.
-"""
+"""Workloads over checkpoint units (``unit_scene``)."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable
 
-from cxlfs.store.health import HIDDEN_PREFIX
-from cxlfs.store.namespace import FileKind
 from cxlfs.store.space import State as SpaceState
-from cxlfs.store.unit_copies import ASIDE_NAME
-from cxlfs.store.unit_rules import Ending, UnitsMode
+from cxlfs.store.unit_rules import Ending
 from tests.support.crash.bench import Bench
-from tests.support.crash.tape import State, committed_state
-
-MARKER = b"trainer_state.json"
-SET = b"checkpoint-1"
-TRUNCATE = os.O_RDWR | os.O_TRUNC
-_PLACE = b"/" + ASIDE_NAME
-
-
-def user_view(state: State) -> State:
-    """Without what is kept aside, and without what changes where a unit goes back: inode numbers,
-    link counts (of names outside), hidden attributes, and times of directories.
-    """
-    found: State = {}
-    for path, entry in state.items():
-        if path == _PLACE or path.startswith(_PLACE + b"/"):
-            continue
-        xattrs = tuple(item for item in entry.xattrs if not item[0].startswith(HIDDEN_PREFIX))
-        changes: dict[str, object] = {"ino": 0, "xattrs": xattrs, "nlink": 0}
-        if entry.kind is FileKind.DIRECTORY:
-            changes |= {"atime_ns": 0, "mtime_ns": 0, "ctime_ns": 0}
-        found[path] = dataclasses.replace(entry, **changes)  # type: ignore[arg-type]
-    return found
-
-
-def _below(state: State, path: bytes) -> State:
-    top = b"/" + path
-    return {p: entry for p, entry in state.items() if p == top or p.startswith(top + b"/")}
-
-
-class Scene:
-    """A bench with units. What is open goes back, at a cut, to what it was when it began."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.units = bench.store.units
-        self.units.policies.mode = UnitsMode.AUTO
-        self.units.active = True
-        self.now = 0.0
-        self.units.clock = lambda: self.now
-        self._open: dict[bytes, State] = {}
-        bench.tape.view = user_view
-        bench.tape.committed = self._committed
-
-    def _committed(self) -> State:
-        state = user_view(committed_state(self.bench.store))
-        for path, before in self._open.items():
-            for gone in _below(state, path):
-                del state[gone]
-            state |= before
-        return state
-
-    def begin(self, path: bytes) -> None:
-        """From here on the directory is an open unit."""
-        self._open[path] = _below(user_view(committed_state(self.bench.store)), path)
-
-    def begin_without(self, path: bytes) -> None:
-        """The same of an empty directory: it goes away with what is in it."""
-        self._open[path] = {}
-
-    def end(self, path: bytes) -> None:
-        del self._open[path]
-
-    # --- verbs ------------------------------------------------------------------------------
-
-    def make(self, path: bytes) -> None:
-        store, place = self.bench.store, self.bench.place(path)
-        self.bench.do("mkdir", lambda: store.make_directory(*place, 0o755, 0, 0))
-
-    def remove(self, path: bytes) -> None:
-        store, place = self.bench.store, self.bench.place(path)
-        self.bench.do("rmdir", lambda: store.remove_directory(*place))
-
-    def open(self, path: bytes, flags: int = TRUNCATE) -> int:
-        """A handle; where it begins a unit, a copy is committed."""
-        made: list[int] = []
-        store = self.bench.store
-
-        def action() -> None:
-            directory, name = self.bench.place(path)
-            inode = store.namespace.find(directory, name)
-            if inode is None:
-                made.append(store.create(directory, name, 0o644, 1, 1, os.O_RDWR)[1])
-                inode = store.files.get(made[0]).inode
-            else:
-                made.append(store.open_file(inode.ino, flags))
-            if flags & os.O_TRUNC:
-                self.bench.contents[inode.ino] = bytearray()
-
-        self.bench.do("open", action, late=True, keeps=True, steps=True)
-        return made[0]
-
-    def save(self, path: bytes, length: int) -> None:
-        handle = self.open(path)
-        self.bench.write(handle, 0, length)
-        self.bench.close(handle)
-
-    def finish(self, path: bytes, length: int, of: bytes) -> None:
-        """Save the file that ends the unit ``of``."""
-        handle = self.open(path)
-        self.bench.write(handle, 0, length)
-        self.ending("last close", of, lambda: self.bench.store.flush(handle, writer_killed=False))
-        self.bench.do("release", lambda: self.bench.store.release(handle), late=True, keeps=True)
-
-    def ending(self, name: str, path: bytes, action: Callable[[], object]) -> None:
-        """A verb that ends a unit: durable when it returns, one step for whoever looks."""
-
-        def whole() -> None:
-            action()
-            assert path not in {u.inode.name for u in self.units.open_units()}, "it is still open"
-            self.end(path)
-
-        self.bench.do(name, whole, commits=True)
-
-    def back(self, path: bytes) -> None:
-        """The store takes the unit back by itself: after a cut it is as before in any case."""
-        before = self._open[path]
-
-        def whole() -> None:
-            assert self.units.settle(), "nothing was decided"
-            self.end(path)
-            state = user_view(committed_state(self.bench.store))
-            assert _below(state, path) == before, "what is there is not what was"
-
-        self.bench.do("back", whole, late=True, keeps=True)
-
-    def start(self) -> None:
-        self.bench.store.fsync_directory(1)
-        self.bench.tape.start()
-
-
-def _scene(bench: Bench) -> Scene:
-    """A complete checkpoint of three files and a directory below, and the tape."""
-    scene = Scene(bench)
-    scene.make(SET)
-    scene.begin(SET)
-    scene.make(SET + b"/below")
-    for name, length in ((b"/a", 6000), (b"/b", 700), (b"/below/c", 5000)):
-        scene.save(SET + name, length)
-    scene.finish(SET + b"/" + MARKER, 90, SET)
-    bench.store.link(bench.inode(SET + b"/b").ino, 1, b"outside")
-    bench.store.units.settle(closing=True)
-    while bench.store.units.maintain():
-        pass
-    scene.start()
-    return scene
-
+from tests.support.crash.unit_removal_workloads import REMOVAL_WORKLOADS
+from tests.support.crash.unit_scene import MARKER, SET, Scene, complete_set
 
 # --- workloads --------------------------------------------------------------------------------
 
@@ -179,7 +26,7 @@ def unit_of_a_new_directory(bench: Bench) -> None:
 
 def unit_overwritten(bench: Bench) -> None:
     """Each file anew, one more, one less, then the marker; then the copy goes away."""
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.begin(SET)
     scene.save(SET + b"/a", 6500)
     bench.unlink(SET + b"/b")
@@ -193,7 +40,7 @@ def unit_overwritten(bench: Bench) -> None:
 
 def unit_changed_in_place(bench: Bench) -> None:
     """Without truncation, with fsync, as HDF5 does."""
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.begin(SET)
     for name in (b"/a", b"/b"):
         handle = scene.open(SET + name, os.O_RDWR)
@@ -211,7 +58,7 @@ def unit_changed_in_place(bench: Bench) -> None:
 
 
 def unit_marker_first(bench: Bench) -> None:
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.begin(SET)
     scene.save(SET + b"/" + MARKER, 95)
     scene.save(SET + b"/a", 300)
@@ -220,7 +67,7 @@ def unit_marker_first(bench: Bench) -> None:
 
 def unit_marker_before_a_file_is_closed(bench: Bench) -> None:
     """It is done when that file is."""
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.begin(SET)
     scene.save(SET + b"/below/c", 300)
     handle = scene.open(SET + b"/a")
@@ -232,7 +79,7 @@ def unit_marker_before_a_file_is_closed(bench: Bench) -> None:
 
 
 def unit_marker_twice(bench: Bench) -> None:
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.begin(SET)
     scene.save(SET + b"/a", 300)
     scene.finish(SET + b"/" + MARKER, 95, SET)
@@ -343,7 +190,7 @@ def _save_directly(bench: Bench, path: bytes) -> None:
 
 
 def units_in_each_other(bench: Bench) -> None:
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.begin(SET)
     scene.make(SET + b"/global_step9")
     scene.save(SET + b"/global_step9/zero", 5000)
@@ -355,7 +202,7 @@ def units_in_each_other(bench: Bench) -> None:
 
 def units_side_by_side(bench: Bench) -> None:
     """Two are open at once, and end one after the other."""
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.begin(SET)
     scene.save(SET + b"/a", 200)
     scene.begin(b"checkpoint-2")
@@ -366,26 +213,9 @@ def units_side_by_side(bench: Bench) -> None:
     scene.finish(b"checkpoint-2/" + MARKER, 90, b"checkpoint-2")
 
 
-def unit_removed(bench: Bench) -> None:
-    """As rmtree does: file by file, then the directories."""
-    scene = _scene(bench)
-    scene.begin(SET)
-    for name in (b"/a", b"/below/c", b"/" + MARKER, b"/b"):
-        bench.unlink(SET + name)
-    scene.remove(SET + b"/below")
-    directory, name = bench.place(SET)
-
-    def last() -> None:
-        bench.store.remove_directory(directory, name)
-        scene.end(SET)
-
-    bench.do("rmdir", last)
-    bench.do("maintain", scene.units.maintain, late=True, keeps=True)
-
-
 def unit_back_with_several_writers(bench: Bench) -> None:
     """Two are killed, in a file and between two; what was there before comes back at once."""
-    scene = _scene(bench)
+    scene = complete_set(bench)
     endings: dict[object, Ending] = {}
     present = ["rank 0"]
     scene.units.writer = lambda: present[0]
@@ -409,7 +239,7 @@ def unit_back_with_several_writers(bench: Bench) -> None:
 
 def unit_back_twice(bench: Bench) -> None:
     """What has come back is overwritten and goes back again."""
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.units.writer = lambda: "rank 0"
     for _ in range(2):
         endings = {"rank 0": Ending.ALIVE}
@@ -421,7 +251,7 @@ def unit_back_twice(bench: Bench) -> None:
 
 
 def unit_that_no_marker_ends(bench: Bench) -> None:
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.begin(SET)
     scene.save(SET + b"/a", 300)
     scene.now += 1000.0
@@ -430,7 +260,7 @@ def unit_that_no_marker_ends(bench: Bench) -> None:
 
 def unit_on_a_full_store(bench: Bench) -> None:
     """There is no room for the second file: what the first one was comes back."""
-    scene = _scene(bench)
+    scene = complete_set(bench)
     space = bench.store.volume.space
     while space.free_count > bench.store.volume.refresh_reserve():
         space.take(SpaceState.IMAGE)
@@ -452,7 +282,7 @@ def unit_on_a_full_store(bench: Bench) -> None:
 
 
 def unit_at_the_close_of_the_store(bench: Bench) -> None:
-    scene = _scene(bench)
+    scene = complete_set(bench)
     scene.begin(SET)
     scene.save(SET + b"/a", 300)
     handle = scene.open(SET + b"/below/c")
@@ -471,7 +301,7 @@ UNIT_WORKLOADS = [
     unit_of_a_new_directory, unit_overwritten, unit_changed_in_place, unit_marker_first,
     unit_marker_before_a_file_is_closed, unit_marker_twice, unit_marker_renamed,
     unit_marker_beside, unit_renamed, unit_under_a_moved_directory, units_in_each_other,
-    units_side_by_side, unit_removed,
+    units_side_by_side, *REMOVAL_WORKLOADS,
     unit_back_with_several_writers, unit_back_twice, unit_that_no_marker_ends,
     unit_on_a_full_store, unit_at_the_close_of_the_store,
 ]  # fmt: skip
