@@ -362,7 +362,7 @@ int cxl_engine_close_lease(cxl_engine *engine, uint64_t id, uint64_t *media_offs
 /* Verify extents [first, first+count) of a stable listing, for scrub: chunk by chunk, faults to the array. */
 int cxl_engine_verify(cxl_engine *engine, uint64_t id, cxl_fault *faults, uint64_t capacity, uint64_t *count,
                       uint64_t *bytes);
-/* Ids, places and lengths of all extents, in no order. *out: cxl_free (cxl_extent_info without checksums). */
+/* Ids, places and lengths of all extents, by media offset. *out: cxl_free (cxl_extent_info without checksums). */
 int cxl_engine_list(cxl_engine *engine, cxl_extent_info **out, uint64_t *count);
 
 /* --------------------------------------------------------------------------------- transport */

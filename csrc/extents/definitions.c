@@ -201,6 +201,8 @@ int cxl_engine_define(cxl_engine *engine, const cxl_extent_info *infos, uint64_t
     pthread_mutex_lock(&engine->lock);
     table_make_room(engine, count);
     for (; done < count && result == 0; done++) {
+        if (count - done > AHEAD)
+            extent_prefetch(engine, infos[done + AHEAD].id, infos[done + AHEAD / 2].id);
         const uint32_t *own = infos[done].crc_count != 0 ? crcs + infos[done].crc_index : NULL;
         result = define_one(engine, &infos[done], own, &undos[done]);
     }

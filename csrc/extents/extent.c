@@ -102,6 +102,12 @@ bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t leng
            relative % engine->segment_size <= engine->segment_size - length;
 }
 
+void extent_prefetch(const cxl_engine *engine, uint64_t id, uint64_t sooner_id)
+{
+    __builtin_prefetch(bucket_of(engine, id));
+    __builtin_prefetch(*bucket_of(engine, sooner_id));
+}
+
 extent *extent_find_locked(cxl_engine *engine, uint64_t id)
 {
     extent *x = *bucket_of(engine, id);

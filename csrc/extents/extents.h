@@ -197,6 +197,10 @@ void table_make_room(cxl_engine *engine, uint64_t count);
 bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t length,
                   uint64_t *segment);
 extent *extent_find_locked(cxl_engine *engine, uint64_t id);
+/* In a large table each step is a miss of the cache: so many turns of a loop ahead memory is asked for. */
+enum { AHEAD = 16 };
+/* Both will be looked for, sooner_id first. */
+void extent_prefetch(const cxl_engine *engine, uint64_t id, uint64_t sooner_id);
 extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
                              uint64_t chunks);
 /* count_dead: its segment may have died with it (not when a definition is undone). */

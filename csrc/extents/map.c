@@ -57,6 +57,18 @@ static void grow_owners(cxl_engine *engine)
     free(old);
 }
 
+/* Once for many maps, instead of doubling again and again. */
+static void make_room_for_owners(cxl_engine *engine, uint64_t count)
+{
+    pthread_mutex_lock(&engine->maps_lock);
+    uint64_t before = 0;
+    while (engine->map_count + count > engine->owners_size && engine->owners_size != before) {
+        before = engine->owners_size;
+        grow_owners(engine);
+    }
+    pthread_mutex_unlock(&engine->maps_lock);
+}
+
 static void owner_link(cxl_map *map)
 {
     cxl_engine *engine = map->engine;
@@ -330,6 +342,9 @@ static int resolve(cxl_engine *engine, const cxl_ref *refs, uint64_t count, held
         return -ENOMEM;
     pthread_mutex_lock(&engine->lock);
     while (good && out->count < count) {
+        if (count - out->count > AHEAD)
+            extent_prefetch(engine, refs[out->count + AHEAD].extent_id,
+                            refs[out->count + AHEAD / 2].extent_id);
         good = resolve_one_locked(engine, &refs[out->count], &out->list[out->count]);
         out->count += good;
     }
@@ -458,7 +473,10 @@ int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owne
     int result = resolve(engine, refs, total, &held, bad);
     if (result != 0)
         return result;
+    make_room_for_owners(engine, map_count);
     for (; done < map_count && result == 0; done++) {
+        if (map_count - done > AHEAD)
+            __builtin_prefetch(owner_bucket(engine, owners[done + AHEAD]), 1);
         result = import_one(engine, owners[done], sizes[done], held.list + first[done],
                             first[done + 1] - first[done], &out[done]);
     }

@@ -246,10 +246,11 @@ def _saves(source: str, size_bytes: int, count: int) -> Figures:
     Store.format(media, segment_size_bytes=FULL_SEGMENT_BYTES)
     store = Store.open(media)
     last = min(count, FULL_SEGMENT_BYTES // _SAVE_BYTES)
+    inos: list[int] = []
     for first in range(0, count - last, _DIRECTORY_FILES):
         parent = store.make_directory(1, b"old-%d" % first, 0o755, 0, 0).ino
-        inos = put_files(store, parent, b"file-%07d", min(_DIRECTORY_FILES, count - last - first))
-        put_content(store, inos, len(BLOCK))
+        inos += put_files(store, parent, b"file-%07d", min(_DIRECTORY_FILES, count - last - first))
+    put_content(store, inos, len(BLOCK))
     store.volume.rollover()
     rollovers, parent = store.statistics().rollovers, 1
     for index in range(last):
