@@ -170,6 +170,7 @@ typedef struct {
 typedef struct {
     uint64_t extents;        /* extents known */
     uint64_t refs;           /* references in all maps */
+    uint64_t discarded_refs; /* in none any more, and not dropped yet: see cxl_engine_discard */
     uint64_t crcs;           /* checksums kept */
     uint64_t maps;
     uint64_t memory;         /* bytes of DRAM held by extents, checksums and references, estimated */
@@ -177,7 +178,7 @@ typedef struct {
     uint64_t bytes_read;     /* file bytes delivered */
     uint64_t checksum_errors;
     uint64_t chunks_verified;
-    uint64_t refs_visited;   /* by cxl_engine_live_ranges and cxl_maps_move */
+    uint64_t refs_visited;   /* by cxl_engine_live_ranges, cxl_maps_move, copying maps and dropping them */
     uint64_t pieces_visited; /* of extents, looked at and moved to count what references cover */
     uint64_t kept_bytes;     /* of extents that references cover, each byte once; of maps that count as ..., see */
     uint64_t replaced_bytes; /* cxl_map_count_as: those that no map counted as kept covers, */
@@ -243,7 +244,16 @@ uint64_t cxl_map_promised_holes(cxl_map *map);
 uint64_t cxl_engine_promised(cxl_engine *engine);
 /* How what the map references counts: kept (0, as in the beginning), replaced (1) or aside (2). One walk. */
 int cxl_map_count_as(cxl_map *map, int kind);
+/* From now on, where a map ends or is cut and more references than that go (in the beginning: never), they wait until
+ * they are dropped in steps: their bytes count as covered, and their extents live, meanwhile. */
+void cxl_engine_discard(cxl_engine *engine, uint64_t refs_min);
+/* One step, of the work that dropping so many is; 0: none wait. */
+int cxl_engine_drop_discarded(cxl_engine *engine, uint64_t count);
 int cxl_map_clone(cxl_map *map, int kind, cxl_map **out); /* same content, clean, no lease; kind: see count_as */
+/* The same in parts: a new map of that owner, to which each further call adds up to count references, until it
+ * returns 0: it is all there. -ENOMEM: as before. Meanwhile nothing may change either but cxl_maps_move of both. */
+int cxl_map_begin_copy(cxl_map *map, int kind, cxl_map **out);
+int cxl_map_copy_part(cxl_map *map, cxl_map *copy, uint64_t count);
 void cxl_map_free(cxl_map *map);
 uint64_t cxl_map_size(cxl_map *map);
 uint64_t cxl_map_ref_count(cxl_map *map);

@@ -208,13 +208,20 @@ void cover_restore(cxl_engine *engine, const tree *content, uint64_t start, uint
     cover_change_list(engine, with, count, (cover_task){COVER_KINDS, content->kind, 0, true});
 }
 
+static void visited(cxl_engine *engine, const tree *content)
+{
+    atomic_fetch_add_explicit(&engine->refs_visited, content->refs, memory_order_relaxed);
+}
+
 int cover_hold_all(cxl_engine *engine, const tree *content, int kind)
 {
+    visited(engine, content);
     return cover_change_part(engine, content, 0, UINT64_MAX, (cover_task){kind, COVER_KINDS, 1, false});
 }
 
 void cover_drop_all(cxl_engine *engine, const tree *content)
 {
+    visited(engine, content);
     cover_change_part(engine, content, 0, UINT64_MAX, (cover_task){COVER_KINDS, content->kind, -1, true});
 }
 
@@ -222,6 +229,7 @@ void cover_set_kind(cxl_engine *engine, tree *content, int kind)
 {
     if (content->kind == kind)
         return;
+    visited(engine, content);
     cover_change_part(engine, content, 0, UINT64_MAX, (cover_task){kind, content->kind, 0, true});
     content->kind = (uint8_t)kind;
 }

@@ -59,6 +59,8 @@ uint32_t cover_piece_count(cxl_engine *engine, const extent *x);
 
 /* coverage_batch.c. As many references as there are, in any order; -ENOMEM changes nothing. */
 int cover_change_list(cxl_engine *engine, const reference *refs, size_t count, cover_task task);
+/* References that were of one kind go, with their holds, all of one extent; room: for as many ranges. */
+void cover_drop_ranges(cxl_engine *engine, cover_range *ranges, cover_range *room, uint64_t count, int kind);
 /* Those of a content, what of them lies in [start, end). */
 int cover_change_part(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, cover_task task);
 

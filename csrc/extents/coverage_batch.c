@@ -181,6 +181,24 @@ static int change_sorted(cxl_engine *engine, const cover_range *ranges, uint64_t
     return result;
 }
 
+/* Ranges in any order, with room for as many. */
+static int change_ranges(cxl_engine *engine, cover_range *ranges, cover_range *room, uint64_t count, cover_task task)
+{
+    sort_by(&ranges, &room, count, BY_START);
+    sort_by(&ranges, &room, count, BY_EXTENT);
+    int result = sort_ends(&ranges, &room, count);
+    if (result == 0)
+        result = change_sorted(engine, ranges, count, task);
+    else if (task.must)
+        result = change_each(engine, ranges, count, task);
+    return result;
+}
+
+void cover_drop_ranges(cxl_engine *engine, cover_range *ranges, cover_range *room, uint64_t count, int kind)
+{
+    change_ranges(engine, ranges, room, count, (cover_task){COVER_KINDS, kind, -1, true});
+}
+
 static int change_many(cxl_engine *engine, reference_source *source, cover_task task)
 {
     uint64_t count = source->count;
@@ -201,13 +219,7 @@ static int change_many(cxl_engine *engine, reference_source *source, cover_task 
     ranges = both;
     room = both + count;
     take(source, ranges, count);
-    sort_by(&ranges, &room, count, BY_START);
-    sort_by(&ranges, &room, count, BY_EXTENT);
-    result = sort_ends(&ranges, &room, count);
-    if (result == 0)
-        result = change_sorted(engine, ranges, count, task);
-    else if (task.must)
-        result = change_each(engine, ranges, count, task);
+    result = change_ranges(engine, ranges, room, count, task);
     free(both);
     return result;
 }

@@ -12,7 +12,7 @@
 #include <sys/random.h>
 #include <time.h>
 
-#include "extents/extents.h"
+#include "extents/discard.h"
 
 enum { OWNERS_SIZE_MIN = 64 };
 
@@ -55,6 +55,7 @@ static void init_locks(cxl_engine *engine)
 {
     pthread_mutex_init(&engine->maps_lock, NULL);
     pthread_mutex_init(&engine->lock, NULL);
+    pthread_mutex_init(&engine->discards_lock, NULL);
     pthread_mutex_init(&engine->snapshots.lock, NULL);
     for (int i = 0; i < STRIPES; i++)
         pthread_mutex_init(&engine->stripes[i], NULL);
@@ -64,6 +65,7 @@ static void destroy_locks(cxl_engine *engine)
 {
     pthread_mutex_destroy(&engine->maps_lock);
     pthread_mutex_destroy(&engine->lock);
+    pthread_mutex_destroy(&engine->discards_lock);
     pthread_mutex_destroy(&engine->snapshots.lock);
     for (int i = 0; i < STRIPES; i++)
         pthread_mutex_destroy(&engine->stripes[i]);
@@ -92,6 +94,7 @@ int cxl_engine_new(cxl_media *media, uint64_t first, uint64_t segment_size, uint
     engine->chunk_shift = (uint32_t)__builtin_ctz(chunk);
     engine->fenced_writes = cxl_media_granularity(media) != CXL_GRANULARITY_PAGE;
     engine->hash_seed = random_seed();
+    engine->discard_min = UINT64_MAX;
     engine->segments = cxl_allocate_zeroed(segment_count + 1, sizeof(*engine->segments));
     engine->owners_size = OWNERS_SIZE_MIN;
     engine->owners = cxl_allocate_zeroed(OWNERS_SIZE_MIN, sizeof(*engine->owners));
@@ -113,6 +116,7 @@ void cxl_engine_free(cxl_engine *engine)
     engine->closing = true;
     while (engine->map_list != NULL)
         cxl_map_free(engine->map_list);
+    discards_free(engine);
     cxl_snapshot_cancel(engine);
     table_free(engine);
     destroy_locks(engine);
@@ -131,6 +135,7 @@ void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out)
     out->extents = engine->extent_count;
     pthread_mutex_unlock(&engine->lock);
     out->refs = atomic_load(&engine->refs);
+    out->discarded_refs = atomic_load(&engine->discarded_refs);
     out->crcs = atomic_load(&engine->crcs);
     out->kept_bytes = atomic_load(&engine->covered[COVER_KEPT]);
     out->replaced_bytes = atomic_load(&engine->covered[COVER_REPLACED]);

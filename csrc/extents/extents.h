@@ -8,9 +8,10 @@
  *   1. map.writer        one change of a map at a time; held while its data is copied
  *   2. engine.maps_lock  the list of maps
  *   3. map.lock          content, size and marks; held for pointer work only, never over a copy
- *   4. engine.lock       table of extents, lease states, segment counts
- *   5. snapshots.lock    what is taken down of extents for a metadata image
- *   6. engine.stripes    length, published state and checksums of an extent
+ *   4. discards_lock     references that are dropped in steps
+ *   5. engine.lock       table of extents, lease states, segment counts
+ *   6. snapshots.lock    what is taken down of extents for a metadata image
+ *   7. engine.stripes    length, published state and checksums of an extent
  * Counters are atomic. An extent lives while somebody holds it (extent.holds): each reference of a
  * map or a delta, an open lease, a read in flight, and, until cxl_engine_drop_unreferenced, its
  * definition. Whoever has a hold may take another one without a lock; from the table it is taken
@@ -123,6 +124,8 @@ typedef struct {
     uint64_t crc_capacity;
 } extent_snapshots;
 
+typedef struct discard discard;
+
 struct cxl_engine {
     cxl_media *media;
     uint64_t first;
@@ -151,11 +154,16 @@ struct cxl_engine {
     extent_snapshots snapshots;
     pthread_mutex_t stripes[STRIPES];
 
+    pthread_mutex_t discards_lock; /* of the next one */
+    discard *discards;        /* the oldest first */
+    uint64_t discard_min;     /* more references than that are dropped in steps */
+
     _Atomic uint64_t covered[COVER_KINDS];
     _Atomic uint64_t leased;
     _Atomic uint64_t uncounted; /* extents whose coverage was not counted any more */
     _Atomic uint64_t promised_blocks;
     _Atomic uint64_t refs;
+    _Atomic uint64_t discarded_refs;
     _Atomic uint64_t crcs;
     _Atomic uint64_t memory;
     _Atomic uint64_t bytes_written;
@@ -463,7 +471,9 @@ int64_t map_deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t len
  * else 0, and no extent is held. Nothing is verified. */
 uint64_t map_hold_extent(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held);
 
-/* map.c */
+/* map.c: life, for maps that are made elsewhere */
+cxl_map *map_allocate(cxl_engine *engine, uint64_t owner);
+void map_link(cxl_map *map);
 
 /* The maps of an owner, one after the other (before NULL: the first); NULL: no more. engine.maps_lock is held. */
 cxl_map *map_of_owner(cxl_engine *engine, uint64_t owner, const cxl_map *before);

@@ -11,13 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/discard.h"
 
 enum { FEW = 4 };                /* references of a change that need no memory of their own */
 
 /* --------------------------------------------------------------------------------------- life */
 
-static cxl_map *map_allocate(cxl_engine *engine, uint64_t owner)
+cxl_map *map_allocate(cxl_engine *engine, uint64_t owner)
 {
     cxl_map *map = engine_allocate(engine, sizeof(*map));
     if (map == NULL)
@@ -95,7 +95,7 @@ cxl_map *map_of_owner(cxl_engine *engine, uint64_t owner, const cxl_map *before)
     return map;
 }
 
-static void map_link(cxl_map *map)
+void map_link(cxl_map *map)
 {
     cxl_engine *engine = map->engine;
     pthread_mutex_lock(&engine->maps_lock);
@@ -126,6 +126,8 @@ static void map_unlink(cxl_map *map)
 static void map_destroy(cxl_map *map)
 {
     cxl_engine *engine = map->engine;
+    promise_clear(engine, &map->content);
+    tree_discard(engine, &map->content, 0);
     tree_clear(engine, &map->content);
     marks_release(engine, &map->dirty);
     pthread_mutex_destroy(&map->writer);
@@ -243,6 +245,7 @@ int cxl_map_export(cxl_map *map, uint64_t offset, uint64_t length, cxl_ref **out
 
 static void cut_content(cxl_map *map, uint64_t size)
 {
+    tree_discard(map->engine, &map->content, size);
     /* Removing up to the end needs no memory, so that this cannot fail. */
     tree_replace(map->engine, &map->content, size, UINT64_MAX, NULL, 0);
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import signal
@@ -53,6 +54,8 @@ MAINTENANCE_SECONDS = 0.5
 PAUSE_SECONDS_MIN = 0.001
 PAUSE_SECONDS_MAX = 0.02
 """Between two pieces of maintenance that follow each other."""
+_TURN_SECONDS = 0.0002
+"""Between two steps of a request."""
 READAHEAD_KIB = 1024
 """Why: see ``page_cache``. Only root may raise it from the kernel's 128."""
 
@@ -127,6 +130,7 @@ def _mount(store: Store, config: MountConfig) -> _Connection:
     else:
         operations, workers = _mount_with_workers(store, config)
     store.on_event = operations.on_store_event
+    operations.pause = functools.partial(trio.sleep, _TURN_SECONDS)
     return _Connection(operations, workers)
 
 

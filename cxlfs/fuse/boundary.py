@@ -8,7 +8,8 @@ Invariants
 - Anything else is a defect: it is logged with its traceback, counted, and the store stops writing,
   because nobody knows what state it left behind. Reading goes on.
 - A handler cannot await, and holds the lock of its owner: it runs to completion, so the store sees
-  one request at a time, whichever thread serves it.
+  one request at a time, whichever thread serves it. One that raises UnfinishedError has done a
+  step, and is called again when others had their turn.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import errno
 import functools
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
 
 from cxlfs.errors import CxlfsError
+from cxlfs.store import UnfinishedError
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +70,12 @@ class Owner(Protocol):
 
 
 class Handlers(Owner, Protocol):
-    """``caller``: the thread whose request is being served; 0: not known."""
+    """``caller``: the thread whose request is being served; 0: not known. ``pause``: lets others
+    have their turn between two steps of a request.
+    """
 
     caller: int
+    pause: Callable[[], Awaitable[None]]
 
 
 def caller_of(arguments: tuple[object, ...]) -> int:
@@ -87,11 +92,15 @@ _Result = TypeVar("_Result")
 def outcome_of(
     failures: Failures, place: str, function: Callable[[], _Result]
 ) -> tuple[int, _Result | None]:
-    """0 and what ``function`` returns, or the errno of what it raised. With the lock held."""
+    """0 and what ``function`` returns, or the errno of what it raised. With the lock held. Raises
+    UnfinishedError: others have their turn, then the same again.
+    """
     try:
         return 0, function()
     except CxlfsError as error:
         return error.errno, None
+    except UnfinishedError:
+        raise
     except Exception as error:  # noqa: BLE001  see the invariants
         failures.report(place, error)
         return errno.EIO, None
@@ -105,11 +114,16 @@ def request(
     async def handler(
         self: _Self, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> _Result:
-        with self.lock:
-            self.caller = caller_of(args)
-            number, result = outcome_of(
-                self.failures, function.__name__, lambda: function(self, *args, **kwargs)
-            )
+        while True:
+            try:
+                with self.lock:
+                    self.caller = caller_of(args)
+                    number, result = outcome_of(
+                        self.failures, function.__name__, lambda: function(self, *args, **kwargs)
+                    )
+                break
+            except UnfinishedError:
+                await self.pause()
         if number:
             raise pyfuse3.FUSEError(number)
         return cast("_Result", result)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cxlfs.fuse.requests import Requests
     from cxlfs.native.transport import Transport
 
-_Handler: TypeAlias = Callable[[Upcall], bytes | memoryview | Unfinished]
+_Handler: TypeAlias = Callable[[Upcall], bytes | memoryview]
 
 _COPY_BYTES_MAX = 1 << 30
 """What one COPY_FILE_RANGE takes: its reply has 32 bits, and others want their turn."""
@@ -83,15 +83,16 @@ class Direct:
         handler = self._handlers.get(upcall.opcode, self._unknown)
         with self._requests.lock:
             self._requests.caller = upcall.pid
-            error, result = outcome_of(
-                self._requests.failures, f"request {upcall.opcode}", lambda: handler(upcall)
-            )
+            try:
+                error, result = outcome_of(
+                    self._requests.failures, f"request {upcall.opcode}", lambda: handler(upcall)
+                )
+            except UnfinishedError as unfinished:
+                return Unfinished(unfinished.done)
             if isinstance(result, memoryview):
                 # Of the media: it may go another way as soon as somebody else uses the store.
                 self._transport.reply(upcall.unique, result)
                 return None
-        if isinstance(result, Unfinished):
-            return result
         if upcall.opcode in _UNANSWERED:
             return None
         return Answer(upcall.unique, error, result or b"")
@@ -182,7 +183,7 @@ class Direct:
         handle, offset, size = kernel.READ.unpack_from(upcall.arguments)
         return self._store.read(handle, offset, size)
 
-    def _write(self, upcall: Upcall) -> bytes | Unfinished:
+    def _write(self, upcall: Upcall) -> bytes:
         handle, offset, size = kernel.WRITE.unpack_from(upcall.arguments)
         data = upcall.arguments[kernel.WRITE.size :]
         if len(data) != size:
@@ -191,12 +192,9 @@ class Direct:
             error = MediaError("a fence failed under a write", not_durable=True)
             self._store.media_failed(error)
             raise error
-        try:
-            written = self._requests.write_by(
-                upcall.pid, handle, offset, data, done=upcall.done, in_steps=True
-            )
-        except UnfinishedError as unfinished:
-            return Unfinished(unfinished.done)
+        written = self._requests.write_by(
+            upcall.pid, handle, offset, data, done=upcall.done, in_steps=True
+        )
         return kernel.WRITTEN.pack(written)
 
     def _lease(self, upcall: Upcall) -> None:

@@ -20,7 +20,7 @@ import contextlib
 import os
 import stat
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import NamedTuple
 
 from cxlfs.errors import (
@@ -40,7 +40,7 @@ from cxlfs.fuse.endings import Endings
 from cxlfs.fuse.handles import LookupCounts, OpenFile, OpenFiles
 from cxlfs.fuse.page_cache import PageCache
 from cxlfs.fuse.processes import Process, ProcessTable
-from cxlfs.store import Store, StoreEvent
+from cxlfs.store import Store, StoreEvent, UnfinishedError
 from cxlfs.store.namespace import Attributes
 from cxlfs.store.unit_rules import Ending
 
@@ -90,6 +90,8 @@ class Requests:
         self._processes = processes if processes is not None else ProcessTable()
         self.caller = 0
         """The thread whose request is being served; 0: not known."""
+        self.pause: Callable[[], Awaitable[None]] = _no_pause
+        """Between two steps of a request; who runs the event loop sets it."""
         self._writing: Process | None = None
         """Of the file that is being written, while it is: whom a request without a caller is by."""
         self.endings = Endings(self._processes)
@@ -353,9 +355,10 @@ class Requests:
     ) -> int:
         """A write of the thread ``tid`` (0: not known), of which ``done`` bytes are written.
 
-        ``in_steps``: see ``Files.write``.
+        ``in_steps``: see ``Files.write``. Raises UnfinishedError.
         """
         file = self.files.get(handle)
+        self._prepare(handle, done)
         self._writing = file.opener
         try:
             written = self.store.write(handle, offset, data, done=done, in_steps=in_steps)
@@ -369,6 +372,12 @@ class Requests:
             self.data_plane.allow_writes(handle, tid)
             self.store.files.lease_ahead(file.ino)
         return written
+
+    def _prepare(self, handle: int, done: int = 0) -> None:
+        """Raises UnfinishedError where a change needs more than a short step first."""
+        file = self.files.get(handle)
+        if file.writable and self.store.versions.prepare_change(file.ino):
+            raise UnfinishedError(done)
 
     def _may_write_alone(self, handle: int, file: OpenFile) -> bool:
         """Nobody here needs to know of further writes by the thread that wrote last."""
@@ -392,6 +401,7 @@ class Requests:
         """fallocate(2), with its mode bits."""
         if mode & ~(FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE):
             raise UnsupportedOperationError(f"fallocate mode not supported: {mode:#x}")
+        self._prepare(handle)
         self.store.allocate(
             handle,
             offset,
@@ -406,6 +416,7 @@ class Requests:
         self, handle_in: int, offset_in: int, handle_out: int, offset_out: int, length: int
     ) -> int:
         """copy_file_range(2)."""
+        self._prepare(handle_out)
         copied = self.store.copy_range(handle_in, offset_in, handle_out, offset_out, length)
         self._content_changed(self.files.get(handle_out))
         return copied
@@ -446,6 +457,10 @@ class Requests:
         file = self.files.remove(handle)
         self.data_plane.released(handle, file.ino)
         self.store.release(handle)
+
+
+async def _no_pause() -> None:
+    """Nobody else is served by this loop."""
 
 
 def check_name(name: bytes) -> None:

@@ -80,11 +80,13 @@ class EngineStatistics(NamedTuple):
     Counting. ``leased_bytes``: of open extents, whether anything refers to them or not.
     ``uncounted_extents``: since the engine began, those that memory was too short for to go on
     counting them; too much is counted while they last. ``refs_visited``: by looking for what is
-    alive, and by moving it. ``pieces_visited``: of extents, by counting what references cover.
+    alive, by moving it, by copying and dropping contents. ``pieces_visited``: of extents, by
+    counting what references cover. ``discarded_refs``: of no content, and not dropped yet.
     """
 
     extents: int
     refs: int
+    discarded_refs: int
     crcs: int
     maps: int
     memory: int

@@ -125,6 +125,23 @@ class FileMap:
             raise failure(code, "clone a map")
         return FileMap(self.engine, owner=self.owner, handle=out[0])
 
+    def begin_copy(self, counting: int = 0) -> FileMap:
+        """An empty content to which :meth:`copy_part` brings this one, as :meth:`clone` would."""
+        out = ffi.new("cxl_map **")
+        code = lib.cxl_map_begin_copy(self.handle, counting, out)
+        if code != 0:
+            raise failure(code, "begin a copy of a map")
+        return FileMap(self.engine, owner=self.owner, handle=out[0])
+
+    def copy_part(self, copy: FileMap, count: int) -> bool:
+        """Up to ``count`` references more; False: all are there. Meanwhile nothing but moves of
+        both may change one of them. Raises OutOfMemoryError: as before.
+        """
+        code = lib.cxl_map_copy_part(self.handle, copy.handle, count)
+        if code < 0:
+            raise failure(code, "copy a part of a map")
+        return bool(code)
+
     def promise(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Promise room to these ranges [start, end), sorted and apart, instead of those before."""
         rows = ffi.new("cxl_range[]", list(ranges) or 1)

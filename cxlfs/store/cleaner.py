@@ -8,6 +8,7 @@ Invariants
   before others may have their turn.
 - The cleaner takes at most CLEANER_SEGMENTS out of the reserve before some are given back.
 - A segment that is being written to, or that is damaged, is left as it is.
+- What ended contents referred to is dropped before anything is moved: it would look alive.
 
 Which segments are compacted, and when, follows Rosenblum and Ousterhout, "The Design and
 Implementation of a Log-Structured File System" (ACM TOCS 10(1), 1992), section 3: emptier and
@@ -93,6 +94,10 @@ class Cleaner:
         """
         if self._running or self.volume.read_only:
             return False
+        if self.room.drop_discarded():
+            if needed_bytes:
+                return True
+            self.room.drop_all_discarded()
         if self._state(needed_bytes) == self._exhausted:
             return False  # nothing has changed since all of it was tried
         self._running = True
@@ -114,6 +119,8 @@ class Cleaner:
         space = self.volume.space
         if self._running or self.volume.read_only or not self.volume.is_nearly_used_up:
             return False
+        if self.room.drop_discarded():
+            return True
         self._running = True
         try:
             if space.collect_dead() and self._free_dead():
@@ -143,6 +150,8 @@ class Cleaner:
         """One short piece of background work; True when there is more."""
         if self._running or self.volume.read_only:
             return False
+        if self.room.drop_discarded():
+            return True
         self._running = True
         try:
             return self._step()

@@ -101,7 +101,7 @@ class Store:
         self.namespace = volume.namespace
         self.versions = Versions(volume)
         self.commits = Commits(self.versions)
-        room = Room(volume, self.versions, self.commits)
+        self.room = room = Room(volume, self.versions, self.commits)
         self.cleaner = Cleaner(volume, self.versions, room)
         self.defragmenter = Defragmenter(volume, self.cleaner.mover, room)
         self.files = Files(
@@ -120,7 +120,7 @@ class Store:
         self.attributes = InodeAttributes(volume, require_room=require_room)
         self.reporter = Reporter(volume, self.versions, recovery, self.units)
         self.ranges = Ranges(
-            volume, self.versions, self.files, self.reporter, reclaim=self.cleaner.reclaim
+            volume, self.versions, self.files, self.reporter, room, reclaim=self.cleaner.reclaim
         )
         self._directories: dict[int, _DirectoryHandle] = {}
         self._next_directory = 1
@@ -185,6 +185,7 @@ class Store:
                 self.units.finish()
                 self.settle_all()
             if not self.read_only:
+                self.room.drop_all_discarded()  # else the image would name what nobody has
                 self.volume.close_cleanly()
         finally:
             self.volume.events.end_all()
@@ -463,7 +464,7 @@ class Store:
         """
         self.volume.events.maintain()
         if self.read_only:
-            return False
+            return self.room.drop_discarded()
         interval = self.options.commit_interval_s
         self.health.maintain(now_monotonic, lambda: self.statfs().free_bytes)
         worked = self.commits.commit_old(older_than=now_monotonic - interval)

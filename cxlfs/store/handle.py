@@ -31,11 +31,11 @@ class Handle:
 
 
 class UnfinishedError(Exception):
-    """Room is being made for the rest of a write, step by step: others may have their turn before
-    it is called again with ``done``.
+    """Room is being made for the rest of a write, or a second map of its file, step by step: others
+    may have their turn before the same is asked again; a write with ``done``.
     """
 
-    def __init__(self, done: int) -> None:
+    def __init__(self, done: int = 0) -> None:
         super().__init__(done)
         self.done = done
 

@@ -110,7 +110,9 @@ class Mover:
         self.versions.fence_data()
         volume.commit(ops)
         volume.engine.publish(target_id)
-        self._re_aim([c for ino in known for c in _contents(inodes[ino])], moves)
+        part_of = self.versions.clones.part_of
+        contents = [c for ino in known for c in _contents(inodes[ino], part_of(ino))]
+        self._re_aim(contents, moves)
 
     def _re_aim(self, contents: list[FileMap], moves: Rows) -> None:
         """The journal says so already: contents that did not follow must not be built upon."""
@@ -126,5 +128,6 @@ def _is_known(inode: Inode) -> bool:
     return inode.links > 0 and not inode.uncommitted
 
 
-def _contents(inode: Inode) -> list[FileMap]:
-    return [c for c in (inode.live, inode.committed, inode.aside) if c is not None]
+def _contents(inode: Inode, part: FileMap | None) -> list[FileMap]:
+    """``part``: its second map in the making (``clones``)."""
+    return [c for c in (inode.live, inode.committed, inode.aside, part) if c is not None]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from cxlfs.store.handle import Handle
     from cxlfs.store.namespace import Inode
     from cxlfs.store.report import Reporter
+    from cxlfs.store.room import Room
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
 
@@ -51,6 +52,7 @@ class Ranges:
         versions: Versions,
         files: Files,
         reporter: Reporter,
+        room: Room,
         *,
         reclaim: Callable[[int], bool],
     ) -> None:
@@ -58,6 +60,7 @@ class Ranges:
         self.versions = versions
         self.files = files
         self.reporter = reporter
+        self.room = room
         self._reclaim = reclaim
 
     # --- room -------------------------------------------------------------------------------
@@ -69,10 +72,10 @@ class Ranges:
         space = self.volume.space
         stalled = -len(self.versions.asides)  # giving one of them up may free nothing by itself
         while not enough():
-            before = space.available_bytes
+            before, discarding = space.available_bytes, self.room.is_discarding
             if stalled > _STALLED_ROUNDS_MAX or not self._reclaim(needed_bytes):
                 return enough()
-            stalled += space.available_bytes <= before
+            stalled += space.available_bytes <= before and not discarding
         return True
 
     def _require_references(self, count: int) -> None:
@@ -141,11 +144,23 @@ class Ranges:
         open_bytes = promises.bytes_open()
         promises.add(inode, start, end)
         wanted = promises.bytes_open() + mapped
+        if wanted - open_bytes > free_bytes:
+            free_bytes += self._count_exactly()
         self.volume.refresh_reserve()
         if wanted - open_bytes > free_bytes or not self._make_room(
             lambda: space.available_bytes >= wanted, wanted
         ):
             raise space.shortfall(wanted - open_bytes, open_bytes)
+
+    def _count_exactly(self) -> int:
+        """Nobody is refused for what only counts as kept until it is dropped in steps (``room``),
+        or replaced (``clones``): bytes that count no more.
+        """
+        engine = self.volume.engine
+        before = engine.statistics().kept_bytes
+        self.room.drop_all_discarded()
+        self.versions.count_replaced()
+        return before - engine.statistics().kept_bytes
 
     # --- seek -------------------------------------------------------------------------------
 

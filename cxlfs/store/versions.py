@@ -125,6 +125,14 @@ class Versions:
 
     # --- beginning --------------------------------------------------------------------------
 
+    def prepare_change(self, ino: int) -> bool:
+        """Before a change of content, so that others have their turn: one step of what it needs;
+        True: the next one comes first. Who does not call it may wait long in the change itself.
+        """
+        inode = self.volume.namespace.get(ino)
+        changes = inode.live is not None and not self.volume.read_only
+        return changes and self.clones.prepare(inode)
+
     def begin(self, inode: Inode, *, atomic: bool, now: float) -> Version:
         """Before live content changes in place: keep the committed one apart."""
         version = inode.version
@@ -184,6 +192,13 @@ class Versions:
         self.open_versions[inode.ino] = inode
         count_committed(inode, comes_back=atomic)
         return version
+
+    def count_replaced(self) -> None:
+        """What versions will replace counts so of large contents, too (see ``clones``)."""
+        for inode in self.open_versions.values():
+            version = inode.version
+            if inode.committed is not None and isinstance(version, Version) and not version.atomic:
+                inode.committed.count_as(Counting.REPLACED)
 
     def close_map(self, content: FileMap | None) -> None:
         if content is not None:

@@ -37,6 +37,23 @@ def test_an_expected_error_becomes_its_errno(
     assert not kernel.store.read_only
 
 
+def test_a_request_that_is_not_finished_is_made_again_after_a_pause(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the lock meanwhile; nothing is a defect."""
+    operations, steps, pauses = kernel.operations, [True, True, False], list[bool]()
+
+    async def pause() -> None:
+        pauses.append(operations.lock.locked())
+
+    ino = kernel.write_file(b"file", b"content")
+    monkeypatch.setattr(operations, "pause", pause)
+    monkeypatch.setattr(kernel.store.versions, "prepare_change", lambda _ino: steps.pop(0))
+    kernel.setattr(ino, size=3)
+    assert (steps, pauses, operations.failures.counts.total()) == ([], [False, False], 0)
+    assert kernel.store.get_attributes(ino).size == 3
+
+
 @pytest.mark.parametrize("error", [KeyError("x"), errors.InvariantError("x"), OSError(5, "x")])
 def test_a_defect_is_logged_counted_and_stops_writing(
     kernel: Kernel,

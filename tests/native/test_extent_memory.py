@@ -11,6 +11,7 @@ import pytest
 
 from cxlfs.errors import OutOfMemoryError
 from cxlfs.native import FaultKind, fault_count, set_fault
+from cxlfs.native.discards import discard_in_steps, drop_discarded
 from cxlfs.native.extents import EXTENT_INFO_DTYPE, REF_DTYPE, Delta, Engine, FileMap
 from tests.native.test_extent_writes import refs_of
 from tests.support.extents import (
@@ -131,6 +132,7 @@ def _share(scene: Scene) -> None:
 
 CALLS: dict[str, Callable[[Scene], object]] = {
     "new": lambda s: s.made.append(FileMap(s.engine, owner=5)),
+    "begin a copy": lambda s: s.made.append(s.live.begin_copy()),
     "clone": lambda s: s.made.append(s.live.clone()),
     "write at the end": lambda s: s.live.write(s.live.size, pattern(50_000, 9)),
     "write in the middle": lambda s: s.live.write(2_100_000, pattern(5000, 9)),
@@ -184,6 +186,82 @@ def test_each_allocation_may_fail(name: str) -> None:
     else:
         pytest.fail("it never succeeded")
     assert failures
+
+
+@pytest.mark.parametrize("first", [2, 200])
+def test_a_part_of_a_copy_may_fail(first: int) -> None:
+    """It is as before, and the next one goes on there; also behind a copy of one small leaf."""
+    for nth in range(1, 100):
+        with room(chunk=4096) as place:
+            scene = Scene(place)
+            copy = scene.live.begin_copy()
+            scene.live.copy_part(copy, first)
+            if first == 2:
+                [(_, length, source, offset), *_] = refs_of(copy)
+                copy_extent(place.engine, source, offset, length, scene.target)
+                for content in (scene.live, scene.committed, copy):
+                    re_aim(content, (source, offset, length, scene.target, 0))
+            before, state = refs_of(copy), scene.state()
+            set_fault(FaultKind.ALLOCATE, nth)
+            try:
+                scene.live.copy_part(copy, 300)
+                failed = False
+            except OutOfMemoryError:
+                failed = True
+            count = fault_count(FaultKind.ALLOCATE)
+            set_fault(FaultKind.ALLOCATE, 0)
+            if failed:
+                assert (refs_of(copy), scene.state()) == (before, state)
+            while scene.live.copy_part(copy, 100):
+                pass
+            assert refs_of(copy) == refs_of(scene.live)
+            assert (copy.size, copy.is_dirty) == (scene.live.size, False)
+            copy.close()
+            scene.end()
+            assert nothing_held(place.engine)
+        if count < nth:
+            return
+    pytest.fail("it never succeeded")
+
+
+@pytest.mark.parametrize("size", [0, 1000, 150 * 4096 + 5])
+def test_what_ends_in_steps_ends_without_memory(size: int) -> None:
+    """At once, or in the order of the file: what is left is the same."""
+    found = set()
+    for nth in range(200):
+        with room(chunk=4096) as place:
+            scene = Scene(place)
+            discard_in_steps(place.engine, 20)
+            set_fault(FaultKind.ALLOCATE, nth)
+            scene.committed.truncate(size)
+            waiting = place.engine.statistics().discarded_refs
+            while drop_discarded(place.engine, 7):
+                pass
+            count = fault_count(FaultKind.ALLOCATE)
+            set_fault(FaultKind.ALLOCATE, 0)
+            found.add(waiting > 0)
+            state = repr(scene.state())
+            if nth == 0:
+                right = state
+            assert state == right or place.engine.statistics().uncounted_extents
+            scene.end()
+            while drop_discarded(place.engine, 1000):
+                pass
+            assert nothing_held(place.engine)
+        if nth and count < nth:
+            assert found == {False, True}
+            return
+    pytest.fail("it never succeeded")
+
+
+def test_an_engine_that_ends_drops_nothing() -> None:
+    with room(chunk=4096) as place:
+        scene = Scene(place)
+        discard_in_steps(place.engine, 50)
+        scene.committed.truncate(0)
+        drop_discarded(place.engine, 20)
+        scene.live.close()
+        assert place.engine.statistics().discarded_refs > 500
 
 
 def test_cancelling_without_memory_forgets_nothing() -> None:

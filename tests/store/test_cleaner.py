@@ -344,7 +344,7 @@ def test_a_content_that_does_not_follow_is_noticed(
     monkeypatch.setattr(
         mover,
         "_contents",
-        lambda inode: [c for c in contents(inode) if c is not getattr(inode, missed)],
+        lambda inode, part: [c for c in contents(inode, part) if c is not getattr(inode, missed)],
     )
     move_all_kinds(store, rng)
     expected = references(store)

@@ -9,7 +9,7 @@ N/10 have promised room, and N/1000 handles list the directory that all of them 
 | lookup, stat, read, seek | the path's last step; the references of the range |
 | create, mkdir, mknod, symlink, link, rename, unlink, rmdir | one record, one name |
 | open, release, O_TRUNC | the writable handles of the same file |
-| the first write to a file | its references, once: a second map is made, and kept if it is large |
+| the first write to a file | its references, once, in parts: a second map is made, kept if large |
 | write, fallocate, copy_file_range | the references of the range, and promises that it touches |
 | close, fsync | the references that changed |
 | a write that needs a lease | a search in a sorted list of what leases gave back |
@@ -18,6 +18,7 @@ N/10 have promised room, and N/1000 handles list the directory that all of them 
 | setxattr, removexattr, listxattr | the attributes of the file |
 | a refused write | what is told at once: episodes are counted (``store.events``) |
 | syncfs | the files that are open for writing |
+| the end of a large content | nothing: its references are dropped in steps (``store.room``) |
 | maintain | what is due: versions by age, one step of the cleaner, of a rollover |
 | a rollover | everything, in steps between which others are served (``store.rollover``) |
 | the end of all writing, list, verify | everything, once |
@@ -345,6 +346,129 @@ def test_a_second_map_is_made_once_for_many_openings(store: Store) -> None:
         store.write(handle, number * 8192, b"again")
         close(store, handle)
     assert store.versions.clones.made == made + 1
+
+
+def large_file(store: Store, name: bytes, count: int) -> int:
+    """A committed one with so many references: its inode number."""
+    source = store.namespace.get(write_file(store, 1, name + b"-0", os.urandom(8 * MIB))).content
+    ino, handle = create(store, name)
+    content = store.files.content_of(handle)
+    for number in range(count):
+        source.share(number * 4096 % (8 * MIB), 2048, content, number * 4096)
+    close(store, handle)
+    assert store.namespace.get(ino).content.ref_count == count
+    return ino
+
+
+class Longest:
+    """References and pieces of extents that the longest of some steps looked at."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.references = self.pieces = 0
+
+    def step(self, verb: Callable[[], object]) -> object:
+        engine = self.store.volume.engine
+        before = engine.statistics()
+        result = verb()
+        after = engine.statistics()
+        self.references = max(self.references, after.refs_visited - before.refs_visited)
+        self.pieces = max(self.pieces, after.pieces_visited - before.pieces_visited)
+        return result
+
+    def maintain(self) -> None:
+        while self.store.volume.engine.statistics().discarded_refs:
+            self.step(lambda: self.store.maintain(0.0))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ["cut", "emptied", "removed", "replaced"])
+def test_the_end_of_many_references_is_spread_over_steps(shop: Shop, way: str) -> None:
+    """However many a file has that is cut, emptied, removed, or published anew."""
+    found = []
+    for count in (150_000, 300_000):
+        store = shop.new_ordinary(256 * MIB)
+        free_bytes = store.statfs().free_bytes
+        ino = large_file(store, b"large", count)
+        longest = Longest(store)
+        if way == "removed":
+            longest.step(partial(store.unlink, 1, b"large"))
+        elif way == "replaced":
+            handle = store.open_file(ino, os.O_WRONLY | os.O_TRUNC)
+            store.write(handle, 0, b"x")
+            longest.step(partial(close, store, handle))
+        else:
+            handle = store.open_file(ino, os.O_WRONLY)
+            store.write(handle, 0, b"x")
+            kept = 100 if way == "cut" else 0
+            longest.step(partial(store.set_attributes, ino, size=kept * 4096, handle=handle))
+            longest.step(partial(close, store, handle))
+        assert store.volume.engine.statistics().discarded_refs >= 100_000
+        longest.maintain()
+        if way != "cut":
+            left = store.statfs().free_bytes
+            assert free_bytes - 9 * MIB < left < free_bytes - 7 * MIB
+        found.append((longest.references, longest.pieces))
+    print(f"references and pieces in the longest step: {found}")
+    assert max(found[0]) > 10_000
+    assert found[1][0] <= found[0][0] + SPARE
+    assert found[1][1] <= found[0][1] + 10_000
+
+
+@pytest.mark.timeout(300)
+def test_the_second_map_of_many_references_is_made_in_parts(shop: Shop) -> None:
+    """And whoever writes to the file finds it made; what the cleaner moved meanwhile has moved in
+    both.
+    """
+    found = []
+    for count in (150_000, 300_000):
+        store = shop.new_ordinary(256 * MIB)
+        ino = large_file(store, b"large", count)
+        handle, longest, parts = store.open_file(ino, os.O_RDWR), Longest(store), 0
+        before = bytes(store.read(handle, 0, MIB))
+        store.unlink(1, b"large-0")
+        while longest.step(partial(store.versions.prepare_change, ino)):
+            parts += 1
+            if parts == 2:
+                store.volume.rollover()
+                while store.cleaner.compact(0.99) and not store.volume.counters.cleaned_segments:
+                    pass
+        assert (parts, store.volume.counters.moved_bytes > 0) == (count // 50_000, True)
+        refs = store.files.content_of(handle).export(0, 1 << 40).tolist()
+        assert longest.step(partial(store.write, handle, 100, b"new")) == 3
+        found.append((longest.references, longest.pieces))
+        committed = store.namespace.get(ino).committed
+        assert committed is not None
+        assert committed.export(0, 1 << 40).tolist() == refs
+        assert bytes(committed.read(0, MIB)) == before
+        assert bytes(store.read(handle, 0, MIB)) == before[:100] + b"new" + before[103:]
+        close(store, handle)
+    print(f"references and pieces in the longest step: {found}")
+    assert found[1][0] <= found[0][0] + SPARE
+    assert found[1][1] <= found[0][1] + 10_000
+
+
+def test_room_that_ended_contents_have_is_had_before_a_write_fails(shop: Shop) -> None:
+    store = shop.new_ordinary(64 * MIB)
+    ino, handle = create(store, b"large")
+    pieces = 60_000
+    content = store.files.content_of(handle)
+    store.write(handle, 0, os.urandom(24 * MIB))
+    close(store, handle)
+    handle = store.open_file(ino, os.O_WRONLY)
+    store.write(handle, 0, b"x")
+    for number in range(pieces):
+        content.punch(number * 400 + 100, 100)
+    close(store, handle)
+    assert content.ref_count > pieces
+    free_bytes = store.statfs().free_bytes
+    store.unlink(1, b"large")
+    assert store.volume.engine.statistics().discarded_refs > pieces
+    other, handle = create(store, b"other")
+    store.allocate(handle, 0, free_bytes + 8 * MIB)
+    store.write(handle, 0, os.urandom(free_bytes + 8 * MIB))
+    close(store, handle)
+    assert store.get_attributes(other).size == free_bytes + 8 * MIB
 
 
 def test_many_handles_of_other_files_cost_nothing(store: Store) -> None:

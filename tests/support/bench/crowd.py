@@ -1,11 +1,14 @@
-"""Many files, made past the verbs and the journal for the image that follows: a million in some
-seconds instead of some minutes. Nothing is written of what they say they hold.
+"""Many files, or many pieces of one, made past the verbs and the journal for the image that
+follows: a million in some seconds instead of some minutes. Nothing is written of what files say
+they hold, but of pieces.
 
 Never here: anything that is measured.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import time
 
 import numpy as np
@@ -17,10 +20,14 @@ from cxlfs.store import Store
 from cxlfs.store.namespace import Inode
 from cxlfs.store.space import State
 
+_BLOCK_BYTES = 4096
+_BLOCKS_AT_ONCE = 256
+_SOURCE_BLOCKS = 1 << 14
+
 
 def put_files(store: Store, parent: int, name: bytes, count: int) -> list[int]:
-    """Empty files of the caller, their names made of ``name`` and a number (``b"file-%07d"``);
-    returns their inode numbers. They are lost unless a rollover follows.
+    """Empty files of the caller, their names made of ``name`` and a number (``b"file-%07d"``),
+    or (one) ``name``; returns their inode numbers. They are lost unless a rollover follows.
     """
     namespace, now_ns, inos = store.namespace, time.time_ns(), []
     owner = namespace.get(parent)
@@ -30,7 +37,7 @@ def put_files(store: Store, parent: int, name: bytes, count: int) -> list[int]:
         inode.live = FileMap(store.volume.engine, owner=ino)
         inode.live.take_delta().apply(inode.live, None)
         namespace.add(inode)
-        namespace.link(parent, name % index, ino)
+        namespace.link(parent, name % index if b"%" in name else name, ino)
         inos.append(ino)
     return inos
 
@@ -57,3 +64,29 @@ def put_content(store: Store, inos: list[int], size_bytes: int) -> None:
             row = np.array([(0, size_bytes, extent_id, 0)], dtype=REF_DTYPE)
             store.namespace.get(ino).content.replay(0, row.tobytes(), size_bytes)
     volume.engine.drop_unreferenced()
+
+
+def put_pieces(store: Store, parent: int, name: bytes, count: int) -> int:
+    """A file of so many blocks that lie in another order on the media than in it, some of them in
+    several places of it; returns its inode number. It is lost unless a rollover follows.
+    """
+    owner, rng = store.namespace.get(parent), random.Random(7)
+    source = store.create(1, b"source of " + name, 0o600, owner.uid, owner.gid, os.O_RDWR)[1]
+    blocks = min(count, _SOURCE_BLOCKS)
+    for number in range(0, blocks, _BLOCKS_AT_ONCE):
+        store.write(source, number * _BLOCK_BYTES, rng.randbytes(_BLOCKS_AT_ONCE * _BLOCK_BYTES))
+    store.flush(source, writer_killed=False)
+    content = store.files.content_of(source)
+    store.versions.leases.close(content)
+    [ino] = put_files(store, parent, name, 1)
+    made = store.namespace.get(ino).content
+    order = list(range(blocks))
+    for number in range(count):
+        if number % blocks == 0:
+            rng.shuffle(order)
+        content.share(
+            order[number % blocks] * _BLOCK_BYTES, _BLOCK_BYTES, made, number * _BLOCK_BYTES
+        )
+    made.take_delta().apply(made, None)
+    store.release(source)
+    return ino

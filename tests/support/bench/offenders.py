@@ -14,9 +14,11 @@ import multiprocessing
 import os
 import random
 import resource
+import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from cxlfs.units import KIB, MIB
 from tests.support.bench.measure import private_bytes
@@ -162,6 +164,25 @@ def write_and_close(path: str, seconds: float) -> int:
         os.close(fd)
         rounds += 1
     return rounds
+
+
+def change_and_remove(path: str, blocks: int, seconds: float) -> int:
+    """Open a file and write one block of it, cut it to half, and remove it while it is open, so
+    long apart; how many changes.
+    """
+    pauses = threading.Event()
+    with Path(path).open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), PAGE, blocks // 2 * len(PAGE))
+        pauses.wait(seconds)
+        os.ftruncate(file.fileno(), blocks // 2 * len(PAGE))
+        pauses.wait(seconds)
+    pauses.wait(seconds)
+    with Path(path).open("r+b", buffering=0) as file:
+        file.write(PAGE)
+        Path(path).unlink()
+        pauses.wait(seconds)
+    pauses.wait(seconds)
+    return 4
 
 
 def write_in_turn(path: str, count: int) -> int:

@@ -18,7 +18,7 @@ from cxlfs.media import open_media
 from cxlfs.store import Store
 from cxlfs.units import GIB, MIB
 from tests.support.bench import offenders
-from tests.support.bench.crowd import put_files
+from tests.support.bench.crowd import put_files, put_pieces
 from tests.support.bench.measure import Figures, Progress, private_bytes, require_memory
 from tests.support.bench.offenders import together
 from tests.support.bench.targets import make_store, run_cxlfs, served, warm
@@ -74,6 +74,8 @@ class Scenario:
     files: tuple[int, int] = (0, 0)
     """In full, and short."""
     size_bytes: tuple[int, int] = (GIB, 256 * MIB)
+    pieces: tuple[int, int] = (0, 0)
+    """Of a file that lies in the store as well, each 4 KiB."""
 
 
 # --- what they do ---------------------------------------------------------------------------------
@@ -149,6 +151,12 @@ def _scattered(place: Place) -> None:
 def _write_and_close(place: Place) -> Figures:
     given = [(place.path("pieces"), place.seconds)]
     return {"rounds": sum(together(offenders.write_and_close, given))}
+
+
+def _change_and_remove(place: Place) -> Figures:
+    count = place.scaled(1_000_000, 100_000)
+    given = [(place.path("names/pieces"), count, place.seconds / 5)]
+    return {"changes": sum(together(offenders.change_and_remove, given))}
 
 
 def _write_in_turn(place: Place) -> Figures:
@@ -278,6 +286,12 @@ SCENARIOS: dict[str, Scenario] = {
         _scattered,
         size_bytes=(2 * GIB, 128 * MIB),
     ),
+    "pieces": Scenario(
+        "a file of 1 000 000 pieces, written to, cut and removed",
+        _change_and_remove,
+        size_bytes=(2 * GIB, 512 * MIB),
+        pieces=(1_000_000, 100_000),
+    ),
     "writers": Scenario("1000 processes that write to one open file, in turn", _write_in_turn),
     "statfs": Scenario(
         "statfs after each write, 100 000 files", _ask_for_room, files=(100_000, 1000)
@@ -317,7 +331,7 @@ def measure(
     source = memory / "stalls.img"
     say(f"{name}: preparing")
     make_store(source, size_bytes)
-    _put_files(source, count)
+    _put_files(source, count, scenario.pieces[short])
     with served(source) as (directory, pid):
         place = Place(directory, pid, short)
         if not count:
@@ -331,14 +345,17 @@ def measure(
             return {**victims.waits(), **found, **told, "seconds": elapsed}
 
 
-def _put_files(source: Path, count: int) -> None:
+def _put_files(source: Path, count: int, pieces: int) -> None:
     """In one directory, without a mount: it takes a tenth of the time."""
-    if not count:
+    if not count and not pieces:
         return
     media = open_media(str(source))
     store = Store.open(media)
     parent = store.make_directory(1, b"names", 0o755, os.geteuid(), os.getegid()).ino
-    put_files(store, parent, b"file-%07d", count)
+    if count:
+        put_files(store, parent, b"file-%07d", count)
+    if pieces:
+        put_pieces(store, parent, b"pieces", pieces)
     store.close()
     media.close()
 
