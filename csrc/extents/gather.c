@@ -127,15 +127,11 @@ static int find_places(gathering_state *state)
     int result = 0;
     for (uint64_t i = 0; i < state->extents.count && result == 0; i++) {
         extent *x = held[i];
-        uint64_t begin = x->media_offset, end = begin + x->length;
-        const cxl_span *first = &state->spans[span_at(state, begin)];
-        uint64_t behind = span_at(state, end - 1);
-        if (behind == state->count || state->spans[behind].media_offset >= end)
-            behind--;            /* there is one: it lies in a span */
-        const cxl_span *last = &state->spans[behind];
-        uint64_t from = larger(begin, first->media_offset) - begin;
-        uint64_t to = smaller(end, last->media_offset + last->length) - begin;
-        if (!referrers_find(state->engine, x, from, to, &state->places, &result))
+        uint64_t end = x->media_offset + x->length;
+        uint64_t first = span_at(state, x->media_offset), behind = span_at(state, end - 1);
+        if (behind < state->count && state->spans[behind].media_offset < end)
+            behind++;
+        if (!referrers_find(state->engine, x, &state->spans[first], behind - first, &state->places, &result))
             state->anywhere = true;
     }
     places_sort(&state->places);

@@ -88,19 +88,35 @@ static extent *take_target(cxl_engine *engine, const cxl_move *move)
     return NULL;
 }
 
+/* Where what moves [first, end) take from an extent may be referred to. */
+static int find_places(cxl_engine *engine, move_table *table, extent *source, uint64_t first, uint64_t end)
+{
+    cxl_span *spans = cxl_allocate((end - first) * sizeof(*spans));
+    int result = 0;
+    if (spans == NULL)
+        return -ENOMEM;
+    for (uint64_t i = first; i < end; i++) {
+        const cxl_move *move = &table->moves[i]; /* a record may say anything; nothing refers behind the end */
+        uint64_t from = smaller(move->source_offset, source->length);
+        uint64_t to = smaller(move->source_offset + move->length, source->length);
+        spans[i - first] = (cxl_span){source->media_offset + from, to - from};
+    }
+    if (!referrers_find(engine, source, spans, end - first, &table->places, &result))
+        table->anywhere = true;
+    free(spans);
+    return result;
+}
+
 /* The targets of moves [table->count, end), which have one source, and that source, held. Nothing can
  * refer to one that does not exist: its moves are left out. */
 static int add_source(cxl_engine *engine, move_table *table, uint64_t end, uint64_t *bad)
 {
     uint64_t first = table->count;
-    const cxl_move *last = &table->moves[end - 1];
     int result = 0;
     extent *source = extent_take(engine, table->moves[first].source_id);
     if (source != NULL) {
         *find_source(table, source) = (source_moves){source, first, end};
-        if (!referrers_find(engine, source, table->moves[first].source_offset, last->source_offset + last->length,
-                            &table->places, &result))
-            table->anywhere = true;
+        result = find_places(engine, table, source, first, end);
     }
     for (; table->count < end; table->count++) {
         *bad = table->count;

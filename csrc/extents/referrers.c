@@ -119,19 +119,46 @@ void referrers_destroy(cxl_engine *engine, extent *x)
         engine_release(engine, x->referrers.list, x->referrer_capacity * sizeof(referrer));
 }
 
-bool referrers_find(cxl_engine *engine, extent *x, uint64_t start, uint64_t end, growing_list *places, int *error)
+/* Of spans, sorted and apart, the first that ends behind a place of the media. */
+static uint64_t span_behind(const cxl_span *spans, uint64_t count, uint64_t media_offset)
 {
+    uint64_t first = 0, end = count;
+    while (first < end) {
+        uint64_t middle = first + (end - first) / 2;
+        if (spans[middle].media_offset + spans[middle].length > media_offset)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    return first;
+}
+
+/* Those runs of [start, end) of what a note says that something covers. */
+static int add_places(const extent *x, const referrer *note, uint64_t start, uint64_t end, growing_list *places)
+{
+    for (uint64_t from, to = start; cover_run(x, to, end, &from, &to);) {
+        referrer_place *place = list_add(places);
+        if (place == NULL)
+            return -ENOMEM;
+        *place = (referrer_place){note->owner, {note->file_base + from, to - from, x, from}};
+    }
+    return 0;
+}
+
+bool referrers_find(cxl_engine *engine, extent *x, const cxl_span *spans, uint64_t count, growing_list *places,
+                    int *error)
+{
+    const uint64_t base = x->media_offset;
     pthread_mutex_lock(stripe_of(engine, x));
     bool known = !x->referrers_lost;
     const referrer *list = first_of(x);
     for (uint32_t i = 0; i < x->referrer_count && *error == 0; i++) {
-        uint64_t from, to = larger(list[i].start, start), stop = smaller(list[i].end, end);
-        while (*error == 0 && cover_run(x, to, stop, &from, &to)) {
-            referrer_place *place = list_add(places);
-            if (place == NULL)
-                *error = -ENOMEM;
-            else
-                *place = (referrer_place){list[i].owner, {list[i].file_base + from, to - from, x, from}};
+        uint64_t begin = base + list[i].start, end = base + list[i].end;
+        for (uint64_t at = span_behind(spans, count, begin);
+             at < count && spans[at].media_offset < end && *error == 0; at++) {
+            uint64_t from = larger(begin, spans[at].media_offset);
+            uint64_t to = smaller(end, spans[at].media_offset + spans[at].length);
+            *error = add_places(x, &list[i], from - base, to - base, places);
         }
     }
     pthread_mutex_unlock(stripe_of(engine, x));

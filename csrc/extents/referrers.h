@@ -18,8 +18,10 @@ void referrers_add(cxl_engine *engine, const reference *ref, uint64_t owner);
 /* A reference is gone; the stripe is held. */
 void referrers_gone(cxl_engine *engine, extent *x);
 void referrers_destroy(cxl_engine *engine, extent *x);
-/* Add where [start, end) of an extent may be referred to; false: anywhere else, too. */
-bool referrers_find(cxl_engine *engine, extent *x, uint64_t start, uint64_t end, growing_list *places, int *error);
+/* Add where the parts of an extent that lie in spans of the media (sorted, apart) may be referred to; false: anywhere
+ * else, too. */
+bool referrers_find(cxl_engine *engine, extent *x, const cxl_span *spans, uint64_t count, growing_list *places,
+                    int *error);
 /* By owner and file offset. */
 void places_sort(growing_list *places);
 /* Of sorted ones those of an owner. */

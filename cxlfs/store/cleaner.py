@@ -32,7 +32,7 @@ from cxlfs.store.mover import Mover
 from cxlfs.store.space import State
 from cxlfs.store.version import Version
 from cxlfs.store.volume import CLEANER_SEGMENTS, LAST_SEGMENTS
-from cxlfs.units import MIB
+from cxlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
     from cxlfs.native.extents import LiveRanges, Rows
@@ -57,6 +57,10 @@ _VICTIMS_MAX = 8
 _WINDOW_BYTES = 16 * MIB
 """but over so much of the media at most: every step finds anew what is alive there, in 1 to 2 ms
 for 4 KiB pieces."""
+_WINDOW_BYTES_MIN = 256 * KIB
+_VISITS_MAX = 32768
+"""A step that looked at more references, because its bytes have many each, is followed by smaller
+ones: a look takes some 0.5 µs."""
 _DYING = 0.5
 """A segment with more than this part of its data about to be replaced is left alone."""
 
@@ -79,6 +83,7 @@ class Cleaner:
         """
         self._position = 0
         """So many bytes of the victims, one behind the other, nothing refers to any more."""
+        self._window_bytes = _WINDOW_BYTES
         self._emptied = False
         """Something was, and is not free yet."""
         self._borrowed = -1
@@ -234,7 +239,7 @@ class Cleaner:
             if not victims:
                 return False
             indexes, spans = self._window(victims)
-            found = self.volume.engine.live_ranges(spans)
+            found = self._look(spans)
             stay = found.busy
             if background:
                 stay = stay | self._dying(found, len(indexes))
@@ -245,6 +250,19 @@ class Cleaner:
             elif self._move(found, spans, left_alone):
                 return True
         return False
+
+    def _look(self, spans: Rows) -> LiveRanges:
+        """What is alive in a window; the next one is as large as is looked at in some ms."""
+        engine = self.volume.engine
+        visited = -engine.statistics().refs_visited
+        found = engine.live_ranges(spans)
+        visited += engine.statistics().refs_visited
+        if visited > _VISITS_MAX:
+            smaller = self._window_bytes * _VISITS_MAX // visited
+            self._window_bytes = max(_WINDOW_BYTES_MIN, smaller)
+        elif 0 < visited < _VISITS_MAX // 4:
+            self._window_bytes = min(_WINDOW_BYTES, 2 * self._window_bytes)
+        return found
 
     def _still_victims(self) -> list[int]:
         """Those of the last step that are neither dead nor in use again; by place."""
@@ -265,7 +283,7 @@ class Cleaner:
         rows = []
         for number, index in enumerate(victims):
             start = max(0, self._position - number * size)
-            end = min(size, self._position + _WINDOW_BYTES - number * size)
+            end = min(size, self._position + self._window_bytes - number * size)
             if start < end:
                 rows.append((index, block.segment_offset(index) + start, end - start))
         spans = np.zeros(len(rows), dtype=SPAN_DTYPE)

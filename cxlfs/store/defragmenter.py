@@ -44,6 +44,8 @@ _PIECE_BYTES = 128 * KIB
 """A window is worth moving when its pieces are shorter than this on the average,"""
 _PIECES_MIN = 8
 """and at least so many."""
+_SHARED_MAX = 16
+"""A file whose bytes have more references each is left alone: all of them would follow."""
 _WINDOWS_AT_ONCE = 64
 _INODES_AT_ONCE = 256
 _REST_SECONDS = 10.0
@@ -168,9 +170,14 @@ class Defragmenter:
             if self._offset >= content.size:
                 self._end(inode)
             return True
+        visited = -engine.statistics().refs_visited
         found = engine.live_ranges_of(content, self._offset, _WINDOW_BYTES)
-        self._allowance_bytes -= engine.statistics().refs * _REF_BYTES
+        visited += engine.statistics().refs_visited
+        self._allowance_bytes -= visited * _REF_BYTES
         ranges = found.ranges
+        if visited > _SHARED_MAX * content.mapped(self._offset, _WINDOW_BYTES)[1]:
+            self._end(inode)
+            return True
         alone = (ranges["owner_count"] == 1) & (ranges["owner"] == inode.ino)
         is_busy = bool(found.busy.any())
         self._is_busy |= is_busy

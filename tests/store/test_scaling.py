@@ -433,7 +433,8 @@ def test_the_second_map_of_many_references_is_made_in_parts(shop: Shop) -> None:
                 store.volume.rollover()
                 while store.cleaner.compact(0.99) and not store.volume.counters.cleaned_segments:
                     pass
-        assert (parts, store.volume.counters.moved_bytes > 0) == (count // 50_000, True)
+        assert 0 <= parts - count // 50_000 <= 1, "moving may have cut some references"
+        assert store.volume.counters.moved_bytes > 0
         refs = store.files.content_of(handle).export(0, 1 << 40).tolist()
         assert longest.step(partial(store.write, handle, 100, b"new")) == 3
         found.append((longest.references, longest.pieces))

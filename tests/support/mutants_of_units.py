@@ -134,10 +134,14 @@ def rename_and_end_in_two_records(patch: Patch) -> None:
         original(self)
 
     def init(
-        self: units.UnitTransition, owner: units.Units, over: list[Any], begun: list[Any]
+        self: units.UnitTransition,
+        owner: units.Units,
+        over: list[Any],
+        begun: list[Any],
+        moved: tuple[Any, ...] = (),
     ) -> None:
         self._units, self._over, self._begun = owner, over, begun
-        self._ops = owner.operations_for(over, begun)  # type: ignore[attr-defined]
+        self._ops = [*owner.operations_for(over, begun), *moved]  # type: ignore[attr-defined]
         self.operations = []
 
     patch.setattr(units.UnitTransition, "__init__", init)

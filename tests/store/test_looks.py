@@ -1,0 +1,101 @@
+"""How many references a step of the background looks at, when files refer to their bytes crosswise
+or many times. Counted, never timed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from cxlfs.native.maps import FileMap
+from cxlfs.store import Store
+from tests.support.shop import Shop, close
+from tests.support.stores import write_file
+
+BLOCK = 4096
+MIB = 1 << 20
+EXTENT_BLOCKS = 2048
+"""Of the source: leases of 8 MiB."""
+WINDOW_BLOCKS = 1024
+
+
+def shuffled_file(store: Store, rng: random.Random, times: int, part: float = 1) -> FileMap:
+    """A file that refers ``times`` to each block, or a part of them, of another one that is gone,
+    in any order; its committed content.
+    """
+    source = write_file(store, 1, b"source", os.urandom(EXTENT_BLOCKS * BLOCK))
+    shared = store.namespace.get(source).content
+    ino = write_file(store, 1, b"shuffled", b"x")
+    handle = store.open_file(ino, os.O_RDWR)
+    content = store.files.content_of(handle)
+    order = rng.sample(range(EXTENT_BLOCKS), int(part * EXTENT_BLOCKS)) * times
+    rng.shuffle(order)
+    for number, block in enumerate(order):
+        shared.share(block * BLOCK, BLOCK, content, number * BLOCK)
+    close(store, handle)
+    store.unlink(1, b"source")
+    store.volume.rollover()
+    return store.namespace.get(ino).content
+
+
+def visits(store: Store) -> int:
+    return store.volume.engine.statistics().refs_visited
+
+
+def test_a_look_at_a_part_of_a_file_finds_that_part(shop: Shop, rng: random.Random) -> None:
+    """Its blocks lie anywhere in extents, between those of other parts."""
+    store = shop.new_ordinary(256 * MIB)
+    content = shuffled_file(store, rng, 1)
+    before = visits(store)
+    found = store.volume.engine.live_ranges_of(content, 0, WINDOW_BLOCKS * BLOCK)
+    assert found.ranges["length"].sum() == WINDOW_BLOCKS * BLOCK
+    assert visits(store) - before <= WINDOW_BLOCKS + 64
+
+
+def test_moving_a_part_of_a_file_looks_at_that_part(shop: Shop, rng: random.Random) -> None:
+    store = shop.new_ordinary(256 * MIB)
+    content = shuffled_file(store, rng, 1)
+    engine = store.volume.engine
+    found = engine.live_ranges_of(content, 0, WINDOW_BLOCKS * BLOCK)
+    before = visits(store)
+    moved = store.cleaner.mover.move(
+        store.cleaner.mover.choose(found.ranges),
+        found.owners,
+        lambda size: store.volume.space.cleaner_lease(size, born=0),
+    )
+    assert moved > 256 * BLOCK
+    assert visits(store) - before <= WINDOW_BLOCKS + 64
+
+
+def test_a_file_with_many_references_to_each_byte_is_not_gathered(
+    shop: Shop, rng: random.Random
+) -> None:
+    """One look says so."""
+    store = shop.new_ordinary(256 * MIB)
+    shuffled_file(store, rng, 40)
+    before, moved = visits(store), store.volume.counters.moved_bytes
+    for tick in range(200):
+        store.maintain(float(tick))
+    assert store.volume.counters.moved_bytes == moved
+    assert 0 < visits(store) - before <= 40 * WINDOW_BLOCKS + 64
+
+
+@pytest.mark.timeout(300)
+def test_the_cleaner_looks_at_less_where_bytes_have_many_references(
+    shop: Shop, rng: random.Random
+) -> None:
+    """After one step that looked at too much."""
+    store = shop.new_ordinary(256 * MIB)
+    shuffled_file(store, rng, 40, part=0.9)
+    steps = []
+    for _ in range(100):
+        before = visits(store)
+        if not store.cleaner.compact(0.95):
+            break
+        steps.append(visits(store) - before)
+    print(f"references looked at in each step: {steps}")
+    assert steps[0] > 50_000
+    assert max(steps[1:]) < steps[0]
+    assert max(steps[2:]) < 50_000
