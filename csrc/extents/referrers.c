@@ -134,7 +134,7 @@ static uint64_t span_behind(const cxl_span *spans, uint64_t count, uint64_t medi
 }
 
 /* Those runs of [start, end) of what a note says that something covers. */
-static int add_places(const extent *x, const referrer *note, uint64_t start, uint64_t end, growing_list *places)
+static int add_places(extent *x, const referrer *note, uint64_t start, uint64_t end, growing_list *places)
 {
     for (uint64_t from, to = start; cover_run(x, to, end, &from, &to);) {
         referrer_place *place = list_add(places);

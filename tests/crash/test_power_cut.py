@@ -151,3 +151,14 @@ def test_an_answer_that_says_too_little_is_noticed(
     monkeypatch.setattr(examiner, "IN_FULL_EVERY", 1)
     problems = [f.problem for f in campaign.repeat("one/LINE/append", base_seed, None).failures]
     assert any("equal words and equal records" in problem for problem in problems)
+
+
+def test_a_part_of_a_level_by_name(base_seed: int) -> None:
+    done, distinct = campaign.run_campaign(
+        "t0", base_seed, jobs=1, quiet=True, only="one/PAGE/make_dir"
+    )
+    assert list(done.done) == ["one/PAGE/make_directory"]
+    assert not done.failures
+    assert 0 < distinct <= done.images
+    with pytest.raises(ValueError, match="has 'no such' in its name"):
+        campaign.run_campaign("t0", base_seed, jobs=1, quiet=True, only="no such")

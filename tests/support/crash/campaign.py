@@ -151,12 +151,22 @@ class Record:
 
 
 def run_campaign(
-    level: str, seed: int, *, jobs: int, path: Path | None = None, quiet: bool = False
+    level: str,
+    seed: int,
+    *,
+    jobs: int,
+    path: Path | None = None,
+    quiet: bool = False,
+    only: str = "",
 ) -> tuple[Campaign, int]:
-    """Do what is not done yet; returns the campaign and how many images are distinct."""
+    """Do what is not done yet, of units with ``only`` in the name; returns the campaign and how
+    many images are distinct. Raises ValueError.
+    """
     record = Record(level, seed, path)
     campaign = record.campaign
-    units = units_of(level, seed)
+    units = [unit for unit in units_of(level, seed) if only in unit]
+    if not units:
+        raise ValueError(f"no unit of {level} has {only!r} in its name")
     todo = [unit for unit in units if unit not in campaign.done]
     progress = Progress(level, len(units), len(units) - len(todo), quiet=quiet)
     saved = time.monotonic()
