@@ -64,7 +64,11 @@ def read(fuse: FuseSocket, *, pid: int = TID, size: int = 7) -> None:
 
 
 def until_alone(fuse: FuseSocket, step: Callable[[], None]) -> None:
-    for _ in range(REQUESTS_MAX):
+    """Some requests are enough; a machine with other work may be long in running a worker that is
+    about to sleep.
+    """
+    until = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < until:
         step()
         if active(fuse) == 1:
             return
