@@ -252,11 +252,7 @@ static void drop(cxl_engine *engine, discard *d, uint64_t count)
 
 static void discard_free(cxl_engine *engine, discard *d)
 {
-    tree *content = &d->content;
-    while (content->leaf_count > 0)
-        leaf_retire(engine, content, content->leaves[--content->leaf_count]);
-    if (content->leaves != &content->only)
-        engine_release(engine, content->leaves, content->leaf_capacity * sizeof(leaf *));
+    tree_free_leaves(engine, &d->content);
     engine_release(engine, d->ranges, d->capacity * sizeof(*d->ranges));
     engine_release(engine, d->room, d->capacity * sizeof(*d->room));
     engine_release(engine, d, sizeof(*d));

@@ -202,15 +202,13 @@ int table_init(cxl_engine *engine);
 void table_free(cxl_engine *engine);
 /* Once for many extents, instead of doubling again and again. */
 void table_make_room(cxl_engine *engine, uint64_t count);
-bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t length,
-                  uint64_t *segment);
+bool extent_place(const cxl_engine *engine, uint64_t media_offset, uint64_t length, uint64_t *segment);
 extent *extent_find_locked(cxl_engine *engine, uint64_t id);
 /* In a large table each step is a miss of the cache: so many turns of a loop ahead memory is asked for. */
 enum { AHEAD = 16 };
 /* Both will be looked for, sooner_id first. */
 void extent_prefetch(const cxl_engine *engine, uint64_t id, uint64_t sooner_id);
-extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
-                             uint64_t chunks);
+extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset, uint64_t chunks);
 /* count_dead: its segment may have died with it (not when a definition is undone). */
 void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead);
 int extent_grow_crcs(cxl_engine *engine, extent *x, uint64_t chunks);
@@ -353,6 +351,8 @@ bool tree_step_back(const tree *content, tree_position *position);
 
 void tree_init(tree *content, uint64_t owner);
 void tree_clear(cxl_engine *engine, tree *content);
+/* The memory alone: what its references hold and cover is somebody else's by now. */
+void tree_free_leaves(cxl_engine *engine, tree *content);
 /* kind: how the copy counts. */
 int tree_copy(cxl_engine *engine, const tree *source, int kind, tree *target);
 /* The first reference that ends beyond offset. */

@@ -56,18 +56,9 @@ static int mark_segments(gathering_state *state)
     return 0;
 }
 
-/* The first span that ends behind a place of the media. */
 static uint64_t span_at(const gathering_state *state, uint64_t media_offset)
 {
-    uint64_t first = 0, end = state->count;
-    while (first < end) {
-        uint64_t middle = first + (end - first) / 2;
-        if (state->spans[middle].media_offset + state->spans[middle].length > media_offset)
-            end = middle;
-        else
-            first = middle + 1;
-    }
-    return first;
+    return span_behind(state->spans, state->count, media_offset);
 }
 
 /* All extents of a segment that lie in spans; none, where one is open: it may grow, and has no final checksum.

@@ -27,14 +27,6 @@ static reference clipped(const reference *ref, uint64_t start)
     return part;
 }
 
-static void free_part(cxl_engine *engine, tree *part)
-{
-    while (part->leaf_count > 0)
-        leaf_retire(engine, part, part->leaves[--part->leaf_count]);
-    if (part->leaves != &part->only)
-        engine_release(engine, part->leaves, part->leaf_capacity * sizeof(leaf *));
-}
-
 /* Leaves for up to so many references of the source from start on, and those in them. */
 static int fill_part(cxl_engine *engine, const tree *source, uint64_t start, uint64_t count, tree *part)
 {
@@ -144,7 +136,7 @@ int cxl_map_copy_part(cxl_map *map, cxl_map *copy, uint64_t count)
         copy->dirty.cut = copy->dirty.taken_size = copy->size;
         pthread_rwlock_unlock(&copy->lock);
     }
-    free_part(engine, &part);
+    tree_free_leaves(engine, &part);
     pthread_mutex_unlock(&copy->writer);
     return result != 0 ? result : more;
 }

@@ -119,8 +119,7 @@ void referrers_destroy(cxl_engine *engine, extent *x)
         engine_release(engine, x->referrers.list, x->referrer_capacity * sizeof(referrer));
 }
 
-/* Of spans, sorted and apart, the first that ends behind a place of the media. */
-static uint64_t span_behind(const cxl_span *spans, uint64_t count, uint64_t media_offset)
+uint64_t span_behind(const cxl_span *spans, uint64_t count, uint64_t media_offset)
 {
     uint64_t first = 0, end = count;
     while (first < end) {

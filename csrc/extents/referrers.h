@@ -18,6 +18,8 @@ void referrers_add(cxl_engine *engine, const reference *ref, uint64_t owner);
 /* A reference is gone; the stripe is held. */
 void referrers_gone(cxl_engine *engine, extent *x);
 void referrers_destroy(cxl_engine *engine, extent *x);
+/* Of spans of the media, sorted and apart, the first that ends behind a place; count: none. */
+uint64_t span_behind(const cxl_span *spans, uint64_t count, uint64_t media_offset);
 /* Add where the parts of an extent that lie in spans of the media (sorted, apart) may be referred to; false: anywhere
  * else, too. */
 bool referrers_find(cxl_engine *engine, extent *x, const cxl_span *spans, uint64_t count, growing_list *places,

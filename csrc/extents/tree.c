@@ -90,15 +90,20 @@ void tree_init(tree *content, uint64_t owner)
     content->leaf_capacity = 1;
 }
 
+void tree_free_leaves(cxl_engine *engine, tree *content)
+{
+    while (content->leaf_count > 0)
+        leaf_free(engine, content->leaves[--content->leaf_count]);
+    if (content->leaves != &content->only)
+        engine_release(engine, content->leaves, content->leaf_capacity * sizeof(leaf *));
+}
+
 void tree_clear(cxl_engine *engine, tree *content)
 {
     cover_drop_all(engine, content);
-    for (uint32_t i = 0; i < content->leaf_count; i++)
-        leaf_free(engine, content->leaves[i]);
     promise_clear(engine, content);
     tree_unreserve(engine, content);
-    if (content->leaves != &content->only)
-        engine_release(engine, content->leaves, content->leaf_capacity * sizeof(leaf *));
+    tree_free_leaves(engine, content);
     atomic_fetch_sub(&engine->refs, content->refs);
     tree_init(content, content->owner);
 }

@@ -25,7 +25,6 @@ from cxlfs.errors import (
 from cxlfs.fuse.attributes import absent_entry, entry_of
 from cxlfs.fuse.boundary import notice, request
 from cxlfs.fuse.requests import CAPABILITY_XATTR, Caller, Opened, Requests, check_name
-from cxlfs.store import UnfinishedError
 from cxlfs.store.namespace import Attributes
 
 _EXECUTE_BITS = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
@@ -154,8 +153,8 @@ class Operations(Requests, pyfuse3.Operations):
         fh: pyfuse3.FileHandleT | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        if fields.update_size and attr.st_size and self.store.versions.prepare_change(inode):
-            raise UnfinishedError
+        if fields.update_size and attr.st_size:
+            self.prepare_change(inode)
         mode = attr.st_mode & 0o7777 if fields.update_mode else None
         if fields.update_uid or fields.update_gid:
             mode = self.mode_without_privileges(inode, mode)

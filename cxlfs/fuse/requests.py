@@ -358,7 +358,8 @@ class Requests:
         ``in_steps``: see ``Files.write``. Raises UnfinishedError.
         """
         file = self.files.get(handle)
-        self._prepare(handle, done)
+        if file.writable:
+            self.prepare_change(file.ino, done)
         self._writing = file.opener
         try:
             written = self.store.write(handle, offset, data, done=done, in_steps=in_steps)
@@ -373,11 +374,16 @@ class Requests:
             self.store.files.lease_ahead(file.ino)
         return written
 
-    def _prepare(self, handle: int, done: int = 0) -> None:
+    def prepare_change(self, ino: int, done: int = 0) -> None:
         """Raises UnfinishedError where a change needs more than a short step first."""
-        file = self.files.get(handle)
-        if file.writable and self.store.versions.prepare_change(file.ino):
+        if self.store.versions.prepare_change(ino):
             raise UnfinishedError(done)
+
+    def _prepare(self, handle: int) -> None:
+        """The same for a file that may be written through ``handle``."""
+        file = self.files.get(handle)
+        if file.writable:
+            self.prepare_change(file.ino)
 
     def _may_write_alone(self, handle: int, file: OpenFile) -> bool:
         """Nobody here needs to know of further writes by the thread that wrote last."""

@@ -1,7 +1,7 @@
 """References that nobody wants any more, where they are many: dropped in steps, which others wait
 for, instead of at once.
 
-Never here: what is many, when a step is due (``store.discarding``).
+Never here: what is many, when a step is due (``store.room``).
 """
 
 from __future__ import annotations

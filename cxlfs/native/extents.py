@@ -114,11 +114,13 @@ class Verification(NamedTuple):
 class LiveRanges(NamedTuple):
     """What is alive in some spans of the media: ``ranges`` (LIVE_RANGE_DTYPE) in the order of their
     files, and ``owners``, which they point into. ``busy``: spans of which nothing must be moved.
+    ``visited``: how many references were looked at for it.
     """
 
     ranges: Rows
     owners: npt.NDArray[np.uint64]
     busy: npt.NDArray[np.bool_]
+    visited: int
 
 
 class ReplayStop(NamedTuple):
@@ -380,6 +382,7 @@ class Engine:
         busy = np.zeros(len(spans), dtype=np.uint8)
         out = ffi.new("cxl_live_range **"), ffi.new("uint64_t[2]"), ffi.new("uint64_t **")
         ranges, counts, owners = out
+        before = self.statistics().refs_visited
         code = lib.cxl_engine_live_ranges(
             self.handle,
             rows,
@@ -391,7 +394,7 @@ class Engine:
             owners,
             counts + 1,
         )
-        return _live_ranges(code, out, busy)
+        return _live_ranges(code, out, busy, self.statistics().refs_visited - before)
 
     def live_ranges_of(self, content: FileMap, offset: int, length: int) -> LiveRanges:
         """The same for the parts of the media that a range of ``content`` refers to, its owner
@@ -400,6 +403,7 @@ class Engine:
         busy = np.zeros(1, dtype=np.uint8)
         out = ffi.new("cxl_live_range **"), ffi.new("uint64_t[2]"), ffi.new("uint64_t **")
         ranges, counts, owners = out
+        before = self.statistics().refs_visited
         code = lib.cxl_map_live_ranges(
             content.handle,
             offset,
@@ -410,7 +414,7 @@ class Engine:
             owners,
             counts + 1,
         )
-        return _live_ranges(code, out, busy)
+        return _live_ranges(code, out, busy, self.statistics().refs_visited - before)
 
     # -------------------------------------------------------------------------- maps in one go
 
@@ -476,7 +480,9 @@ class Engine:
         )
 
 
-def _live_ranges(code: int, out: tuple[Any, Any, Any], busy: npt.NDArray[np.uint8]) -> LiveRanges:
+def _live_ranges(
+    code: int, out: tuple[Any, Any, Any], busy: npt.NDArray[np.uint8], visited: int
+) -> LiveRanges:
     """What C allocated, as arrays."""
     if code != 0:
         raise failure(code, "list what is alive")
@@ -485,4 +491,5 @@ def _live_ranges(code: int, out: tuple[Any, Any, Any], busy: npt.NDArray[np.uint
         take_array(ranges[0], counts[0], LIVE_RANGE_DTYPE),
         take_array(owners[0], counts[1], np.dtype("u8")),
         busy.astype(np.bool_),
+        visited,
     )

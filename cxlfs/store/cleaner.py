@@ -253,14 +253,11 @@ class Cleaner:
 
     def _look(self, spans: Rows) -> LiveRanges:
         """What is alive in a window; the next one is as large as is looked at in some ms."""
-        engine = self.volume.engine
-        visited = -engine.statistics().refs_visited
-        found = engine.live_ranges(spans)
-        visited += engine.statistics().refs_visited
-        if visited > _VISITS_MAX:
-            smaller = self._window_bytes * _VISITS_MAX // visited
+        found = self.volume.engine.live_ranges(spans)
+        if found.visited > _VISITS_MAX:
+            smaller = self._window_bytes * _VISITS_MAX // found.visited
             self._window_bytes = max(_WINDOW_BYTES_MIN, smaller)
-        elif 0 < visited < _VISITS_MAX // 4:
+        elif 0 < found.visited < _VISITS_MAX // 4:
             self._window_bytes = min(_WINDOW_BYTES, 2 * self._window_bytes)
         return found
 

@@ -149,33 +149,34 @@ class Defragmenter:
         commit, refs_then = self._seen.get(inode.ino, (-1, 0))
         return commit != inode.commit_lsn or refs > 2 * refs_then
 
-    def _next_window(self, content: FileMap) -> bool:
-        """Go on to the next part of the file that is worth moving; False: not among a few."""
+    def _next_window(self, content: FileMap) -> int:
+        """Go on to the next part of the file that is worth moving: its references; 0: not among a
+        few.
+        """
         piece_bytes = min(_PIECE_BYTES, self.volume.space.lease_bytes_max // 4)
         for _ in range(_WINDOWS_AT_ONCE):
             if self._offset >= content.size:
-                return False
+                return 0
             mapped, refs = content.mapped(self._offset, _WINDOW_BYTES)
             if refs >= _PIECES_MIN and mapped < refs * piece_bytes:
-                return True
+                return refs
             self._offset += _WINDOW_BYTES
-        return False
+        return 0
 
     # --- moving -----------------------------------------------------------------------------
 
     def _gather(self, inode: Inode) -> bool:
         """One step of a file; True: there is more to look at."""
         content, engine = inode.content, self.volume.engine
-        if not self._next_window(content):
+        refs = self._next_window(content)
+        if not refs:
             if self._offset >= content.size:
                 self._end(inode)
             return True
-        visited = -engine.statistics().refs_visited
         found = engine.live_ranges_of(content, self._offset, _WINDOW_BYTES)
-        visited += engine.statistics().refs_visited
-        self._allowance_bytes -= visited * _REF_BYTES
+        self._allowance_bytes -= found.visited * _REF_BYTES
         ranges = found.ranges
-        if visited > _SHARED_MAX * content.mapped(self._offset, _WINDOW_BYTES)[1]:
+        if found.visited > _SHARED_MAX * refs:
             self._end(inode)
             return True
         alone = (ranges["owner_count"] == 1) & (ranges["owner"] == inode.ino)

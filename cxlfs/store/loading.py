@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,6 @@ import numpy as np
 from cxlfs.format import image_columns
 from cxlfs.format.image import require
 from cxlfs.native.maps import FileMap
-from cxlfs.store.beside import Beside
 from cxlfs.store.namespace import FileKind, Namespace, kind_of
 from cxlfs.store.sleepers import REFERENCES_MAX, SleeperColumns, Sleepers
 from cxlfs.types import ROOT_INO
@@ -41,7 +40,8 @@ def load(
 ) -> tuple[Namespace, ImageInfo]:
     """Fill an empty engine and make the namespace; raises CorruptionError."""
     data_columns = image_columns.decode_data(data, uuid=uuid, header_crc=header_crc)
-    with Beside(partial(_fill, engine, data_columns)) as filling:
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="cxlfs-open") as beside:
+        filling = beside.submit(_fill, engine, data_columns)
         columns = image_columns.decode_rest(data_columns)
         entries = _entries(columns.names)
         order = np.argsort(data_columns.inodes["ino"], kind="stable")
