@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 _SHARE_BYTES_MIN = 4096
 """A piece smaller than a file block is copied: references to shreds cost more than they save."""
 _STALLED_ROUNDS_MAX = 2
+_VICTIMS_MAX = 8
+"""Segments that the cleaner empties together: who has moved as much as they hold and gained nothing
+gains nothing by going on."""
 
 
 class Ranges:
@@ -69,13 +72,20 @@ class Ranges:
         """Reclaim until there is enough, for so much file data or (0) for metadata; False when more
         cannot be had.
         """
-        space = self.volume.space
-        stalled = -len(self.versions.asides)  # giving one of them up may free nothing by itself
+        space, counters = self.volume.space, self.volume.counters
+        move_bytes_max = _VICTIMS_MAX * self.volume.superblock.segment_payload_bytes
+        stalled = -len(self.versions.asides)  # giving one of them up may free nothing
+        best, moved = space.available_bytes, counters.moved_bytes
         while not enough():
-            before, discarding = space.available_bytes, self.room.is_discarding
+            before, removing = counters.moved_bytes, self.room.is_removing
             if stalled > _STALLED_ROUNDS_MAX or not self._reclaim(needed_bytes):
                 return enough()
-            stalled += space.available_bytes <= before and not discarding
+            moving = before < counters.moved_bytes <= moved + move_bytes_max
+            if space.available_bytes > best:
+                best, moved = space.available_bytes, counters.moved_bytes
+                stalled = min(stalled, 0)
+            elif not removing and not moving:
+                stalled += 1
         return True
 
     def _require_references(self, count: int) -> None:

@@ -35,6 +35,11 @@ class KeptSets(Protocol):
     whether it had one.
     """
 
+    @property
+    def is_removing(self) -> bool:
+        """Some are left that nobody wants."""
+        ...
+
     def remove_some(self) -> bool: ...
 
     def drop_oldest_set(self) -> bool: ...
@@ -42,6 +47,8 @@ class KeptSets(Protocol):
 
 class NoSets:
     """There are none."""
+
+    is_removing = False
 
     def remove_some(self) -> bool:
         return False
@@ -76,6 +83,11 @@ class Room:
     @property
     def is_discarding(self) -> bool:
         return self.volume.engine.statistics().discarded_refs > 0
+
+    @property
+    def is_removing(self) -> bool:
+        """What nobody wants any more is being taken apart: a step of that may free nothing yet."""
+        return self.is_discarding or self.units.is_removing
 
     def make(self, needed_bytes: int) -> bool:
         """Make room for file data, or (0) for metadata; False: nothing of this kind can be had.

@@ -264,6 +264,11 @@ class Copies:
         """It is not wanted any more: its names go away in steps."""
         self._garbage[copy.ino] = copy
 
+    @property
+    def is_removing(self) -> bool:
+        """Garbage is left."""
+        return bool(self._garbage)
+
     def remove_some(self) -> bool:
         """One record's worth of garbage; False when there is none. Raises MediaError."""
         for ino, top in list(self._garbage.items()):

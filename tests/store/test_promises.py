@@ -14,6 +14,8 @@ from tests.store.test_ranges import data_of
 from tests.support.shop import Shop, close, create, until_no_space
 from tests.support.stores import read_file, write_file
 
+MIB = 1 << 20
+
 
 def test_no_room_is_told_at_once(store: Store) -> None:
     ino, handle = create(store, b"a", b"abc")
@@ -241,3 +243,20 @@ def test_allocating_makes_room(store: Store) -> None:
         store.write(handle, start, data_of(min(65536, size - start)))
     close(store, handle)
     assert store.get_attributes(ino).size == size
+
+
+def test_allocating_compacts_as_much_as_it_needs(shop: Shop) -> None:
+    """However many steps nothing is free after: each moves a little of what is alive."""
+    store, count = shop.new_ordinary(128 * MIB), 0
+    while store.statfs().free_bytes > 4 * MIB:
+        write_file(store, 1, b"f%d" % count, bytes(4096))
+        count += 1
+    for number in range(0, count, 2):
+        store.unlink(1, b"f%d" % number)
+    _, handle = create(store, b"a")
+    size = store.statfs().available_bytes * 6 // 10
+    assert store.volume.space.available_bytes < size // 8
+    store.allocate(handle, 0, size)
+    assert store.volume.counters.moved_bytes > 16 * MIB
+    assert store.volume.space.available_bytes >= size
+    close(store, handle)

@@ -18,7 +18,7 @@ from cxlfs.store.unit_record import (
 )
 from cxlfs.store.unit_returns import Returns
 from cxlfs.store.unit_rules import UnitsMode
-from tests.support.shop import Shop, fill
+from tests.support.shop import Shop, close, create, fill
 from tests.support.stores import read_file, write_file
 from tests.support.unit_scenes import (
     CHECKPOINT,
@@ -33,6 +33,8 @@ from tests.support.unit_scenes import (
     shards,
     tree,
 )
+
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -111,6 +113,26 @@ def test_sets_aside_make_room(shop: Shop) -> None:
     with_it = fill(store)
     assert set_aside(store) == {}
     assert with_it > 1_500_000
+
+
+def test_allocating_waits_for_a_dropped_copy_of_many_files(shop: Shop) -> None:
+    """A step of taking it apart frees no segment; the room is found behind many of them."""
+    store = shop.new_ordinary(128 * MIB)
+    directory = make(store, b"many")
+    for number in range(1500):
+        write_file(store, directory, b"%d" % number, b"little")
+    copy = store.units.copies.make(store.namespace.get(directory))
+    for number in range(80):
+        write_file(store, 1, b"%d" % number, bytes(MIB))
+    for number in range(0, 80, 2):
+        store.unlink(1, b"%d" % number)
+    _, handle = create(store, b"large")
+    size = store.statfs().available_bytes * 9 // 10
+    assert store.volume.space.available_bytes < size
+    store.units.copies.drop(copy)
+    store.allocate(handle, 0, size)
+    assert not store.units.copies.is_removing
+    close(store, handle)
 
 
 def test_what_a_user_has_in_the_place_makes_way(shop: Shop, store: Store) -> None:
