@@ -41,7 +41,8 @@ A policy holds for all directories below PATH; of several the nearest. It is kep
 Examples:
   cxlfs policy set /mnt/ckpt --unit 'checkpoint-*' --done trainer_state.json
   cxlfs policy set /mnt/ckpt/run1 --unit 'step-*' --done .metadata --quiet 60
-  cxlfs policy set /mnt/ckpt/live --unit . --quiet 5
+  cxlfs policy set /mnt/ckpt/live --unit . --done '*'
+  cxlfs policy set /mnt/ckpt/maps --unit . --quiet 5
   cxlfs policy show /mnt/ckpt
   cxlfs policy unset /mnt/ckpt
 """
@@ -108,8 +109,8 @@ class Policies(Report):
             units = ", ".join(quote(name) for name in policy.unit)
             yield f"{style.strong(quote(policy.path))}: each {units} is a checkpoint unit"
             if policy.done:
-                markers = " or ".join(quote(name) for name in policy.done)
-                yield f"  done when {markers} is published"
+                names = ("a file" if n == b"*" else quote(n) for n in policy.done)
+                yield f"  done when {' or '.join(names)} is published"
             yield f"  done when nothing was written for {policy.quiet_seconds:g} s"
 
 
@@ -143,7 +144,8 @@ def command(context: click.Context, *, as_json: bool) -> None:
     "--done",
     multiple=True,
     metavar="NAME",
-    help="The file that a saver publishes last. May be repeated: any of them.",
+    help="The file that a saver publishes last; may be repeated: any of them. '*': each file is a"
+    " checkpoint of its own, done when it is closed.",
 )
 @click.option(
     "--quiet",

@@ -388,6 +388,9 @@ class Store:
         self, handle: int, *, writer_killed: bool, still_held: Callable[[], bool] | None = None
     ) -> None:
         self.files.flush(handle, writer_killed=writer_killed, still_held=still_held)
+        closed = self.files.get(handle)
+        if closed.writable and not writer_killed and self.units.has_open:
+            self.units.closed(closed.inode)
         if self.units.pending:
             self.units.settle()
 

@@ -29,7 +29,7 @@ def set_problem(namespace: Namespace, directory: Inode, policies: Policies) -> s
     """
     rule = _rule(directory, policies)
     entries = directory.entries or {}
-    if rule is None or not rule.done or not entries:
+    if rule is None or not rule.done or rule.ends_with_each_file or not entries:
         return None
     markers = [namespace.get(entries[name]) for name in rule.done if name in entries]
     if not markers:

@@ -25,6 +25,9 @@ _NAMES_KNOWN = 4096
 """Names whose rule is remembered: it is asked at each change, and found in some 10 µs."""
 ITSELF = b"."
 """As a pattern of a policy: the directory that has the policy."""
+EACH_FILE = b"*"
+"""As the marker of a policy: each file is a checkpoint of its own, done when it is closed or
+renamed and nothing else in the unit is being written."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,10 @@ class Rule:
     @property
     def expects_marker(self) -> bool:
         return bool(self.done or self.done_beside)
+
+    @property
+    def ends_with_each_file(self) -> bool:
+        return EACH_FILE in self.done
 
 
 TABLE: tuple[Rule, ...] = (

@@ -24,20 +24,14 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError, NoSpaceError
-from cxlfs.format.operations import (
-    Operation,
-    XattrSetOperation,
-)
+from cxlfs.format.operations import Operation, XattrSetOperation
 from cxlfs.store import unit_record, unit_rules
 from cxlfs.store.namespace import Inode
 from cxlfs.store.open_unit import OpenUnit
 from cxlfs.store.unit_copies import Copies
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
 from cxlfs.store.unit_policies import Policies
-from cxlfs.store.unit_record import (
-    UNITS_XATTR,
-    OpenRecord,
-)
+from cxlfs.store.unit_record import UNITS_XATTR, OpenRecord
 from cxlfs.store.unit_removal import Removal
 from cxlfs.store.unit_report import set_problem
 from cxlfs.store.unit_returns import Returns
@@ -286,6 +280,13 @@ class Units:
         """A file got a name, with a content that is published."""
         if inode.live is not None and not inode.uncommitted:
             self._seen(inode, parent, name, incomplete=False)
+            self.closed(inode)
+
+    def closed(self, inode: Inode) -> None:
+        """A file was closed by a writer that lives, or renamed; with an error nothing is said."""
+        unit = self.unit_of(inode)
+        if unit is not None and unit.rule.ends_with_each_file and inode.ino in unit.published:
+            unit.marked = self.pending = True
 
     def _seen(self, inode: Inode, parent: int, name: bytes, *, incomplete: bool) -> None:
         directory = self._namespace.inodes.get(parent)

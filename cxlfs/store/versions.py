@@ -267,9 +267,11 @@ class Versions:
     def publish_left(self, inode: Inode, *, spoiled: bool) -> None:
         """What the last writer left; ``spoiled``: it was killed, or a write has failed."""
         new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
-        if spoiled:
-            self.units.spoil(inode)
-        self.publish(inode, incomplete=new and spoiled)
+        try:
+            self.publish(inode, incomplete=new and spoiled)
+        finally:  # behind the publication, which is none that makes a spoiled file good
+            if spoiled:
+                self.units.spoil(inode)
 
     def commit(self, prepared: Prepared, ops: list[Operation]) -> None:
         """One record: ``ops`` include those of the publication. Durable when it returns."""

@@ -121,6 +121,22 @@ def test_no_marker_counts_while_a_killed_writers_file_is_unfinished(store: Store
     assert open_count(store) == 0
 
 
+def test_no_marker_counts_while_a_file_is_half_changed_in_place(store: Store) -> None:
+    """What a killed writer left of it is published: that does not make it good."""
+    writers = Writers(store)
+    directory, _old = saved(store)
+    writers.present = "rank 1"
+    handle = store.open_file(find(store, CHECKPOINT + b"/shard-1").ino, os.O_RDWR)
+    store.write(handle, 0, b"half")
+    close(store, handle, killed=True)
+    writers.present = "trainer"
+    write_file(store, directory, b"shard-0", b"new")
+    write_file(store, directory, MARKER, b"{}")
+    assert open_count(store) == 1
+    write_file(store, directory, b"shard-1", b"whole")
+    assert open_count(store) == 0
+
+
 def test_no_marker_counts_behind_a_write_that_failed(shop: Shop) -> None:
     store = shop.new(units=UnitsMode.AUTO)
     writers = Writers(store)

@@ -27,7 +27,7 @@ SIZE_BYTES = 192 * MIB
 FILLER = "filler"
 _ANNOUNCED = (
     r"reverted: the previous version is back",
-    r"unit-back: what was there before is back",
+    r"unit-back: what was (there before|removed) is back",
     r"no room|No space|ENOSPC|not-published",
 )
 """What a store says of killed writers and of being full."""
