@@ -94,11 +94,15 @@ def test_nothing_is_left(campaign: Campaign) -> None:
 
 
 @pytest.mark.slow
-def test_a_careless_program_in_a_unit(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
+def test_a_careless_program_in_a_unit(seed: int, tmp_path: Path, fresh: bool) -> None:
     outcome = Outcome("careless", "cxlfs-units", "trainer", seed, wanted=2)
     with open_place("cxlfs-units") as place:
-        python, log = Path(sys.executable), tmp_path / "log"
-        run_campaign(outcome, CARELESS, place, python, log=log, restart=1.0)
+        trainer = Trainer(CARELESS, Path(sys.executable), tmp_path / "log", fresh=fresh)
+        try:
+            run_campaign(outcome, CARELESS, place, trainer)
+        finally:
+            trainer.close()
     assert outcome.problem is None
     assert outcome.resumed == outcome.events == 2, outcome
 

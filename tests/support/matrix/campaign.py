@@ -31,7 +31,6 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from cxlfs.errors import CxlfsError
 from tests.support.matrix.catalogue import (
@@ -258,24 +257,14 @@ def _shorten(text: str) -> str:
 
 
 def run_campaign(
-    outcome: Outcome,
-    framework: Framework,
-    place: Place,
-    python: Path,
-    *,
-    log: Path,
-    restart: float,
+    outcome: Outcome, framework: Framework, place: Place, trainer: Trainer, restart: float = 0.0
 ) -> None:
     """Fill ``outcome``; what goes wrong with the harness becomes its ``problem``. ``restart``:
-    seconds from the end of a program to its next start.
+    seconds from the end of a program to its next start. The trainer may be used again where there
+    was no problem.
     """
-    trainer = None
     try:
         place.prepare(framework)
-        trainer = Trainer(framework, python, log)
         Campaign(framework, place, trainer, outcome, restart).run()
     except (AssertionError, OSError, CxlfsError) as error:
         outcome.problem = f"{type(error).__name__}: {error}"
-    finally:
-        if trainer is not None:
-            trainer.close()

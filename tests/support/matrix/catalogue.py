@@ -40,6 +40,7 @@ class Framework:
         return not self.unit or "--done" in self.unit
 
 
+_EACH_FILE = ("--unit", ".", "--done", "*")
 _ITSELF = ("--unit", ".", "--quiet", str(QUIET_SECONDS))
 _TRAINERS = (*TORCH, "transformers", "accelerate", "safetensors")
 
@@ -49,14 +50,14 @@ FRAMEWORKS: dict[str, Framework] = {
         program=("torch_file",),
         environment="torch",
         requires=TORCH,
-        unit=_ITSELF,
+        unit=_EACH_FILE,
     ),
     "torch-file": Framework(
         title="`torch.save` to a file object, one name",
         program=("torch_file", "file"),
         environment="torch",
         requires=TORCH,
-        unit=_ITSELF,
+        unit=_EACH_FILE,
     ),
     "dcp": Framework(
         title="torch DCP, one directory",
@@ -84,7 +85,21 @@ FRAMEWORKS: dict[str, Framework] = {
         program=("accelerate_state",),
         environment="torch",
         requires=_TRAINERS,
-        unit=("--unit", "checkpoint_*", "--quiet", str(QUIET_SECONDS)),
+        unit=("--unit", "checkpoint_*", "--done", "custom_checkpoint_0.pkl"),
+        kept=2,
+    ),
+    "deepspeed": Framework(
+        title="DeepSpeed, `latest`",
+        program=("deepspeed_engine",),
+        environment="torch",
+        requires=(*TORCH, "deepspeed"),
+        kept=2,
+    ),
+    "megatron": Framework(
+        title="Megatron-LM, tracker (replayed, see below)",
+        program=("megatron_tracker",),
+        environment="torch",
+        requires=TORCH,
         kept=2,
     ),
     "lightning": Framework(
@@ -92,7 +107,7 @@ FRAMEWORKS: dict[str, Framework] = {
         program=("lightning_last",),
         environment="torch",
         requires=(*TORCH, "lightning"),
-        unit=_ITSELF,
+        unit=_EACH_FILE,
         kept=3,
         temporary_below=True,
     ),
@@ -108,14 +123,14 @@ FRAMEWORKS: dict[str, Framework] = {
         program=("hdf5",),
         environment="torch",
         requires=("h5py", "numpy"),
-        unit=_ITSELF,
+        unit=_EACH_FILE,
     ),
     "hdf5-w": Framework(
         title='h5py `"w"`',
         program=("hdf5", "w"),
         environment="torch",
         requires=("h5py", "numpy"),
-        unit=_ITSELF,
+        unit=_EACH_FILE,
     ),
     "zarr": Framework(
         title='zarr `mode="w"`, metadata consolidated',
@@ -135,14 +150,14 @@ FRAMEWORKS: dict[str, Framework] = {
         program=("numpy_archive",),
         environment="torch",
         requires=("numpy",),
-        unit=_ITSELF,
+        unit=_EACH_FILE,
     ),
     "xgboost": Framework(
         title="XGBoost by number, newest wins",
         program=("xgboost_number",),
         environment="torch",
         requires=("xgboost-cpu", "scipy", "numpy"),
-        unit=_ITSELF,
+        unit=_EACH_FILE,
         kept=2,
     ),
     "tensorflow": Framework(
@@ -150,8 +165,29 @@ FRAMEWORKS: dict[str, Framework] = {
         program=("tensorflow_manager",),
         environment="tensorflow",
         requires=("tensorflow-cpu",),
-        unit=_ITSELF,
         kept=3,
+    ),
+    "keras": Framework(
+        title="Keras `ModelCheckpoint`, one `.keras`",
+        program=("keras_callbacks",),
+        environment="tensorflow",
+        requires=("tensorflow-cpu",),
+        unit=_EACH_FILE,
+    ),
+    "keras-backup": Framework(
+        title="Keras `BackupAndRestore`",
+        program=("keras_callbacks", "backup"),
+        environment="tensorflow",
+        requires=("tensorflow-cpu",),
+        unit=("--unit", "backup", "--done", "training_metadata.json"),
+    ),
+    "flax": Framework(
+        title="flax `save_checkpoint` (msgpack)",
+        program=("flax_checkpoints",),
+        environment="orbax",
+        requires=("flax", "jax", "jaxlib", "numpy"),
+        kept=2,
+        unit=_EACH_FILE,
     ),
     "orbax": Framework(
         title="Orbax CheckpointManager",

@@ -1,5 +1,5 @@
 """A training program as its harness sees it: a server that imported the framework, and one life
-after another, each with what it said.
+after another, each with what it said. ``fresh``: each life is a new process that imports it anew.
 
 Never here: what a framework is, mounting, judging.
 """
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.matrix.catalogue import Framework
+from tests.support.matrix.trainers.life import FRESH
 
 ROOT = Path(__file__).parents[3]
 IMPORT_SECONDS = 300.0
@@ -76,12 +77,22 @@ class Life:
 class Trainer:
     """The server; ``log`` gets what the framework prints."""
 
-    def __init__(self, framework: Framework, python: Path, log: Path) -> None:
+    def __init__(
+        self, framework: Framework, python: Path, log: Path, *, fresh: bool = False
+    ) -> None:
         self.life = Life(ended=True)
         self.versions: dict[str, str] = {}
         self._changed = threading.Condition()
-        module, *arguments = framework.program
+        self._fresh = fresh
+        self._framework = framework
+        self._python = python
+        self._log = log
+        self._spawn()
+
+    def _spawn(self) -> None:
+        module, *arguments = self._framework.program
         environment = os.environ | {
+            FRESH: "1" if self._fresh else "",
             "PYTHONNOUSERSITE": "1",
             "OMP_NUM_THREADS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -89,9 +100,10 @@ class Trainer:
             "HF_HUB_OFFLINE": "1",
             "JAX_PLATFORMS": "cpu",
         }
-        with log.open("ab") as sink:
+        self.versions = {}
+        with self._log.open("ab") as sink:
             self._process = subprocess.Popen(
-                [python, "-m", f"tests.support.matrix.trainers.{module}", *arguments],
+                [self._python, "-m", f"tests.support.matrix.trainers.{module}", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=sink,
@@ -121,15 +133,22 @@ class Trainer:
         self, condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS
     ) -> None:
         with self._changed:
-            came = self._changed.wait_for(
-                lambda: condition() or self._process.poll() is not None, seconds
-            )
-        assert self._process.poll() is None, f"the trainer is gone before {what}"
+            came = self._changed.wait_for(lambda: condition() or self._is_gone, seconds)
+        assert not self._is_gone, f"the trainer is gone before {what}"
         assert came, f"a trainer does not go on: waited in vain until {what}"
+
+    @property
+    def _is_gone(self) -> bool:
+        """The server; with fresh processes one that could not even import its framework."""
+        is_over = self._fresh and bool(self.versions)
+        return self._process.poll() is not None and not is_over
 
     def start(self, directory: Path, **order: object) -> Life:
         """Begin a life, and wait until it has resumed or said that it could not."""
         assert self.life.ended
+        if self._fresh and self.life.pid:
+            self._let_go()
+            self._spawn()
         life = self.life = Life()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"directory": str(directory), **order}).encode())
@@ -141,8 +160,10 @@ class Trainer:
         return life
 
     def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.life.pid, number)
+        """To the life and all that it has started, but not to the server."""
+        if self.life.pid:  # 0 would be this process' own group
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.life.pid, number)
 
     def wait_until_ended(self, seconds: float = PATIENCE_SECONDS) -> bool:
         """False: it had to be killed, after ``seconds``."""
@@ -157,8 +178,13 @@ class Trainer:
 
     def close(self) -> None:
         """Whatever happened, leave nothing behind."""
+        if not self.life.ended:
+            self.signal(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._process.wait()
         self._listener.join(PATIENCE_SECONDS)
         for stream in (self._process.stdin, self._process.stdout):

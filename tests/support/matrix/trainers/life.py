@@ -2,7 +2,8 @@
 
 The server (``serve``) reads a line of JSON for each life, forks, and lets the child train. A life
 resumes as its framework does, says what it found, and saves step after step until it is ended.
-Importing a framework takes seconds, a fork a few milliseconds: so a hundred kills take minutes.
+Importing a framework takes seconds, a fork a few milliseconds: so a hundred kills take half a
+minute. With FRESH in the environment the process that was started lives that one life itself.
 
 What is saved is a function of the step: each tensor says which step it belongs to, and a tensor
 with bytes of two steps belongs to none. So a state that is mixed is told bit for bit.
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+FRESH = "MATRIX_FRESH_PROCESS"
 TENSORS = 8
 TENSOR_ITEMS = 65_536
 """Of 4 bytes each: 2 MiB of state."""
@@ -149,8 +151,12 @@ def serve(versions: Mapping[str, str], train: Callable[[Life], None]) -> None:
     """
     voice = os.dup(1)
     os.dup2(2, 1)
-    rehearse(train)
+    if not os.environ.get(FRESH):
+        rehearse(train)
     os.write(voice, f"versions {json.dumps(dict(versions))}\n".encode())
+    if os.environ.get(FRESH):
+        live(json.loads(sys.stdin.buffer.raw.readline()), voice, train)
+        return
     for line in sys.stdin.buffer.raw:  # unbuffered: a child must not inherit half of the orders
         order = json.loads(line)
         child = os.fork()
@@ -195,6 +201,8 @@ def live(order: Mapping[str, Any], voice: int, train: Callable[[Life], None]) ->
         os.environ["TMPDIR"] = order["TMPDIR"]
     signal.signal(signal.SIGUSR1, interrupt)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)  # as a shell does with a job: what ends it ends all that it has started
     life = Life(order, voice)
     life.say(f"pid {os.getpid()}")
     try:
