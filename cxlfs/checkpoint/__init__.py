@@ -7,6 +7,7 @@ unpickled, imported or run, no framework is needed, and nothing is changed but b
 
 from __future__ import annotations
 
+from cxlfs.checkpoint.below import TidyBelow
 from cxlfs.checkpoint.catalogue import Entry, catalogue, good, with_step
 from cxlfs.checkpoint.inspection import inspect, recognise
 from cxlfs.checkpoint.model import Checkpoint, File, Level, State, Tensor
@@ -19,6 +20,7 @@ __all__ = [
     "Level",
     "State",
     "Tensor",
+    "TidyBelow",
     "catalogue",
     "good",
     "inspect",

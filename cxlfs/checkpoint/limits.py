@@ -11,6 +11,8 @@ from cxlfs.units import KIB, MIB
 
 ENTRIES_MAX = 100_000
 """Names in a directory."""
+DIRECTORIES_MAX = 100_000
+"""Below the one that is tidied with all that it holds."""
 FILES_MAX = 100_000
 """Files of one checkpoint."""
 DEPTH_MAX = 4

@@ -18,6 +18,8 @@ import datetime as dt
 import json
 import os
 import shutil
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from cxlfs.checkpoint.catalogue import ASIDE, Entry, catalogue, verified
@@ -75,13 +77,18 @@ class Plan:
     aside: Path | None
 
 
-def plan(directory: str | Path, level: Level = Level.CONTENT) -> Plan:
-    """What :func:`tidy` would do. Changes nothing.
+def plan(
+    directory: str | Path,
+    level: Level = Level.CONTENT,
+    listed: Sequence[Entry] | None = None,
+) -> Plan:
+    """What :func:`tidy` would do. Changes nothing. ``listed``: the directory's catalogue, where
+    the caller has it.
 
     Raises NoCheckpointError: there is none; NoGoodCheckpointError: all that there are are damaged.
     """
     place = Place(Path(directory))
-    entries = list(catalogue(directory))
+    entries = list(catalogue(directory) if listed is None else listed)
     if not entries:
         raise NoCheckpointError(f"there is no checkpoint in {directory}")
     newest, looked_at = _newest_good(entries, level)
@@ -196,13 +203,19 @@ def _aside_path(base: Path) -> Path:
 # --- doing it -------------------------------------------------------------------------------
 
 
-def tidy(directory: str | Path, level: Level = Level.CONTENT) -> Plan:
+def tidy(
+    directory: str | Path,
+    level: Level = Level.CONTENT,
+    listed: Sequence[Entry] | None = None,
+) -> Plan:
     """Set aside what is in the way and put trackers right; what was done.
 
-    Durable when it returns. Raises what :func:`plan` raises; BusyError: a process is writing to
-    what would be moved; ReadOnlyError: this user may not rename here.
+    Durable when it returns. What is made belongs to the directory's owner, a tracker to who had it
+    before. Raises what :func:`plan` raises; BusyError: a process is writing to what would be moved;
+    ReadOnlyError: this user may not rename here; NotPermittedError: what was set aside before lies
+    behind a symbolic link.
     """
-    found = plan(directory, level)
+    found = plan(directory, level, listed)
     if found.aside is None:
         return found
     for move in found.moves:
@@ -215,8 +228,9 @@ def tidy(directory: str | Path, level: Level = Level.CONTENT) -> Plan:
 
 
 def _carry_out(found: Plan, aside: Path) -> None:
-    aside.mkdir(parents=True)
-    _write(aside / _LIST, json.dumps(_listed(found), indent=2) + "\n")
+    owner = found.directory.stat()
+    _make_aside(aside, owner)
+    _write(aside / _LIST, json.dumps(_listed(found), indent=2) + "\n", like=owner)
     for tracker in found.retargets:
         _retarget(found.directory, tracker, aside)
     replaced = {tracker.name for tracker in found.retargets if tracker.is_copy}
@@ -226,6 +240,30 @@ def _carry_out(found: Plan, aside: Path) -> None:
                 (found.directory / name).rename(aside / name)
     for each in (aside, aside.parent, found.directory):
         _sync(each)
+
+
+def _make_aside(aside: Path, owner: os.stat_result) -> None:
+    """The directory, and those above it that are missing, for whoever owns the checkpoints: root
+    may do this for them. Whoever put a link there would have it made somewhere else.
+    """
+    wanted = [aside]
+    while ASIDE in (wanted[0].parent.name, wanted[0].parent.parent.name):
+        wanted.insert(0, wanted[0].parent)
+    for directory in wanted:
+        if directory.is_symlink():
+            raise NotPermittedError(
+                f"{directory} is a symbolic link", next_step="remove it, or rename it"
+            )
+        if directory != aside and directory.is_dir():
+            continue
+        directory.mkdir()
+        _own_like(directory, owner)
+        directory.chmod(stat.S_IMODE(owner.st_mode))
+
+
+def _own_like(path: Path, like: os.stat_result) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, like.st_uid, like.st_gid, follow_symlinks=False)
 
 
 def _listed(found: Plan) -> dict[str, object]:
@@ -245,23 +283,31 @@ def _listed(found: Plan) -> dict[str, object]:
 def _retarget(directory: Path, tracker: Retargeted, aside: Path) -> None:
     """The old one is copied aside, then replaced in one step: it is never missing."""
     path, new = directory / tracker.name, aside / f"{tracker.name}.new"
+    before = path.lstat()
     if tracker.is_link:
         (aside / tracker.name).symlink_to(path.readlink())
         new.symlink_to(tracker.new)
+        _own_like(aside / tracker.name, before)
     elif tracker.is_copy:
         shutil.copyfile(directory / tracker.new, new)
+        new.chmod(stat.S_IMODE(before.st_mode))
         (aside / tracker.name).hardlink_to(path)
     else:
-        _write(aside / tracker.name, path.read_text(encoding="utf-8", errors="surrogateescape"))
-        _write(new, tracker.new)
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        _write(aside / tracker.name, text, like=before)
+        _write(new, tracker.new, like=before)
+        new.chmod(stat.S_IMODE(before.st_mode))
+    _own_like(new, before)
     new.replace(path)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, *, like: os.stat_result) -> None:
+    """``like``: its owner, as far as this user may say so."""
     with path.open("x", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    _own_like(path, like)
 
 
 def _sync(directory: Path) -> None:

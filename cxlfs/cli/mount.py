@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -16,10 +17,12 @@ import click
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options, wants_debug
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.cli.status_parts import Getter, Tidied, tidied_from
 from cxlfs.cli.target import OPEN_EXIT_CODES, naming_the_mount
 from cxlfs.control import mountinfo
 from cxlfs.control.client import control_request, find_and_connect, is_served
 from cxlfs.daemon.mount import MountConfig, make_config, mount_background, mount_foreground
+from cxlfs.daemon.options import TIDY_SECONDS_MAX
 from cxlfs.errors import CxlfsError, FuseUnavailableError
 
 HELP = """Mount the store on SOURCE at the directory MOUNTPOINT, and return when it answers.
@@ -41,6 +44,10 @@ Options for -o, separated by commas:
   allow_incomplete_overwrite   when two versions of a file do not fit, give up the old one
   units=policy|auto|off        directories that are done or undone as a whole: where a policy says
                                so (see "cxlfs policy"), also by well-known names, or nowhere
+  tidy, tidy=off|unclean|always
+                               set checkpoints aside that were not finished, as "cxlfs tidy --all
+                               --structure-only" does, before anybody gets in: after a crash (what
+                               "tidy" alone means), or each time; off is the default
   suid, dev                    set-user-ID programs and devices work (root)
   noexec, noatime, and what fstab has for others (nofail, _netdev, x-systemd...)
 
@@ -69,6 +76,8 @@ class Mounted(Report):
     """It was mounted there before; nothing was changed."""
     weakened: tuple[str, ...]
     """What this mount does not promise, or its source cannot."""
+    tidied: Tidied | None
+    """What became of checkpoints that were not finished; None: that was not asked for."""
 
     def lines(self, style: Style, /) -> Iterator[str]:
         how = " read-only" if self.read_only else ""
@@ -79,6 +88,8 @@ class Mounted(Report):
         yield f"{style.good('mounted')} {quote(self.source)} on {quote(self.mountpoint)}{how}"
         if self.recovered_records:
             yield f"recovered {self.recovered_records} journal records after an unclean end"
+        if self.tidied is not None and (self.tidied.checkpoints or self.tidied.trackers):
+            yield f"tidied: {self.tidied.words}"
 
 
 @click.command(
@@ -117,15 +128,17 @@ def command(
     as_json: bool,
 ) -> None:
     """See HELP."""
-    config = make_config(
-        source,
-        mountpoint,
-        options=options,
-        read_only=read_only,
-        verify=verify,
-        transport=transport,
-        allow_other=allow_other,
-        debug=wants_debug(),
+    config = with_visitor(
+        make_config(
+            source,
+            mountpoint,
+            options=options,
+            read_only=read_only,
+            verify=verify,
+            transport=transport,
+            allow_other=allow_other,
+            debug=wants_debug(),
+        )
     )
     output = Output(as_json=as_json)
     if foreground:
@@ -139,8 +152,21 @@ def command(
     output.report(mounted)
     for text in mounted.weakened:
         output.warning(text)
+    if mounted.tidied is not None and mounted.tidied.is_left:
+        output.warning(f"not everything was tidied: {mounted.tidied.message}")
     if mounted.state not in ("ONLINE", None) and not config.read_only:
         output.warning(f"the store is {mounted.state}; see: cxlfs status {config.mountpoint}")
+
+
+def with_visitor(config: MountConfig) -> MountConfig:
+    """The same, with the command that tidies the store where that is asked for: see
+    ``daemon.first_visit``.
+    """
+    if config.tidy == "off":
+        return config
+    call = "import sys; from cxlfs.cli import main; sys.exit(main(sys.argv[1:]))"
+    tidy = ("tidy", "--all", "--structure-only", "--seconds-max", f"{TIDY_SECONDS_MAX:g}", "--json")
+    return dataclasses.replace(config, visitor=(sys.executable, "-P", "-c", call, *tidy, "--"))
 
 
 def _already_mounted(config: MountConfig) -> Mounted | None:
@@ -169,6 +195,7 @@ def describe(config: MountConfig) -> Mounted:
     log_path: bytes | None = None
     state: str | None = None
     records: int | None = None
+    tidied: Tidied | None = None
     with contextlib.suppress(CxlfsError):
         channel, registration = find_and_connect(config.mountpoint)
         channel.close()
@@ -179,6 +206,7 @@ def describe(config: MountConfig) -> Mounted:
             recovery = message.get("recovery")
             if isinstance(recovery, dict) and not recovery.get("clean", True):
                 records = int(recovery.get("records", 0))
+            tidied = tidied_from(Getter(message))
             found = message.get("weakened")
             weakened = tuple(str(text) for text in found) if isinstance(found, list) else ()
     return Mounted(
@@ -191,4 +219,5 @@ def describe(config: MountConfig) -> Mounted:
         recovered_records=records,
         already_mounted=False,
         weakened=weakened,
+        tidied=tidied,
     )

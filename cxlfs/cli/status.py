@@ -28,6 +28,7 @@ from cxlfs.cli.status_parts import (
     Recovery,
     RefusedWrites,
     Space,
+    Tidied,
     Transport,
     last_verify_from,
     media_from,
@@ -35,6 +36,7 @@ from cxlfs.cli.status_parts import (
     recovery_from,
     refused_writes_from,
     space_from,
+    tidied_from,
     transport_from,
 )
 from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
@@ -96,6 +98,8 @@ class Status(Report):
     refused_writes: RefusedWrites | None
     activity: Activity
     recovery: Recovery
+    tidied: Tidied | None
+    """What became of unfinished checkpoints at mounting; None: that was not asked for."""
 
     @classmethod
     def from_message(cls, item: Mapping[str, object], daemon: Registration | None) -> Self:
@@ -145,6 +149,7 @@ class Status(Report):
                 **{field.name: get.number(field.name) for field in dataclasses.fields(Activity)}
             ),
             recovery=recovery_from(get.part("recovery")),
+            tidied=tidied_from(get),
         )
 
     def lines(self, style: Style, /) -> Iterator[str]:
@@ -167,6 +172,7 @@ class Status(Report):
             ("journal", _journal_text(self.journal)),
             ("contents", _contents_text(self.contents, self.space)),
             ("recovery", _recovery_text(self.recovery)),
+            *([("tidied", quote(self.tidied.words))] if self.tidied else []),
             ("errors", _errors_text(self.errors)),
             ("verified", _verified_text(self.last_verify)),
         ]

@@ -51,6 +51,38 @@ class Options:
     default_permissions: bool
     units: str
     """Which directories are checkpoint units: policy, auto, off."""
+    tidy: str
+    """When unfinished checkpoints are set aside at mounting: off, unclean, always."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tidied:
+    """What became of unfinished checkpoints when the store was mounted: see
+    ``daemon.first_visit``.
+    """
+
+    state: str
+    message: str | None
+    directories: int
+    checkpoints: int
+    trackers: int
+    failed: int
+    seconds: float
+
+    @property
+    def is_left(self) -> bool:
+        """Something could not be done."""
+        return self.state in ("incomplete", "failed")
+
+    @property
+    def words(self) -> str:
+        if self.state in ("not needed", "running"):
+            return f"{self.state}: {self.message}" if self.message else self.state
+        text = (
+            f"{self.checkpoints} set aside, {self.trackers} put right (files that name one); "
+            f"directories looked at: {self.directories}, in {self.seconds:g} s"
+        )
+        return text if self.message is None else f"{self.state}: {self.message}; {text}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,6 +234,23 @@ def options_from(options: Getter) -> Options:
         allow_other=options.truth("allow_other"),
         default_permissions=options.truth("default_permissions"),
         units=options.text("units") or "policy",
+        tidy=options.text("tidy") or "off",
+    )
+
+
+def tidied_from(message: Getter) -> Tidied | None:
+    """None: nobody asked for it, or the daemon does not know it."""
+    found = message.part("tidied")
+    if not found.text("state"):
+        return None
+    return Tidied(
+        state=found.text("state"),
+        message=found.text_or_none("message"),
+        directories=found.number("directories"),
+        checkpoints=found.number("checkpoints"),
+        trackers=found.number("trackers"),
+        failed=found.number("failed"),
+        seconds=found.real("seconds"),
     )
 
 

@@ -16,7 +16,7 @@ import click
 
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, debug_option, wants_debug
 from cxlfs.cli.exit_codes import FINDINGS, OK, REPAIRED, SIGNAL_BASE, USAGE
-from cxlfs.cli.mount import describe
+from cxlfs.cli.mount import describe, with_visitor
 from cxlfs.cli.output import Output
 from cxlfs.cli.program import run
 from cxlfs.cli.target import served_by
@@ -98,7 +98,7 @@ def mount_command(
         return
     if sloppy:
         texts = [option for text in texts for option in text.split(",") if _is_known(option)]
-    config = make_config(source, mountpoint, options=texts, debug=wants_debug())
+    config = with_visitor(make_config(source, mountpoint, options=texts, debug=wants_debug()))
     prepare(config)
     if fake:
         return

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
 from typing import ClassVar
 
 import click
 
-from cxlfs.checkpoint import Level, plan, tidy, undo
+from cxlfs.checkpoint import Level, TidyBelow, plan, tidy, undo
 from cxlfs.checkpoint.tidy import Plan
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.errors import (
     BusyError,
+    CxlfsError,
     NoCheckpointError,
     NoGoodCheckpointError,
     ReadOnlyError,
@@ -37,11 +39,15 @@ directory above), with a list of what was wrong; --undo puts the last of them ba
 checkpoint is good, incomplete ones are set aside (the first save was killed: the job starts anew),
 and damaged ones stay.
 
+With --all every directory below DIR that holds checkpoints is tidied, too: what the mount option
+"tidy" does with a whole store after a crash.
+
 \b
 Examples:
   cxlfs tidy /mnt/ckpt/run1 && torchrun train.py --resume
   cxlfs tidy /mnt/ckpt/run1 --dry-run
   cxlfs tidy /mnt/ckpt/run1 --undo
+  cxlfs tidy /mnt/ckpt --all --structure-only
 """
 
 
@@ -123,6 +129,42 @@ class Tidied(Report):
             yield f"newest good: {quote(self.good)}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failed:
+    """A directory that could not be tidied."""
+
+    directory: bytes
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TidiedAll(Report):
+    """What became of a directory and all below it."""
+
+    schema: ClassVar[str] = "cxlfs.tidy_all/1"
+
+    directory: bytes
+    dry_run: bool
+    directories: int
+    with_checkpoints: int
+    checkpoints: int
+    trackers: int
+    failed: tuple[Failed, ...]
+    left_out: str | None
+    seconds: float
+
+    def lines(self, style: Style, /) -> Iterator[str]:
+        for each in self.failed:
+            yield f"{style.bad('not tidied')}: {quote(each.directory)}: {quote(each.message)}"
+        if self.left_out is not None:
+            yield f"{style.bad('not all was looked at')}: {self.left_out}"
+        would = "would be " if self.dry_run else ""
+        yield (
+            f"{self.checkpoints} {would}set aside and {self.trackers} trackers {would}rewritten; "
+            f"{self.with_checkpoints} of {self.directories} directories hold checkpoints"
+        )
+
+
 @click.command(
     "tidy",
     help=HELP,
@@ -138,15 +180,37 @@ class Tidied(Report):
 @click.option("--dry-run", "-n", is_flag=True, help="Say what would be done, and change nothing.")
 @click.option("--undo", "take_back", is_flag=True, help="Put back what was set aside last.")
 @click.option("--structure-only", is_flag=True, help="Read headers and sizes, not the tensors.")
+@click.option("--all", "below", is_flag=True, help="Every directory below DIR, too.")
+@click.option(
+    "--seconds-max",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="With --all: begin no directory later than that.",
+)
 @common_options
 def command(
-    directory: str, *, dry_run: bool, take_back: bool, structure_only: bool, as_json: bool
+    directory: str,
+    seconds_max: float | None,
+    *,
+    dry_run: bool,
+    take_back: bool,
+    structure_only: bool,
+    below: bool,
+    as_json: bool,
 ) -> None:
     """See HELP."""
     output = Output(as_json=as_json)
     level = Level.STRUCTURE if structure_only else Level.CONTENT
     if take_back and structure_only:
         raise UsageError("--undo looks at no checkpoint", next_step="leave --structure-only out")
+    if take_back and below:
+        raise UsageError("--undo is for one directory", next_step="leave --all out")
+    if seconds_max is not None and not below:
+        raise UsageError("--seconds-max is for many directories", next_step="give --all, too")
+    if below:
+        walk = TidyBelow(directory, level, dry_run=dry_run, seconds_max=seconds_max)
+        _tidy_all(output, directory, walk, dry_run=dry_run)
+        return
     if take_back:
         output.report(Tidied.of(undo(directory, dry_run=dry_run), "undo", dry_run=dry_run))
         return
@@ -154,3 +218,39 @@ def command(
     output.report(Tidied.of(found, "tidy", dry_run=dry_run))
     if found.good is None:
         output.warning("no checkpoint is good: a job that starts now starts from the beginning")
+
+
+def _tidy_all(output: Output, directory: str, walk: TidyBelow, *, dry_run: bool) -> None:
+    """Raises CxlfsError where something is left to do; what was done has been said then."""
+    began = time.monotonic()
+    done: list[Plan] = []
+    failed: list[Failed] = []
+    try:
+        for found in walk:
+            if found.plan is None:
+                failed.append(Failed(os.fsencode(found.directory), found.problem or ""))
+                continue
+            done.append(found.plan)
+            if found.plan.aside is not None:
+                output.report(Tidied.of(found.plan, "tidy", dry_run=dry_run))
+                output.flush()
+    except OSError as error:
+        raise NoCheckpointError(f"{directory}: {error.strerror}") from error
+    output.report(
+        TidiedAll(
+            directory=os.fsencode(directory),
+            dry_run=dry_run,
+            directories=walk.directories,
+            with_checkpoints=len(done) + len(failed),
+            checkpoints=sum(len(each.moves) for each in done),
+            trackers=sum(len(each.retargets) for each in done),
+            failed=tuple(failed),
+            left_out=walk.left_out,
+            seconds=round(time.monotonic() - began, 6),
+        )
+    )
+    if failed or walk.left_out is not None:
+        what = f"{len(failed)} directories could not be tidied" if failed else "not all was done"
+        raise CxlfsError(
+            f"{what} in {directory}", next_step="run it for each directory that matters"
+        )

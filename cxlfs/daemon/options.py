@@ -22,6 +22,8 @@ TRANSPORTS = ("native", "pyfuse3")
 COMMIT_SECONDS_DEFAULT = 30.0
 COMMIT_SECONDS_MAX = 86_400.0
 MICROSECONDS_MAX = 1_000_000
+TIDY_SECONDS_MAX = 45.0
+"""How long unfinished checkpoints are looked for before anybody gets in."""
 BUSY_POLL_US_DEFAULT = 100
 """What lies between a save's requests, waking included; longer polling gains nothing more."""
 
@@ -42,11 +44,13 @@ _CHOICES = {
     "verify": ("read", "off"),
     "transport": TRANSPORTS,
     "units": ("policy", "auto", "off"),
+    "tidy": ("off", "unclean", "always"),
 }
+_SHORT_FORMS = {"tidy": "tidy=unclean"}
 _KNOWN_TEXT = (
     "ro, rw, verify=read|off, commit=SECONDS, allow_other, default_permissions, "
-    "allow_incomplete_overwrite, units=policy|auto|off, transport=native|pyfuse3, "
-    "busy_poll=MICROSECONDS, "
+    "allow_incomplete_overwrite, units=policy|auto|off, tidy=off|unclean|always, "
+    "transport=native|pyfuse3, busy_poll=MICROSECONDS, "
     "wakeup_latency=MICROSECONDS, nosuid, nodev, noexec, noatime"
 )
 
@@ -74,6 +78,12 @@ class MountConfig:
     """When both versions of a file do not fit, give up the old one."""
     units: str = "policy"
     """Which directories are checkpoint units: see ``store.unit_rules.UnitsMode``."""
+    tidy: str = "off"
+    """When unfinished checkpoints are set aside before anybody gets in: ``unclean``, when the
+    store was not closed cleanly, ``always`` or ``off``.
+    """
+    visitor: tuple[str, ...] = ()
+    """The command that does it, in a process of its own; the mount point is added to it."""
     allow_other: bool = False
     """Other users may enter."""
     default_permissions: bool = False
@@ -99,7 +109,8 @@ class MountConfig:
         """Raises UsageError when ``text`` does not come from :meth:`to_json`."""
         try:
             values = json.loads(text)
-            values["kernel_options"] = tuple(values["kernel_options"])
+            for name in ("kernel_options", "visitor"):
+                values[name] = tuple(values[name])
             return MountConfig(**values)
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(f"not a mount configuration: {error}") from error
@@ -148,6 +159,7 @@ def with_options(config: MountConfig, options: Iterable[str]) -> MountConfig:
 
 
 def _apply(config: MountConfig, option: str) -> MountConfig:
+    option = _SHORT_FORMS.get(option, option)
     key, has_value, value = option.partition("=")
     if not option or option in _IGNORED or key.startswith("x-") or key == "comment":
         return config
@@ -206,6 +218,8 @@ def _apply_choice(config: MountConfig, key: str, value: str) -> MountConfig:
         return dataclasses.replace(config, verify_reads=value == "read")
     if key == "units":
         return dataclasses.replace(config, units=value)
+    if key == "tidy":
+        return dataclasses.replace(config, tidy=value)
     return dataclasses.replace(config, transport=value)
 
 

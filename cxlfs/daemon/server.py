@@ -31,6 +31,7 @@ from cxlfs.daemon import linux, runtime
 from cxlfs.daemon.attach import attach
 from cxlfs.daemon.control_server import ControlServer, Message, status
 from cxlfs.daemon.detach import detach
+from cxlfs.daemon.first_visit import FirstVisit
 from cxlfs.daemon.garbage import GarbageCollector
 from cxlfs.daemon.options import MountConfig, fuse_options
 from cxlfs.daemon.policy_request import policy
@@ -197,6 +198,7 @@ class _Server:
         self._control.register("policy", policy)
         self._control.register("remount", remount_handler(service.config, is_root=linux.is_root()))
         self._control.register("status", self._status)
+        self._first_visit = FirstVisit(service.config, service.store, operations)
         self._registration: Path | None = None
         self._failure: Exception | None = None
         self._stopping = False
@@ -215,10 +217,12 @@ class _Server:
             "allow_other": config.allow_other,
             "default_permissions": config.default_permissions,
             "units": config.units,
+            "tidy": config.tidy,
         }
+        tidied = self._first_visit.describe()
         transport = self._operations.data_plane.describe()
         for message in status(store, parameters):
-            mounted = {"transport": transport, "options": options}
+            mounted = {"transport": transport, "options": options, "tidied": tidied}
             yield {**message, **mounted, "weakened": self._service.weakened}
 
     async def main(self) -> None:
@@ -378,6 +382,7 @@ class _Server:
         if mount is not None:
             self._device = mount.device
             linux.raise_readahead(mount.device, READAHEAD_KIB)
+        await self._first_visit.receive()
         log.info("mounted %s on %s", self._service.config.source, mountpoint)
         self._service.on_ready()
 
@@ -437,6 +442,7 @@ class _Server:
     async def _stop(self) -> None:
         """Unmount; wait a while for processes with open files; then end whatever they do."""
         mountpoint = self._service.config.mountpoint
+        self._first_visit.cancel()
         try:
             await trio.to_thread.run_sync(
                 lambda: detach(mountpoint, apart=True), abandon_on_cancel=True

@@ -65,6 +65,7 @@ class Operations(Requests, pyfuse3.Operations):
         mode: pyfuse3.ModeT,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
+        self.admit()
         check_name(name)
         return self._remembered(
             self.store.make_directory(parent_inode, name, mode, ctx.uid, ctx.gid)
@@ -79,6 +80,7 @@ class Operations(Requests, pyfuse3.Operations):
         rdev: int,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
+        self.admit()
         check_name(name)
         device = rdev if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else 0
         return self._remembered(
@@ -93,6 +95,7 @@ class Operations(Requests, pyfuse3.Operations):
         target: bytes,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
+        self.admit()
         check_name(name)
         return self._remembered(
             self.store.make_symlink(parent_inode, name, target, ctx.uid, ctx.gid)
@@ -110,6 +113,7 @@ class Operations(Requests, pyfuse3.Operations):
         new_name: bytes,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
+        self.admit()
         check_name(new_name)
         return self._remembered(self.store.link(inode, new_parent_inode, new_name))
 
@@ -121,6 +125,7 @@ class Operations(Requests, pyfuse3.Operations):
 
     @request
     def rmdir(self, parent_inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        self.admit()
         check_name(name)
         self.store.remove_directory(parent_inode, name)
 
@@ -153,6 +158,7 @@ class Operations(Requests, pyfuse3.Operations):
         fh: pyfuse3.FileHandleT | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
+        self.admit()
         if fields.update_size and attr.st_size:
             self.prepare_change(inode)
         mode = attr.st_mode & 0o7777 if fields.update_mode else None
@@ -226,6 +232,7 @@ class Operations(Requests, pyfuse3.Operations):
 
     @request
     def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
+        self.admit()
         self.before_listing()
         handle = self.store.open_directory(inode)
         self._directories[handle] = inode
@@ -308,6 +315,7 @@ class Operations(Requests, pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> None:
         """XATTR_CREATE and XATTR_REPLACE are checked by pyfuse3, with getxattr, before this."""
+        self.admit()
         _check_xattr_namespace(name)
         self.store.set_xattr(inode, name, value)
         if name == CAPABILITY_XATTR:
@@ -323,6 +331,7 @@ class Operations(Requests, pyfuse3.Operations):
 
     @request
     def removexattr(self, inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        self.admit()
         _check_xattr_namespace(name)
         self.store.remove_xattr(inode, name)
 

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import NamedTuple
 
 from cxlfs.errors import (
+    BusyError,
     CxlfsError,
     ExistsError,
     InvalidArgumentError,
@@ -90,6 +91,8 @@ class Requests:
         self._processes = processes if processes is not None else ProcessTable()
         self.caller = 0
         """The thread whose request is being served; 0: not known."""
+        self.visitor: int | None = None
+        """While set, this process alone uses names."""
         self.pause: Callable[[], Awaitable[None]] = _no_pause
         """Between two steps of a request; who runs the event loop sets it."""
         self._writing: Process | None = None
@@ -108,6 +111,16 @@ class Requests:
         """The store says that it did something by itself; only reverts concern the kernel."""
         if event.kind == "reverted" and event.ino is not None:
             self.page_cache.content_replaced(event.ino)
+
+    def admit(self) -> None:
+        """Nobody but the first visitor uses names while it is there. What is open is served: the
+        visitor opened it. Raises BusyError: to let others wait would stop the visitor, too, as the
+        kernel holds the directory's lock while it asks for a name in it.
+        """
+        if self.visitor is not None and self.caller:
+            process = self._processes.identify(self.caller)
+            if process is None or process.tgid != self.visitor:
+                raise BusyError("unfinished checkpoints are being set aside")
 
     # --- checkpoint units -------------------------------------------------------------------
 
@@ -150,6 +163,7 @@ class Requests:
 
     def find(self, parent: int, name: bytes) -> Attributes | None:
         """What the kernel will know from now on; it may remember an absence, too."""
+        self.admit()
         check_name(name)
         self.before_finding(parent)
         try:
@@ -170,10 +184,12 @@ class Requests:
                 self._set_id.discard(ino)
 
     def remove(self, parent: int, name: bytes) -> None:
+        self.admit()
         check_name(name)
         self.store.unlink(parent, name)
 
     def move(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
+        self.admit()
         check_name(name)
         check_name(new_name)
         if flags not in (0, RENAME_EXCHANGE, RENAME_NOREPLACE):
@@ -260,6 +276,7 @@ class Requests:
         Whatever is raised, here and by :meth:`open_file`: no handle, no lookup count and no new
         file is left behind, and what O_TRUNC emptied is as it was.
         """
+        self.admit()
         check_name(name)
         self.before_finding(parent)
         with contextlib.ExitStack() as undo:
@@ -283,6 +300,7 @@ class Requests:
         return attributes, opened
 
     def open_file(self, ino: int, flags: int, caller: Caller) -> Opened:
+        self.admit()
         self.before_finding(ino)
         with contextlib.ExitStack() as undo:
             attributes = self.store.get_attributes(ino)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cxlfs.checkpoint import Level, TidyBelow
 from tests.support.cli import Run, assert_two_lines
 from tests.support.mount import Workplace, wait_until
 
@@ -103,6 +104,90 @@ def test_nothing_to_undo(run: Run, saved: Path) -> None:
     assert_two_lines(run("tidy", saved, "--undo"), 1, "cxlfs tidy", "nothing is set aside of")
     said = run("tidy", saved, "--undo", "--structure-only")
     assert_two_lines(said, 2, "cxlfs tidy", "--undo")
+
+
+# --- every directory below ------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two runs whose newest was cut, at different depths, and things that are in no way."""
+    for run in ("one", "a/b/two"):
+        directory = tmp_path / run
+        directory.mkdir(parents=True)
+        for step in (1, 2):
+            np.savez(directory / f"step-{step}.npz", w=np.arange(1000.0))
+        os.truncate(directory / "step-2.npz", 3000)
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "one")
+    return tmp_path
+
+
+def test_tidy_all(run: Run, runs: Path) -> None:
+    said = run("tidy", runs, "--all", "--dry-run")
+    assert said.code == 0
+    assert said.stdout.splitlines()[-1].startswith("2 would be set aside and 0 trackers would be")
+    assert (runs / "one" / "step-2.npz").exists()
+    said = run("tidy", runs, "--all", "--structure-only", "--json")
+    *each, last = said.documents
+    assert {document["schema"] for document in each} == {"cxlfs.tidy/1"}
+    assert {document["directory"] for document in each} == {f"{runs}/one", f"{runs}/a/b/two"}
+    assert last["schema"] == "cxlfs.tidy_all/1"
+    assert (last["directories"], last["with_checkpoints"], last["checkpoints"]) == (5, 2, 2)
+    assert (last["failed"], last["left_out"]) == ([], None)
+    for directory in (runs / "one", runs / "a" / "b" / "two"):
+        assert sorted(p.name for p in directory.iterdir()) == [".cxlfs-aside", "step-1.npz"]
+    assert run("tidy", runs, "--all").stdout.startswith("0 set aside")
+    assert run("tidy", runs / "one", "--undo").code == 0
+    assert (runs / "one" / "step-2.npz").exists()
+
+
+def test_tidy_all_goes_on_behind_what_it_cannot_do(run: Run, runs: Path, saved: Path) -> None:
+    bad = saved / "bad"  # the same directory as runs: both made by one test
+    bad.mkdir()
+    data = bytearray((runs / "one" / "step-1.npz").read_bytes())
+    data[:4] = b"PK\3\5"
+    (bad / "step-1.npz").write_bytes(data)
+    (runs / "one" / ".cxlfs-aside").symlink_to(bad)
+    said = run("tidy", runs, "--all")
+    assert said.code == 1
+    assert f"not tidied: {runs}/one: {runs}/one/.cxlfs-aside is a symbolic link" in said.stdout
+    assert "could not be tidied" in said.stderr
+    assert sorted(p.name for p in bad.iterdir()) == ["step-1.npz"]
+    assert not (runs / "a" / "b" / "two" / "step-2.npz").exists()
+    assert (runs / "one" / "step-2.npz").exists()
+
+
+def test_tidy_all_ends_in_time(run: Run, runs: Path) -> None:
+    said = run("tidy", runs, "--all", "--seconds-max", "0", "--json")
+    assert said.code == 1
+    assert said.documents[0]["left_out"] == "time ended after 0 s"
+    assert said.documents[0]["directories"] == 0
+
+
+def test_tidy_all_looks_where_something_changed_last_first(runs: Path) -> None:
+    for name, moment in (("one", 1000), ("a/b/two", 2000), ("a/b", 3000), ("a", 4000)):
+        os.utime(runs / name, (moment, moment))
+    found = [each.directory for each in TidyBelow(runs, Level.STRUCTURE, dry_run=True)]
+    assert found == [runs / "a" / "b" / "two", runs / "one"]
+
+
+def test_tidy_all_enters_no_checkpoint(runs: Path) -> None:
+    directory = runs / "one" / "checkpoint-7"
+    directory.mkdir()
+    np.savez(directory / "model.npz", w=np.arange(10.0))
+    (directory / "trainer_state.json").write_text('{"global_step": 7}')
+    (directory / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    (directory / "below").mkdir()
+    walk = TidyBelow(runs, Level.STRUCTURE, dry_run=True)
+    assert {each.directory for each in walk} == {runs / "one", runs / "a" / "b" / "two"}
+    assert walk.directories == 5
+
+
+def test_arguments_that_do_not_go_together(run: Run, saved: Path) -> None:
+    assert_two_lines(run("tidy", saved, "--undo", "--all"), 2, "cxlfs tidy", "--undo")
+    assert_two_lines(run("tidy", saved, "--seconds-max", "3"), 2, "cxlfs tidy", "--seconds-max")
+    assert_two_lines(run("tidy", saved / "absent", "--all"), 22, "cxlfs tidy", "No such file")
 
 
 @pytest.mark.mounted

@@ -8,7 +8,7 @@ import pytest
 
 from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.units import MIB
-from tests.support.cli import Run
+from tests.support.cli import Run, run_program
 from tests.support.mount import Workplace, is_in_memory
 
 pytestmark = pytest.mark.mounted
@@ -36,6 +36,7 @@ def test_what_a_mount_does_not_promise_is_said(run: Run, place: Workplace) -> No
         "allow_other": False,
         "default_permissions": False,
         "units": "policy",
+        "tidy": "off",
     }
     for text in texts:
         assert f"warning: {text}\n" in said.stderr
@@ -90,3 +91,30 @@ def test_a_full_store_that_has_room_again_needs_nothing(run: Run, place: Workpla
     (place.mountpoint / "old").unlink()
     status = run("status", place.mountpoint, "--json").document
     assert (status["refused_writes"], status["status"]) == (None, None)
+
+
+def test_tidy_by_each_program_that_mounts(run: Run, place: Workplace) -> None:
+    """``cxlfs mount`` and mount(8) (fstab) hand the command over that tidies."""
+
+    def save_half() -> None:
+        (place.mountpoint / "half.pt").write_bytes(b"PK\3\4 and no end")
+        assert run("umount", place.mountpoint).code == 0
+
+    place.announced.append("tidy: set aside: ")
+    place.mount()
+    save_half()
+    said = run_program(
+        place.source, place.mountpoint, "-v", "-o", "tidy=always", program="mount.cxlfs"
+    )
+    assert said.code == 0
+    assert (
+        "tidied: 1 set aside, 0 put right (files that name one); directories looked at: 1,"
+        in said.stdout
+    )
+    assert [path.name for path in place.mountpoint.iterdir()] == [".cxlfs-aside"]
+    save_half()
+    found = run("mount", place.source, place.mountpoint, "-o", "tidy=always", "--json").document
+    assert (found["tidied"]["state"], found["tidied"]["checkpoints"]) == ("done", 1)
+    assert run("status", place.mountpoint, "--json").document["tidied"] == found["tidied"]
+    assert "tidied: 1 set aside" in run("status", place.mountpoint).stdout
+    assert run("umount", place.mountpoint).code == 0

@@ -39,6 +39,15 @@ def test_install_writes_absolute_paths(run: Run, tmp_path: Path) -> None:
     assert again.stdout.splitlines()[0] == "nothing to install: cxlfs@mnt-ckpt.service"
 
 
+def test_tidy_is_an_option_of_a_service_too(run: Run, tmp_path: Path) -> None:
+    options = ["-o", "tidy", "-o", "commit=5", "--root", tmp_path]
+    assert run("service", "install", "/dev/dax0.0", "/mnt/ckpt", *options).code == 0
+    configuration = tmp_path / "etc/cxlfs/mnt-ckpt.conf"
+    assert 'OPTIONS="tidy,commit=5"' in configuration.read_text().splitlines()
+    said = run("service", "install", "/dev/dax0.0", "/mnt/ckpt", "-o", "tidy=often")
+    assert_two_lines(said, 2, "cxlfs service", "tidy=often")
+
+
 def test_a_dry_run_changes_nothing(run: Run, tmp_path: Path) -> None:
     said = run("service", "install", "a b", "/mnt/c", "--dry-run", "--root", tmp_path)
     assert said.code == 0
