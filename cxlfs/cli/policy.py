@@ -145,13 +145,13 @@ def command(context: click.Context, *, as_json: bool) -> None:
     multiple=True,
     metavar="NAME",
     help="The file that a saver publishes last; may be repeated: any of them. '*': each file is a"
-    " checkpoint of its own, done when it is closed.",
+    " checkpoint of its own, there for good when it is closed.",
 )
 @click.option(
     "--quiet",
     type=float,
     metavar="SECONDS",
-    help="Done when nothing was written for so long (30; 10 without --done).",
+    help="Done when nothing was written for so long (30; 10 without --done and with '*').",
 )
 @common_options
 def set_policy(

@@ -18,6 +18,7 @@ import array
 import fcntl
 import os
 import select
+import signal
 import struct
 from collections.abc import Collection, Hashable
 
@@ -117,5 +118,5 @@ def _ending(code: int | None) -> Ending:
     if code is None:
         return Ending.UNKNOWN
     if code & 0x7F:
-        return Ending.KILLED
+        return Ending.INTERRUPTED if code & 0x7F == signal.SIGINT else Ending.KILLED
     return Ending.WELL if code == 0 else Ending.BADLY

@@ -28,6 +28,8 @@ class OpenUnit:
     since_ns: int
     changed: float
     marked: bool = False
+    kept: bool = False
+    """What was written is there after a crash; the media say nothing of the unit any more."""
     replaces: bool = False
     """What was there before was removed by a user, who wants its room if there is no other."""
     place: tuple[int, bytes] | None = None

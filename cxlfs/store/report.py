@@ -299,7 +299,8 @@ class Reporter:
 
     def _directory_entry(self, inode: Inode, path: bytes, writers: set[int]) -> CheckpointEntry:
         size = files = lsn = time_ns = 0
-        being_written = self._units.unit_of(inode) is not None
+        unit = self._units.unit_of(inode)
+        being_written = unit is not None and not unit.kept
         states: set[str] = set()
         for child in self.volume.namespace.walk(inode.ino):
             if child.live is not None:

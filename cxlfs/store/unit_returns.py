@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cxlfs.format.operations import (
@@ -24,7 +25,13 @@ from cxlfs.format.operations import (
 from cxlfs.store import unit_record
 from cxlfs.store.paths import path_of
 from cxlfs.store.unit_copies import ASIDE_NAME, Copies, apply_names
-from cxlfs.store.unit_record import ASIDE_XATTR, BEFORE_XATTR, AsideRecord, OpenRecord
+from cxlfs.store.unit_record import (
+    ASIDE_XATTR,
+    BEFORE_XATTR,
+    UNITS_XATTR,
+    AsideRecord,
+    OpenRecord,
+)
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -41,6 +48,24 @@ class Returns:
         self._namespace = volume.namespace
         self._copies = copies
         self._policies = policies
+
+    def left_open(self) -> list[OpenRecord]:
+        """What the media say was open."""
+        xattrs = self._namespace.get(ROOT_INO).xattrs or {}
+        return unit_record.decode_units(xattrs.get(UNITS_XATTR, b""))
+
+    def all_back(
+        self, records: list[OpenRecord], stored: Callable[[list[Operation]], None]
+    ) -> None:
+        """After a crash, one record each; ``stored`` is told of it. Raises as Volume.commit."""
+        for number, record in enumerate(records):
+            rest = unit_record.encode_units(records[number + 1 :])
+            without: list[Operation] = [XattrSetOperation(ROOT_INO, UNITS_XATTR, rest)]
+            if self.can_go_back(record):
+                self.back(record, without, "it was being written at a crash")
+            else:
+                self._volume.commit(without)
+            stored(without)
 
     def back(self, record: OpenRecord, without: list[Operation], reason: str) -> None:
         """``without``: operations that forget the unit. :meth:`can_go_back` was true."""

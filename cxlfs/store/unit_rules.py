@@ -26,8 +26,8 @@ _NAMES_KNOWN = 4096
 ITSELF = b"."
 """As a pattern of a policy: the directory that has the policy."""
 EACH_FILE = b"*"
-"""As the marker of a policy: each file is a checkpoint of its own, done when it is closed or
-renamed and nothing else in the unit is being written."""
+"""As the marker of a policy: each file is a checkpoint of its own, there for good when it is closed
+or renamed and nothing else in the unit is being written."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +150,20 @@ class Ending(enum.Enum):
     """With another one."""
     KILLED = "killed"
     """By a signal."""
+    INTERRUPTED = "interrupted"
+    """By SIGINT: a program that is told so may have closed its files before it ended itself."""
     UNKNOWN = "unknown"
     """It is gone, and nobody could tell how."""
 
 
+_WRONG = frozenset({Ending.KILLED, Ending.INTERRUPTED})
+
+
 class Decision(enum.Enum):
+    """``KEEP``: a crash leaves it as it is, and only a writer's failure can take it back."""
+
     WAIT = "wait"
+    KEEP = "keep"
     DONE = "done"
     BACK = "back"
 
@@ -164,13 +172,15 @@ class Decision(enum.Enum):
 class Facts:
     """What is known of an open unit.
 
-    ``marked``: its marker was published behind other files. ``busy``: something below it is not
+    ``marked``: its marker was published behind other files; with ``each_file`` what was written was
+    closed by who lived. ``busy``: something below it is not
     published yet. ``spoiled``: a write failed, or a killed writer left something unfinished.
     ``followed``: its writers have begun the next one beside it. ``quiet``: nothing has changed for
     the time of its rule. ``closing``: the store is about to be closed.
     """
 
     expects_marker: bool
+    each_file: bool = False
     marked: bool = False
     busy: bool = False
     spoiled: bool = False
@@ -183,12 +193,14 @@ class Facts:
 def decide(facts: Facts) -> tuple[Decision, str]:
     """What becomes of an open unit, and why."""
     if facts.marked and not facts.busy and not facts.spoiled:
+        if facts.each_file:
+            return _decide_closed(facts)
         return Decision.DONE, "its marker was published"
     if facts.closing:
         return _decide_closing(facts)
-    if facts.busy:
-        return Decision.WAIT, "it is being written"
-    if facts.endings and Ending.ALIVE not in facts.endings:
+    if facts.busy and not (_are_over(facts) and facts.endings & _WRONG):
+        return Decision.WAIT, "it is being written"  # or the RELEASE of who has ended is on its way
+    if _are_over(facts):
         return _decide_ended(facts)
     if facts.followed and not facts.expects_marker and not _went_wrong(facts):
         return Decision.DONE, "the next one was begun"
@@ -197,6 +209,22 @@ def decide(facts: Facts) -> tuple[Decision, str]:
     if _went_wrong(facts):
         return Decision.BACK, _what_went_wrong(facts)
     return Decision.DONE, "nothing was written any more"
+
+
+def _are_over(facts: Facts) -> bool:
+    """Whoever wrote is gone."""
+    return bool(facts.endings) and Ending.ALIVE not in facts.endings
+
+
+def _decide_closed(facts: Facts) -> tuple[Decision, str]:
+    """What a kill finds closed was finished. An exception and Ctrl-C close files half written, too,
+    and end the program then.
+    """
+    if _are_over(facts) and facts.endings & {Ending.BADLY, Ending.INTERRUPTED}:
+        return Decision.BACK, "a writer ended with an error"
+    if _are_over(facts) or facts.followed or facts.quiet or facts.closing:
+        return Decision.DONE, "it was closed"
+    return Decision.KEEP, "its writer may end with an error"
 
 
 def _decide_ended(facts: Facts) -> tuple[Decision, str]:
@@ -221,11 +249,11 @@ def _decide_closing(facts: Facts) -> tuple[Decision, str]:
 
 
 def _went_wrong(facts: Facts) -> bool:
-    return facts.spoiled or Ending.KILLED in facts.endings
+    return facts.spoiled or bool(facts.endings & _WRONG)
 
 
 def _what_went_wrong(facts: Facts) -> str:
-    if Ending.KILLED in facts.endings:
+    if facts.endings & _WRONG:
         return "a writer was killed"
     if facts.spoiled:
         return "a file of it could not be finished"

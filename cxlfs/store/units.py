@@ -31,7 +31,7 @@ from cxlfs.store.open_unit import OpenUnit
 from cxlfs.store.unit_copies import Copies
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
 from cxlfs.store.unit_policies import Policies
-from cxlfs.store.unit_record import UNITS_XATTR, OpenRecord
+from cxlfs.store.unit_record import UNITS_XATTR
 from cxlfs.store.unit_removal import Removal
 from cxlfs.store.unit_report import set_problem
 from cxlfs.store.unit_returns import Returns
@@ -129,13 +129,15 @@ class Units:
             self.changing(directory, inode.name)
 
     def _ends_before(self, unit: OpenUnit) -> bool:
-        """Somebody else begins to write where those who wrote so far have ended well: that was one
-        unit, and this is the next. It is done now.
+        """Somebody else begins to write where those who wrote so far have ended well, or somebody
+        goes on where each file is a checkpoint: that was one unit, and this is the next.
         """
         writer = self.writer()
-        if writer is None or not unit.writers or writer in unit.writers:
+        if not unit.kept and (writer is None or not unit.writers or writer in unit.writers):
             return False
-        if unit_rules.decide(self._facts(unit, closing=False))[0] is not Decision.DONE:
+        facts = self._facts(unit, closing=False)
+        facts = dataclasses.replace(facts, followed=facts.followed or unit.kept)
+        if unit_rules.decide(facts)[0] is not Decision.DONE:
             return False
         self._done(unit, durable=False)
         return True
@@ -196,7 +198,7 @@ class Units:
 
     def operations_for(self, over: list[OpenUnit], begun: list[OpenUnit]) -> list[Operation]:
         """What says that some units are over and others open."""
-        left = [unit for unit in self._open.values() if unit not in over]
+        left = [unit for unit in self._open.values() if unit not in over and not unit.kept]
         value = unit_record.encode_units(unit.record for unit in [*left, *begun])
         return [XattrSetOperation(ROOT_INO, UNITS_XATTR, value)]
 
@@ -283,7 +285,7 @@ class Units:
             self.closed(inode)
 
     def closed(self, inode: Inode) -> None:
-        """A file was closed by a writer that lives, or renamed; with an error nothing is said."""
+        """A file was closed by a writer that lives, or renamed."""
         unit = self.unit_of(inode)
         if unit is not None and unit.rule.ends_with_each_file and inode.ino in unit.published:
             unit.marked = self.pending = True
@@ -338,7 +340,9 @@ class Units:
                 self._done(unit)
             elif decision is Decision.BACK:
                 self._back(unit, reason)
-            worked = worked or decision is not Decision.WAIT
+            elif decision is Decision.KEEP and not unit.kept:
+                self._keep(unit)
+            worked = worked or decision in {Decision.DONE, Decision.BACK}
         if not self._open:
             self._killed.clear()
         return worked
@@ -348,6 +352,7 @@ class Units:
         unit.spoiled = spoiled
         return Facts(
             expects_marker=unit.rule.expects_marker and unit.place is None,
+            each_file=unit.rule.ends_with_each_file,
             marked=unit.marked,
             busy=self._is_busy(unit),
             spoiled=bool(spoiled),
@@ -382,6 +387,13 @@ class Units:
         self._volume.commit(ops, durable=durable)
         self.stored(ops, [unit], [])
 
+    def _keep(self, unit: OpenUnit) -> None:
+        """One record: no crash takes it back. Durable when it returns."""
+        ops = self.operations_for([unit], [])
+        self._volume.commit(ops)
+        self.stored(ops, [], [])
+        unit.kept = True
+
     def _back(self, unit: OpenUnit, reason: str) -> None:
         """One record: what was there before is there again. Durable when it returns."""
         if not self.returns.can_go_back(unit.record):
@@ -398,11 +410,11 @@ class Units:
         """What a user has removed cannot come back any more, the oldest first; False when nothing
         can. Raises as :meth:`Volume.commit`.
         """
-        can = [unit for unit in self._open.values() if unit.replaces and unit.before is not None]
+        can = [u for u in self._open.values() if (u.replaces or u.kept) and u.before is not None]
         if not can:
             return False
         unit = min(can, key=lambda unit: unit.since_ns)
-        if unit.place is not None:
+        if unit.place is not None or unit.kept:
             self._done(unit, durable=False)
             return True
         self.unprotected += 1
@@ -431,32 +443,18 @@ class Units:
         """After a crash: every open unit goes back; returns how many. One record each, durable
         when it returns; what a read-only store has open stays so.
         """
-        records = self._left_open()
+        records = self.returns.left_open()
         if self._volume.read_only:
             self._left = {record.ino for record in records}
             return len(records)
         try:
-            self._all_back(records)
+            self.returns.all_back(records, lambda ops: self.stored(ops, [], []))
+            self.active = self.policies.any_rule
+            self.copies.find_garbage()
         except NoSpaceError as error:
             reason = "there is no room to take an unfinished checkpoint back"
             self._volume.stop_writing(f"{reason}: {error.message}")
         return len(records)
-
-    def _all_back(self, records: list[OpenRecord]) -> None:
-        for number, record in enumerate(records):
-            rest = unit_record.encode_units(records[number + 1 :])
-            without: list[Operation] = [XattrSetOperation(ROOT_INO, UNITS_XATTR, rest)]
-            if self.returns.can_go_back(record):
-                self.returns.back(record, without, "it was being written at a crash")
-            else:
-                self._volume.commit(without)
-            self.stored(without, [], [])
-        self.active = self.policies.any_rule
-        self.copies.find_garbage()
-
-    def _left_open(self) -> list[OpenRecord]:
-        xattrs = self._namespace.get(ROOT_INO).xattrs or {}
-        return unit_record.decode_units(xattrs.get(UNITS_XATTR, b""))
 
     def maintain(self) -> bool:
         """Decide what has become of open units, and remove a little of what nobody wants; True when

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cli import run_program
 from tests.support.mount import Workplace, kill, tell, wait_for_line, wait_until
 
 BACK = r"unit-back: what was there before is back"
@@ -316,6 +317,48 @@ def test_a_removed_directory_is_back_when_the_daemon_was_killed(
     kill(process)
     place.mount()
     assert versions(directory) == {"1"}
+
+
+SAVE_ONE = """
+import os, signal, sys
+path, how = sys.argv[1:]
+with open(path, "w") as file:
+    file.write("2 " * 600_000)
+    if how == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
+    if how == "exception":
+        raise RuntimeError("in mid-save")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    file.write("2 " * 600_000)
+if how == "kill-behind":
+    os.kill(os.getpid(), signal.SIGKILL)
+raise SystemExit(how == "fail-behind")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "there"),
+    [
+        ("interrupt", 1),
+        ("exception", 1),
+        ("kill", 1),
+        ("fail-behind", 1),
+        ("kill-behind", 2),
+        ("end", 2),
+    ],
+)
+def test_each_file_is_a_checkpoint(place: Workplace, mounted: Path, how: str, there: int) -> None:
+    """What with open(...) closes while an exception goes through it is no checkpoint."""
+    directory = mounted / "runs"
+    directory.mkdir()
+    said = run_program("policy", "set", directory, "--unit", ".", "--done", "*")
+    assert said.code == 0, said.stderr
+    path = directory / "model"
+    path.write_text("1 " * 600_000)
+    process = place.python(SAVE_ONE, path, how, stderr=subprocess.DEVNULL)
+    process.wait(30)
+    assert path.read_text() == f"{there} " * (600_000 * there)
 
 
 def free_bytes(directory: Path) -> int:

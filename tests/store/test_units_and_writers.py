@@ -8,9 +8,7 @@ import pytest
 
 from cxlfs.errors import LimitError, NoSpaceError
 from cxlfs.store import Store
-from cxlfs.store.unit_record import (
-    policy_rule,
-)
+from cxlfs.store.unit_record import policy_rule
 from cxlfs.store.unit_rules import Ending, UnitsMode
 from tests.support.shop import Shop, close, fill, until_no_space
 from tests.support.stores import write_file
@@ -73,6 +71,7 @@ def test_a_release_behind_the_return(shop: Shop, store: Store) -> None:
     for handle in (new, overwritten):
         store.flush(handle, writer_killed=True)
     store.units.maintain()
+    assert tree(store, CHECKPOINT) == old  # who begins again at once does not wait for RELEASE
     for handle in (new, overwritten):
         store.release(handle)
     store.units.maintain()

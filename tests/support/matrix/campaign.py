@@ -24,6 +24,7 @@ After the last three somebody must look: the directory is emptied, and the next 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import re
@@ -50,6 +51,7 @@ DURATIONS = 9
 """Of so many saves the median is taken: the first ones of a program are slower."""
 END_SECONDS = 15.0
 """A program that does not end by itself after an event is killed."""
+_FAILS_SECONDS = 0.5
 _OVER = 1.1
 """Instants reach a little behind the end of a save."""
 
@@ -218,6 +220,8 @@ class Campaign:
         delay = life.begin_seconds + fraction * self.save_seconds - time.monotonic()
         time.sleep(max(delay, 0.0))
         self._happen()
+        if self.outcome.event == "daemon":
+            self._end_without_daemon(life)
         self.outcome.hung += not self.trainer.wait_until_ended(END_SECONDS)
         self.outcome.between += life.begun <= life.saved
         self._learn(life)
@@ -225,6 +229,12 @@ class Campaign:
             self.place.mount_again()
         else:
             assert life.error is None or self.outcome.event != "trainer", life.error
+
+    def _end_without_daemon(self, life: Life) -> None:
+        """It has met an error; winding up an interpreter takes longer and writes nothing more."""
+        with contextlib.suppress(AssertionError):
+            self.trainer.wait_for(lambda: life.error is not None, "it fails", _FAILS_SECONDS)
+        self.trainer.signal(signal.SIGKILL)
 
     def _happen(self) -> None:
         match self.outcome.event:
