@@ -128,6 +128,41 @@ class Scene:
 
         self.bench.do(name, whole, commits=True)
 
+    def write_in_place(self, handle: int, length: int) -> None:
+        """Perhaps the first change of a unit: a copy is committed then."""
+        store = self.bench.store
+        self.bench.do(
+            "write",
+            lambda: store.write(handle, 100, b"w" * length),
+            late=True,
+            keeps=True,
+            steps=True,
+        )
+        self.bench.contents.pop(store.files.get(handle).inode.ino, None)
+
+    def keeping(self, path: bytes, action: Callable[[], object]) -> None:
+        """A verb behind which no cut takes the unit back, while an error of its writer may."""
+
+        def whole() -> None:
+            action()
+            assert [u.kept for u in self.units.open_units() if u.inode.name == path] == [True]
+            self.end(path)
+
+        self.bench.do("kept", whole, commits=True)
+
+    def before(self, path: bytes) -> State:
+        """What an open unit was when it began."""
+        return self._open[path]
+
+    def back_to(self, path: bytes, before: State) -> None:
+        """The store takes back what no cut did: one step for whoever looks."""
+
+        def whole() -> None:
+            assert self.units.settle(), "nothing was decided"
+            assert _below(user_view(committed_state(self.bench.store)), path) == before
+
+        self.bench.do("back", whole, commits=True)
+
     def back(self, path: bytes) -> None:
         """The store takes the unit back by itself: after a cut it is as before in any case."""
         before = self._open[path]

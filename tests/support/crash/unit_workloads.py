@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 from cxlfs.store.space import State as SpaceState
-from cxlfs.store.unit_rules import Ending
+from cxlfs.store.unit_record import policy_rule
+from cxlfs.store.unit_rules import EACH_FILE, Ending
 from tests.support.crash.bench import Bench
+from tests.support.crash.tape import State
 from tests.support.crash.unit_removal_workloads import REMOVAL_WORKLOADS
 from tests.support.crash.unit_scene import MARKER, SET, Scene, complete_set
 
@@ -44,14 +46,7 @@ def unit_changed_in_place(bench: Bench) -> None:
     scene.begin(SET)
     for name in (b"/a", b"/b"):
         handle = scene.open(SET + name, os.O_RDWR)
-        bench.do(
-            "first write",
-            lambda handle=handle: bench.store.write(handle, 100, b"w" * 500),  # type: ignore[misc]
-            late=True,
-            keeps=True,
-            steps=True,
-        )
-        bench.contents.pop(bench.store.files.get(handle).inode.ino, None)
+        scene.write_in_place(handle, 500)
         bench.fsync(handle)
         bench.close(handle)
     scene.finish(SET + b"/" + MARKER, 90, SET)
@@ -258,6 +253,31 @@ def unit_that_no_marker_ends(bench: Bench) -> None:
     scene.ending("quiet", SET, scene.units.maintain)
 
 
+def unit_of_files(bench: Bench) -> None:
+    """Each file is a checkpoint: what is closed stays, until an error takes it back as one."""
+    scene = Scene(bench)
+    endings = {"trainer": Ending.ALIVE}
+    scene.units.writer = lambda: "trainer"
+    scene.units.ending_of = endings.__getitem__  # type: ignore[assignment]
+    scene.make(b"runs")
+    scene.save(b"runs/a", 9000)
+    rules = (policy_rule((b".",), (EACH_FILE,), None),)
+    scene.units.set_policy(bench.inode(b"runs"), rules)
+    scene.start()
+    before: State = {}
+    for length in (500, 6000):
+        scene.begin(b"runs")
+        before = scene.before(b"runs")
+        handle = scene.open(b"runs/a", os.O_RDWR)
+        scene.write_in_place(handle, length)
+        bench.fsync(handle)
+        scene.write_in_place(handle, length + 900)
+        scene.keeping(b"runs", lambda handle=handle: bench.store.flush(handle, writer_killed=False))  # type: ignore[misc]
+        bench.do("release", lambda handle=handle: bench.store.release(handle), late=True)  # type: ignore[misc]
+    endings["trainer"] = Ending.BADLY
+    scene.back_to(b"runs", before)
+
+
 def unit_on_a_full_store(bench: Bench) -> None:
     """There is no room for the second file: what the first one was comes back."""
     scene = complete_set(bench)
@@ -301,7 +321,7 @@ UNIT_WORKLOADS = [
     unit_of_a_new_directory, unit_overwritten, unit_changed_in_place, unit_marker_first,
     unit_marker_before_a_file_is_closed, unit_marker_twice, unit_marker_renamed,
     unit_marker_beside, unit_renamed, unit_under_a_moved_directory, units_in_each_other,
-    units_side_by_side, *REMOVAL_WORKLOADS,
+    units_side_by_side, unit_of_files, *REMOVAL_WORKLOADS,
     unit_back_with_several_writers, unit_back_twice, unit_that_no_marker_ends,
     unit_on_a_full_store, unit_at_the_close_of_the_store,
 ]  # fmt: skip
