@@ -251,6 +251,14 @@ class NoGoodCheckpointError(CxlfsError):
     default_next_step = "look at them (cxlfs list), restore an older one, or start anew on purpose"
 
 
+class SuspectCheckpointError(CxlfsError):
+    """The newest good checkpoint was opened and followed by a crash too often: it may be why."""
+
+    exit_code = 24
+    id = "suspect-checkpoint"
+    default_next_step = "resume from the one before it: cxlfs good DIR --suspect skip"
+
+
 class LimitError(CxlfsError):
     """A documented limit would be passed (see ``docs/format.md``, limits)."""
 

@@ -11,21 +11,26 @@ from cxlfs.checkpoint.below import TidyBelow
 from cxlfs.checkpoint.catalogue import Entry, catalogue, good, with_step
 from cxlfs.checkpoint.inspection import inspect, recognise
 from cxlfs.checkpoint.model import Checkpoint, File, Level, State, Tensor
+from cxlfs.checkpoint.suspects import FAILED_RESUMES_MAX, Suspect, failed_resumes, suspect_of
 from cxlfs.checkpoint.tidy import plan, tidy, undo
 
 __all__ = [
+    "FAILED_RESUMES_MAX",
     "Checkpoint",
     "Entry",
     "File",
     "Level",
     "State",
+    "Suspect",
     "Tensor",
     "TidyBelow",
     "catalogue",
+    "failed_resumes",
     "good",
     "inspect",
     "plan",
     "recognise",
+    "suspect_of",
     "tidy",
     "undo",
     "with_step",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from cxlfs.checkpoint.ages import commit_of
@@ -67,14 +68,24 @@ def catalogue(directory: str | Path) -> tuple[Entry, ...]:
     return _newest_first([each for each in entries if each is not None])
 
 
-def good(directory: str | Path, level: Level = Level.CONTENT) -> tuple[Entry, tuple[Entry, ...]]:
+def good(
+    directory: str | Path,
+    level: Level = Level.CONTENT,
+    listed: Sequence[Entry] | None = None,
+    *,
+    skip: Entry | None = None,
+) -> tuple[Entry, tuple[Entry, ...]]:
     """The newest complete checkpoint, verified as ``level`` says, and the newer ones that are not.
 
-    Raises NoCheckpointError: there is none at all (a first start); NoGoodCheckpointError: there
-    are some, and none of them is complete.
+    ``listed``: the directory's catalogue, where the caller has it; ``skip``: one of it that is
+    passed over however it is. Raises NoCheckpointError: there is none at all (a first start);
+    NoGoodCheckpointError: there are some, and none of them is complete.
     """
     passed_over: list[Entry] = []
-    for entry in catalogue(directory):
+    for entry in catalogue(directory) if listed is None else listed:
+        if entry is skip:
+            passed_over.append(entry)
+            continue
         found = verified(entry, level)
         if found.checkpoint.state is State.COMPLETE:
             return found, tuple(passed_over)

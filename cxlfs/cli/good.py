@@ -12,11 +12,20 @@ from typing import ClassVar
 
 import click
 
-from cxlfs.checkpoint import Entry, Level, good
+from cxlfs.checkpoint import (
+    FAILED_RESUMES_MAX,
+    Entry,
+    Level,
+    Suspect,
+    catalogue,
+    failed_resumes,
+    good,
+    suspect_of,
+)
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote, time_or_none
-from cxlfs.errors import NoCheckpointError, NoGoodCheckpointError
+from cxlfs.errors import NoCheckpointError, NoGoodCheckpointError, SuspectCheckpointError
 
 HELP = """Print the path of the newest checkpoint in DIR that is complete and verified.
 
@@ -25,10 +34,16 @@ where checkpoints name no step. Every byte of the candidate is read, and every c
 that its format has; on a store reading is itself a verification. Newer ones that are not good are
 named on stderr. Nothing is changed.
 
+On a cxlfs mount the newest good one is suspect when programs that had opened it failed three times
+(--suspect-after) and nothing newer was saved: a checkpoint that kills its job, perhaps. That is
+said on stderr; with --suspect skip the one before it is printed instead, with --suspect refuse
+nothing, and the exit code is 24.
+
 \b
 Examples:
   cxlfs good /mnt/ckpt/run1
   train.py --resume "$(cxlfs good /mnt/ckpt/run1)"
+  train.py --resume "$(cxlfs good /mnt/ckpt/run1 --suspect skip)"
   cxlfs good run1; case $? in 0) resume;; 22) first_start;; *) ask_somebody;; esac
 """
 
@@ -42,8 +57,10 @@ class PassedOver:
     reason: str | None
 
     @classmethod
-    def of(cls, entry: Entry) -> PassedOver:
+    def of(cls, entry: Entry, suspect: Suspect | None) -> PassedOver:
         found = entry.checkpoint
+        if suspect is not None and entry is suspect.entry:
+            return cls(os.fsencode(found.path), "suspect", suspect.words.partition(": ")[2])
         return cls(os.fsencode(found.path), found.state.value, found.reason)
 
 
@@ -62,11 +79,17 @@ class Good(Report):
     tensors: int
     written: str | None
     notes: tuple[str, ...]
+    failed_resumes: int
+    suspect: bool
+    before: bytes | None
+    """Of one that is suspect: the newest complete one before it."""
     passed_over: tuple[PassedOver, ...]
 
     @classmethod
-    def of(cls, entry: Entry, passed_over: tuple[Entry, ...]) -> Good:
+    def of(cls, entry: Entry, suspect: Suspect | None, passed_over: tuple[PassedOver, ...]) -> Good:
         found = entry.checkpoint
+        is_suspect = suspect is not None and suspect.entry.path == entry.path
+        before = suspect.before if suspect is not None and is_suspect else None
         return cls(
             path=os.fsencode(found.path),
             format=found.kind,
@@ -77,7 +100,10 @@ class Good(Report):
             tensors=len(found.tensors),
             written=time_or_none(entry.written_ns),
             notes=found.notes,
-            passed_over=tuple(map(PassedOver.of, passed_over)),
+            failed_resumes=failed_resumes(found),
+            suspect=is_suspect,
+            before=None if before is None else os.fsencode(before.path),
+            passed_over=passed_over,
         )
 
     def lines(self, _style: Style, /) -> Iterator[str]:
@@ -88,15 +114,56 @@ class Good(Report):
     "good",
     help=HELP,
     context_settings=CONTEXT_SETTINGS,
-    epilog=epilog(NoCheckpointError.exit_code, NoGoodCheckpointError.exit_code),
+    epilog=epilog(
+        NoCheckpointError.exit_code,
+        NoGoodCheckpointError.exit_code,
+        SuspectCheckpointError.exit_code,
+    ),
 )
 @click.argument("directory", metavar="DIR", type=ANY_PATH)
 @click.option("--structure-only", is_flag=True, help="Read headers and sizes, not the tensors.")
+@click.option(
+    "--suspect",
+    "choice",
+    type=click.Choice(["use", "skip", "refuse"]),
+    default="use",
+    help="What to do with a newest one that is suspect: print it, the one before it, or fail.",
+)
+@click.option(
+    "--suspect-after",
+    type=click.IntRange(min=0),
+    default=FAILED_RESUMES_MAX,
+    metavar="N",
+    help=f"From how many failures on it is ({FAILED_RESUMES_MAX}); 0: never.",
+)
 @common_options
-def command(directory: str, *, structure_only: bool, as_json: bool) -> None:
+def command(
+    directory: str, choice: str, suspect_after: int, *, structure_only: bool, as_json: bool
+) -> None:
     """See HELP."""
     output = Output(as_json=as_json)
-    entry, passed_over = good(directory, Level.STRUCTURE if structure_only else Level.CONTENT)
-    for each in passed_over:
-        output.warning(f"{quote(each.checkpoint.path)} is {quote(each.checkpoint.words)}")
-    output.report(Good.of(entry, passed_over))
+    level = Level.STRUCTURE if structure_only else Level.CONTENT
+    entries = catalogue(directory)
+    suspect = suspect_of(entries, failed_max=suspect_after)
+    skip = suspect.entry if suspect is not None and choice == "skip" else None
+    if suspect is not None and choice == "skip" and suspect.before is None:
+        raise _refused(suspect)
+    entry, passed_over = good(directory, level, entries, skip=skip)
+    if suspect is not None and entry.path == suspect.entry.path:
+        if choice == "refuse":
+            raise _refused(suspect)
+        output.warning(f"{quote(suspect.entry.checkpoint.path)} is {quote(suspect.words)}")
+    over = tuple(PassedOver.of(each, suspect) for each in passed_over)
+    for each in over:
+        words = each.state if each.reason is None else f"{each.state}: {each.reason}"
+        output.warning(f"{quote(each.path)} is {quote(words)}")
+    output.report(Good.of(entry, suspect, over))
+
+
+def _refused(suspect: Suspect) -> SuspectCheckpointError:
+    return SuspectCheckpointError(
+        f"{suspect.entry.checkpoint.path} is {suspect.words}",
+        next_step=None
+        if suspect.before is not None
+        else "look at what the job says when it ends; --suspect use prints it all the same",
+    )

@@ -9,7 +9,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
@@ -20,6 +20,9 @@ from cxlfs.cli.output import Output, Report, Style, quote, time_or_none
 from cxlfs.cli.target import OPEN_EXIT_CODES, served_by
 from cxlfs.control.client import control_request
 from cxlfs.units import format_size
+
+if TYPE_CHECKING:
+    from cxlfs.checkpoint import Suspect
 
 HELP = """List the checkpoints in the store on SOURCE, or in the one mounted on MOUNTPOINT; without
 either, in every store that is mounted.
@@ -35,6 +38,8 @@ States:
   damaged        a checksum error was seen in it, or its parts contradict each other
   being written  it is open for writing: what is committed may be replaced or go on growing
   empty          nothing is in it
+  suspect        complete, and programs that had opened it failed three times since: perhaps it is
+                 what kills the job (the newest one of a directory alone)
   set unknown    every file in the directory is complete; whether one is missing is not known
 
 An overwrite that was not finished is listed once more as "incomplete, kept aside": the complete
@@ -72,6 +77,10 @@ class Checkpoint:
     """Why a checkpoint is not complete, or was taken back."""
     checkpoints: int = 0
     """Of a directory that is none itself: how many are in it."""
+    failed_resumes: int = 0
+    """How often a program that had opened it failed."""
+    suspect: str | None = None
+    """Why it, or the newest in it, may be what kills a job."""
 
     @classmethod
     def from_message(cls, message: Mapping[str, object]) -> Checkpoint:
@@ -113,6 +122,8 @@ class Checkpoint:
                 words.append("set unknown")
         elif not self.size_bytes:
             words.append("empty")
+        if self.suspect is not None:
+            words.append(quote(self.suspect))
         return ", ".join(words)
 
     def row(self, style: Style) -> tuple[str, ...]:
@@ -213,6 +224,7 @@ def checkpoints(target: str, path: str) -> Checkpoints:
         messages = control_request(daemon.mountpoint, "list", {"path": inside})
         found = tuple(Checkpoint.from_message(message) for message in messages)
         known = tuple(_with_format(each, daemon.mountpoint) for each in found)
+        known = _with_suspect(known, Path(daemon.mountpoint + inside))
         return Checkpoints(os.fsencode(daemon.mountpoint), os.fsencode(inside), known)
     inside = _inside(path, None)
     # Only where a store is opened: see status.
@@ -229,12 +241,20 @@ def _with_format(entry: Checkpoint, mountpoint: str) -> Checkpoint:
     if entry.kept_aside or entry.being_written:
         return entry  # what is read now is not what was committed
     # Only where a store is mounted: formats take a while to load.
-    from cxlfs.checkpoint import State, catalogue, inspect, with_step  # noqa: PLC0415
+    from cxlfs.checkpoint import (  # noqa: PLC0415
+        State,
+        catalogue,
+        failed_resumes,
+        inspect,
+        suspect_of,
+        with_step,
+    )
 
     path = Path(mountpoint + os.fsdecode(entry.path))
     found = inspect(_without_part(path) if entry.kind == "file" else path)
     if found is not None and found.state is not State.UNKNOWN:
         found = with_step(found)
+        entry = dataclasses.replace(entry, failed_resumes=failed_resumes(found))
         # What the store knows of a file comes before what its bytes look like.
         if entry.state != "complete" and found.state is State.COMPLETE:
             return dataclasses.replace(entry, format=found.kind, step=found.step, set_known=True)
@@ -249,6 +269,7 @@ def _with_format(entry: Checkpoint, mountpoint: str) -> Checkpoint:
     below = catalogue(path) if entry.kind == "directory" else ()
     if not below or any(each.checkpoint.state is State.UNKNOWN for each in below):
         return entry
+    entry = dataclasses.replace(entry, suspect=_words_of(suspect_of(below), inside=True))
     bad = next((e for e in below if e.checkpoint.state is not State.COMPLETE), None)
     if bad is None or entry.state != "complete":
         return dataclasses.replace(entry, set_known=bad is None, checkpoints=len(below))
@@ -257,6 +278,34 @@ def _with_format(entry: Checkpoint, mountpoint: str) -> Checkpoint:
     return dataclasses.replace(
         entry, state=found.state.value, reason=reason, set_known=True, checkpoints=len(below)
     )
+
+
+def _with_suspect(known: tuple[Checkpoint, ...], directory: Path) -> tuple[Checkpoint, ...]:
+    """The same, with what is said of the newest of them where they are checkpoints themselves."""
+    from cxlfs.checkpoint import FAILED_RESUMES_MAX, catalogue, suspect_of  # noqa: PLC0415  as above
+
+    if all(each.failed_resumes < FAILED_RESUMES_MAX for each in known):
+        return known
+    if not directory.is_dir():
+        directory = directory.parent
+    suspect = suspect_of(catalogue(directory))
+    if suspect is None:
+        return known
+    words = _words_of(suspect, inside=False)
+    names = suspect.entry.names or (suspect.entry.path.name,)
+    return tuple(
+        dataclasses.replace(each, suspect=words)
+        if each.format is not None and Path(os.fsdecode(each.path)).name in names
+        else each
+        for each in known
+    )
+
+
+def _words_of(suspect: Suspect | None, *, inside: bool) -> str | None:
+    if suspect is None:
+        return None
+    kind, _, rest = suspect.words.partition(": ")
+    return f"{kind}: {suspect.entry.path.name} {rest}" if inside else suspect.words
 
 
 def _without_part(path: Path) -> Path:

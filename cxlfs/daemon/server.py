@@ -245,6 +245,8 @@ class _Server:
                 await self._quiesce()
                 with self._operations.lock:
                     self._operations.lookups.forget_all()
+                    with contextlib.suppress(CxlfsError):
+                        self._operations.readers.maintain()
                 self._hide()
                 self._close_store()
                 await self._control.close(self._failure, seconds_max=_TELL_SECONDS_MAX)
@@ -414,6 +416,7 @@ class _Server:
         store = self._service.store
         with self._operations.lock:
             held = time.monotonic()
+            self._operations.readers.maintain()
             more = store.maintain(now, apart=True)
             counters = store.volume.counters
             held = time.monotonic() - held

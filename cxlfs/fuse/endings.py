@@ -41,6 +41,7 @@ class Endings:
         self._processes = processes
         self._descriptors: dict[Process, int | None] = {}
         self._ended: dict[Process, Ending] = {}
+        self._codes: dict[Process, int] = {}
 
     def watch(self, process: Process) -> None:
         """From here on it will be known how this process, which exists, ends."""
@@ -81,7 +82,13 @@ class Endings:
         os.close(descriptor)
         del self._descriptors[process]
         self._ended[process] = ending
+        if code is not None:
+            self._codes[process] = code
         return ending
+
+    def code_of(self, process: Process) -> int | None:
+        """What wait(2) tells of one that has ended, by :meth:`of`; None where it is not known."""
+        return self._codes.get(process)
 
     @property
     def are_many(self) -> bool:
@@ -95,6 +102,7 @@ class Endings:
             if descriptor is not None:
                 os.close(descriptor)
         self._ended = {p: ending for p, ending in self._ended.items() if p in wanted}
+        self._codes = {p: code for p, code in self._codes.items() if p in wanted}
 
     def close(self) -> None:
         for descriptor in self._descriptors.values():

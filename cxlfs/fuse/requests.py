@@ -41,6 +41,7 @@ from cxlfs.fuse.endings import Endings
 from cxlfs.fuse.handles import LookupCounts, OpenFile, OpenFiles
 from cxlfs.fuse.page_cache import PageCache
 from cxlfs.fuse.processes import Process, ProcessTable
+from cxlfs.fuse.readers import Readers
 from cxlfs.store import Store, StoreEvent, UnfinishedError
 from cxlfs.store.namespace import Attributes
 from cxlfs.store.unit_rules import Ending
@@ -98,6 +99,7 @@ class Requests:
         self._writing: Process | None = None
         """Of the file that is being written, while it is: whom a request without a caller is by."""
         self.endings = Endings(self._processes)
+        self.readers = Readers(store, self._processes)
         store.units.writer = self._writer
         store.units.ending_of = self._ending_of
         store.units.copies.changed = self.page_cache.name_changed
@@ -351,6 +353,8 @@ class Requests:
         undo.callback(self.data_plane.released, handle, ino)
         if not direct:
             self.store.files.stop_writes(ino)  # from here on they concern cached pages
+        if not writable:
+            self.readers.opened(caller.tid, ino, attributes.size, flags)
         if writable or flags & os.O_TRUNC:
             has_privileges = self._has_privileges(attributes)
             if has_privileges and flags & os.O_TRUNC and caller.uid != 0:

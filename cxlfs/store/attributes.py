@@ -28,6 +28,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import layout
 from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation, encode
+from cxlfs.store.failed_resumes import failed_resumes
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind, Inode
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 STATE_XATTR = b"user.cxlfs.state"
 COMMIT_XATTR = b"user.cxlfs.commit"
+FAILED_XATTR = b"user.cxlfs.failed_resumes"
 _VIRTUAL_PREFIX = b"user.cxlfs."
 _XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
 
@@ -108,8 +110,11 @@ class InodeAttributes:
     def _virtual_xattrs(self, inode: Inode) -> dict[bytes, bytes]:
         if inode.kind is not FileKind.FILE:
             return {}
-        commit = b"%d" % inode.commit_lsn
-        return {STATE_XATTR: content_state(inode).encode(), COMMIT_XATTR: commit}
+        return {
+            STATE_XATTR: content_state(inode).encode(),
+            COMMIT_XATTR: b"%d" % inode.commit_lsn,
+            FAILED_XATTR: b"%d" % failed_resumes(inode),
+        }
 
     def set_xattr(
         self, inode: Inode, name: bytes, value: bytes, *, create: bool, replace: bool

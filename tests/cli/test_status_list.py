@@ -269,6 +269,8 @@ def test_list_json(run: Run, filled: Path) -> None:
         "step": None,
         "reason": None,
         "checkpoints": 0,
+        "failed_resumes": 0,
+        "suspect": None,
     }
     assert second["path"] == "/run1/b\\xff\n.pt"
     assert second["path_b64"] == "L3J1bjEvYv8KLnB0"
