@@ -233,7 +233,7 @@ class Operations(Requests, pyfuse3.Operations):
     @request
     def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
         self.admit()
-        self.before_listing()
+        self.before_listing(inode)
         handle = self.store.open_directory(inode)
         self._directories[handle] = inode
         return pyfuse3.FileHandleT(handle)

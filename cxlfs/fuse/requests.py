@@ -138,24 +138,21 @@ class Requests:
     def _ending_of(self, writer: Hashable) -> Ending:
         return self.endings.of(writer) if isinstance(writer, Process) else Ending.UNKNOWN
 
-    def before_listing(self) -> None:
-        """Whoever is about to list a directory must not find what a program that is gone has left
-        unfinished.
-        """
-        if self.store.units.has_open and not self.store.read_only:
-            self.store.units.settle()
-
     def before_finding(self, ino: int) -> None:
-        """The same for whoever opens by name. The kernel came to the inode by names that it
+        """Whoever opens by name must not find what a program that is gone has left unfinished.
+        Raises as :meth:`before_listing`. Writers of what is open need not ask: they live.
+        """
+        units = self.store.units
+        if units.has_open and self._processes.identify(self.caller) not in units.writers():
+            self.before_listing(ino)
+
+    def before_listing(self, ino: int) -> None:
+        """The same for whoever lists a directory. The kernel came to the inode by names that it
         remembers: where it has just gone back they lead elsewhere. Raises StaleError then: the
         kernel walks the path once more, and asks for each name (fs/namei.c, LOOKUP_REVAL).
-
-        Writers of what is open need not ask: they live.
         """
         units = self.store.units
         if not units.has_open or self.store.read_only:
-            return
-        if self._processes.identify(self.caller) in units.writers():
             return
         was_aside = units.copies.holds(ino)
         if units.settle() and units.copies.holds(ino) and not was_aside:

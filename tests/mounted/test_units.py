@@ -149,6 +149,19 @@ def test_whoever_opens_by_name_after_the_kill(place: Workplace, mounted: Path) -
         assert versions(directory) == {"1"}
 
 
+def test_whoever_lists_the_unit_itself_after_the_kill(place: Workplace, mounted: Path) -> None:
+    """By a name that the kernel remembers: it led to what has gone back, with a new file in it."""
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    for _ in range(4):
+        process = saver(place, directory / "more", 2, pause_after=3)
+        wait_for_line(process)
+        assert "more" in names(directory)
+        kill(process)
+        assert "more" not in names(directory)
+        assert versions(directory) == {"1"}
+
+
 def test_whoever_asks_for_a_new_name_after_the_kill(place: Workplace, mounted: Path) -> None:
     """The kernel knows the directory, and not what is in it."""
     directory = mounted / "checkpoint-1"
