@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import random
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from cxlfs.errors import CorruptionError, CxlfsError, MediaError, NotACxlfsError
 from cxlfs.format import layout, roots
 from cxlfs.media import Granularity, Media, MemoryMedia
 from cxlfs.native import FaultKind, set_fault
-from cxlfs.store import Store, StoreOptions, recovery
+from cxlfs.store import Store, StoreOptions, loading, recovery
 from tests.support.shop import Shop, close, create, open_for_overwrite
 from tests.support.stores import (
     clean_round,
@@ -467,3 +468,24 @@ def test_a_large_store_is_nothing_that_the_collector_looks_at(
         assert not any(id(inode) in seen for inode in store.namespace.inodes.values())
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize("is_small", [True, False], ids=["small", "large"])
+def test_an_image_is_loaded_by_a_second_thread_only_where_that_pays(
+    shop: Shop, store: Store, rng: random.Random, monkeypatch: pytest.MonkeyPatch, is_small: bool
+) -> None:
+    populate(store, rng)
+    before = picture(store)
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def counted(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", counted)
+    if not is_small:
+        monkeypatch.setattr(loading, "ALONE_BYTES_MAX", 0)
+    store = shop.reopen(store, clean=True)
+    assert len(started) == (0 if is_small else 1)
+    assert picture(store) == before
