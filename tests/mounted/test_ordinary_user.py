@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pwd
@@ -17,6 +18,7 @@ import pytest
 
 from cxlfs.control import mountinfo
 from tests.support.mount import Workplace, assert_store_clean
+from tests.support.rights import widened
 
 USER = "nobody"
 
@@ -105,18 +107,38 @@ def run_as_user(place: Workplace, code: str) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def fuse_for_everyone() -> Iterator[None]:
-    """/dev/fuse as distributions set it up; a bare kernel leaves it to root alone."""
-    device = Path("/dev/fuse")
-    mode = stat.S_IMODE(device.stat().st_mode)
-    device.chmod(mode | 0o666)
-    yield
-    device.chmod(mode)
+def fuse_for_everyone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """/dev/fuse as distributions set it up; a bare kernel leaves it to root alone. What is above
+    the directories of one process belongs to all that test side by side.
+    """
+    with widened(Path("/dev/fuse"), 0o666, tmp_path_factory.getbasetemp().parent):
+        yield
 
 
 @pytest.fixture
 def place(unmounted: Workplace) -> Workplace:
     return unmounted
+
+
+def test_rights_stay_wide_until_the_last_process_is_done(tmp_path: Path) -> None:
+    """Of three that test side by side, and of who comes when they are gone."""
+
+    def mode() -> int:
+        return stat.S_IMODE(device.stat().st_mode)
+
+    device = tmp_path / "device"
+    device.touch(mode=0o600)
+    with contextlib.ExitStack() as last:
+        with widened(device, 0o666, tmp_path):
+            last.enter_context(widened(device, 0o666, tmp_path))
+            with widened(device, 0o666, tmp_path):
+                assert mode() == 0o666
+            assert mode() == 0o666
+        assert mode() == 0o666
+    assert mode() == 0o600
+    with widened(device, 0o044, tmp_path):
+        assert mode() == 0o644
+    assert mode() == 0o600
 
 
 def test_a_user_mounts_uses_and_unmounts(place: Workplace) -> None:
