@@ -8,9 +8,11 @@ from collections.abc import Callable
 from cxlfs.errors import NoSpaceError
 from cxlfs.media import Granularity
 from cxlfs.store import Store, StoreEvent, StoreOptions
+from cxlfs.store.namespace import FileKind
 from cxlfs.verify import run_passes
 from tests.support.stores import (
     SMALL_BYTES,
+    Entry,
     format_small,
     make_media,
     picture,
@@ -92,8 +94,8 @@ class Shop:
     def _picture(self, store: Store) -> dict[bytes, object]:
         result: dict[bytes, object] = dict(picture(store))
         if not self.directory_times:
-            for path, entry in picture(store).items():
-                if entry.kind.name == "DIRECTORY":
+            for path, entry in result.items():
+                if isinstance(entry, Entry) and entry.kind is FileKind.DIRECTORY:
                     result[path] = (entry.mode, entry.nlink, entry.ino, entry.xattrs)
         result[b"(aside)"] = [
             (e.path, e.size_bytes, e.kept_aside) for e in store.list_checkpoints()

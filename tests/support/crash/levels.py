@@ -37,6 +37,8 @@ TRIPLES = PROGRAMS = 10_000
 KILLS = 12
 STEPS = 6
 """After so many, in the smallest slices, all inodes of the tiny store are taken down."""
+SOME_EVERY = 3
+"""Of long units: one in so many is part of each test run."""
 TWICE = 0.002
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
 
@@ -54,14 +56,21 @@ def units_of(level: str, seed: int) -> list[str]:
 
 
 def units_of_each_test_run(seed: int) -> list[str]:
-    """Level t0; of each workload over checkpoint units, which are long, one variant: on lines and
-    on pages by turns.
+    """Level t0 without most of what is long. Of each workload over checkpoint units one variant: on
+    lines and on pages by turns. On lines every third of those beside a rollover, and of those that
+    continue the journal: few of their recoveries have much in common, so that nearly every image
+    costs one, and each of these workloads is cut on lines by itself as well.
     """
     chosen = {
         f"one/{_MEDIA[number % 2]}/{work.__name__}" for number, work in enumerate(UNIT_WORKLOADS)
     }
     long = {work.__name__ for work in UNIT_WORKLOADS}
-    return [u for u in units_of("t0", seed) if u in chosen or u.split("/")[2] not in long]
+    units = [u for u in units_of("t0", seed) if u in chosen or u.split("/")[2] not in long]
+    for kind in ("sliced/LINE/", "continued/LINE/"):
+        of_kind = [unit for unit in units if unit.startswith(kind)]
+        left_out = {*of_kind} - {*of_kind[::SOME_EVERY]}
+        units = [unit for unit in units if unit not in left_out]
+    return units
 
 
 def _t0(_seed: int) -> Iterator[str]:
