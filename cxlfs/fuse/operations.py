@@ -159,8 +159,8 @@ class Operations(Requests, pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         self.admit()
-        if fields.update_size and attr.st_size:
-            self.prepare_change(inode)
+        if fields.update_size:
+            self.prepare_change(inode, emptied=attr.st_size == 0)
         mode = attr.st_mode & 0o7777 if fields.update_mode else None
         if fields.update_uid or fields.update_gid:
             mode = self.mode_without_privileges(inode, mode)

@@ -103,6 +103,7 @@ class Requests:
         store.units.writer = self._writer
         store.units.ending_of = self._ending_of
         store.units.copies.changed = self.page_cache.name_changed
+        store.names.in_steps = True
         self._set_id: set[int] = set()
         """Files that lose set-ID bits or capabilities when written; known since they were opened
         for writing or changed while open.
@@ -287,7 +288,7 @@ class Requests:
                 if flags & os.O_EXCL:
                     raise
                 attributes = self.store.lookup(parent, name)
-                handle = self.store.open_file(attributes.ino, flags)
+                handle = self._open(attributes.ino, flags)
                 undo.callback(self._give_up, handle)
             else:
                 undo.callback(self._give_up, handle)
@@ -303,7 +304,7 @@ class Requests:
         self.before_finding(ino)
         with contextlib.ExitStack() as undo:
             attributes = self.store.get_attributes(ino)
-            handle = self.store.open_file(ino, flags)
+            handle = self._open(ino, flags)
             undo.callback(self._give_up, handle)
             opened = self._opened(attributes, handle, flags, caller, undo)
             undo.pop_all()
@@ -316,7 +317,7 @@ class Requests:
 
     def _unmake(self, parent: int, name: bytes) -> None:
         # A store that stopped writing keeps the name until it is closed; it is committed nowhere.
-        with contextlib.suppress(CxlfsError):
+        with contextlib.suppress(CxlfsError, UnfinishedError):
             self.store.unlink(parent, name)
 
     def _opened(
@@ -376,9 +377,7 @@ class Requests:
 
         ``in_steps``: see ``Files.write``. Raises UnfinishedError.
         """
-        file = self.files.get(handle)
-        if file.writable:
-            self.prepare_change(file.ino, done)
+        file = self._prepare(handle, done)
         self._writing = file.opener
         try:
             written = self.store.write(handle, offset, data, done=done, in_steps=in_steps)
@@ -393,16 +392,21 @@ class Requests:
             self.store.files.lease_ahead(file.ino)
         return written
 
-    def prepare_change(self, ino: int, done: int = 0) -> None:
-        """Raises UnfinishedError where a change needs more than a short step first."""
-        if self.store.versions.prepare_change(ino):
+    def prepare_change(self, ino: int, done: int = 0, *, emptied: bool = False) -> None:
+        """Raises UnfinishedError where more than a short step comes first."""
+        if self.store.versions.prepare_change(ino, emptied=emptied):
             raise UnfinishedError(done)
 
-    def _prepare(self, handle: int) -> None:
+    def _open(self, ino: int, flags: int) -> int:
+        if flags & os.O_TRUNC:
+            self.prepare_change(ino, emptied=True)
+        return self.store.open_file(ino, flags)
+
+    def _prepare(self, handle: int, done: int = 0) -> OpenFile:
         """The same for a file that may be written through ``handle``."""
-        file = self.files.get(handle)
-        if file.writable:
-            self.prepare_change(file.ino)
+        if (file := self.files.get(handle)).writable:
+            self.prepare_change(file.ino, done)
+        return file
 
     def _may_write_alone(self, handle: int, file: OpenFile) -> bool:
         """Nobody here needs to know of further writes by the thread that wrote last."""

@@ -66,8 +66,8 @@ _NO_ANSWER = Answer(0, 0, b"")
 
 
 class Unfinished(NamedTuple):
-    """Of an upcall that is a WRITE: ``done`` bytes of it are in the live content by now; the rest
-    is to go on after others had their turn.
+    """Of an upcall that is to go on after others had their turn; of a WRITE ``done`` bytes are in
+    the live content by now.
     """
 
     done: int

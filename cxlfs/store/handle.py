@@ -31,8 +31,9 @@ class Handle:
 
 
 class UnfinishedError(Exception):
-    """Room is being made for the rest of a write, or a second map of its file, step by step: others
-    may have their turn before the same is asked again; a write with ``done``.
+    """Room is being made for the rest of a write, or a second map of its file, or a copy of the
+    directory that a change concerns, step by step: others may have their turn before the same is
+    asked again; a write with ``done``.
     """
 
     def __init__(self, done: int = 0) -> None:

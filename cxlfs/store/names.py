@@ -36,6 +36,7 @@ from cxlfs.format.operations import (
     encode,
 )
 from cxlfs.native.maps import FileMap
+from cxlfs.store.handle import UnfinishedError
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.unit_hooks import NO_TRANSITION
 from cxlfs.types import ROOT_INO
@@ -58,6 +59,10 @@ class Names:
         self.versions = versions
         self.namespace = volume.namespace
         self._reclaim = reclaim
+        self.in_steps = False
+        """Verbs that need a long preparation raise UnfinishedError behind each step of it: whoever
+        sets this calls the same verb again, when others had their turn.
+        """
 
     # --- checks -----------------------------------------------------------------------------
 
@@ -97,9 +102,12 @@ class Names:
         return inode
 
     def _changing(self, directory: Inode, name: bytes, *, removing: bool = False) -> None:
-        """Checkpoint units hear of it first."""
-        if self.versions.units.active:
-            self.versions.units.changing(directory, name, removing=removing)
+        """Checkpoint units hear of it first. Raises UnfinishedError (``in_steps``)."""
+        units = self.versions.units
+        if units.active and units.changing(
+            directory, name, removing=removing, in_steps=self.in_steps
+        ):
+            raise UnfinishedError
 
     def _units_making(self, directory: Inode, name: bytes, inode: Inode) -> Transition:
         if inode.entries is None or not self.versions.units.active:

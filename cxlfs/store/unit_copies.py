@@ -1,15 +1,12 @@
-"""Copies of directories that share every extent with what they copy, where they are kept, and how
-they go away again.
+"""Where copies of directories are kept, what is like something else, and how copies go away again.
 
 ``/.cxlfs-units`` is an ordinary directory, made when it is first needed, that the root directory
 does not list: it is entered by its name. Copies of what open units held before are there, and sets
 that were taken back.
 
-Never here: when a copy is made or wanted (``units``), data that is read or moved.
+Never here: making copies (``unit_copying``), when one is wanted (``units``).
 
 Invariants
-- A copy has the committed content, names, modes, owners, times and extended attributes of its
-  source; what is not committed is not in it. No verb changes it.
 - A copy that no open unit names is garbage, whenever that is found out: after a crash, too.
 - Every step of removing is one record of a bounded number of names.
 """
@@ -21,24 +18,21 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from cxlfs.errors import InvariantError, invariant
-from cxlfs.format import layout
+from cxlfs.errors import InvariantError
 from cxlfs.format.operations import (
     LinkOperation,
     Operation,
     SymlinkOperation,
     UnlinkOperation,
+    XattrRemoveOperation,
     XattrSetOperation,
-    encode,
 )
-from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import Inode
 from cxlfs.store.unit_record import ASIDE_XATTR, BEFORE_XATTR, AsideRecord, decode_aside
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from cxlfs.store.namespace import Namespace
-    from cxlfs.store.versions import Prepared, Versions
     from cxlfs.store.volume import Volume
 
 ASIDE_NAME: Final = b".cxlfs-units"
@@ -48,17 +42,11 @@ _STEM_BYTES_MAX = 200
 
 
 class Copies:
-    """One for each volume. ``require_room`` raises NoSpaceError when metadata cannot grow.
-    ``changed``: told of each name that changes without a request for it.
-    """
+    """One for each volume. ``changed``: told of each name that changes without a request for it."""
 
-    def __init__(
-        self, volume: Volume, versions: Versions, *, require_room: Callable[[], None]
-    ) -> None:
+    def __init__(self, volume: Volume) -> None:
         self._volume = volume
-        self._versions = versions
         self._namespace: Namespace = volume.namespace
-        self._require_room = require_room
         self.changed: Callable[[int, bytes], None] = lambda _parent, _name: None
         self._garbage: dict[int, Inode] = {}
 
@@ -121,81 +109,23 @@ class Copies:
             if record is not None and ino not in self._garbage:
                 yield name, inode, record
 
-    # --- copying ------------------------------------------------------------------------------
+    # --- what is like something else ------------------------------------------------------------
 
-    def make(self, source: Inode) -> Inode:
-        """Copy the committed state of a directory and of all below it. In the end it is durable in
-        the order of the journal, and garbage until an open unit names it.
-
-        Raises NoSpaceError, MediaError, OutOfMemoryError; what was made so far is garbage then.
-        """
-        self._require_room()
-        place, ops = self.directory_or_new()
-        top = self._new_inode(source)
-        name = self.free_name(place, source.name, b"before-%d" % source.ino)
-        value = b"%d" % source.ino
-        ops += self._directory_operations(top, source, place.ino, name)
-        ops.append(XattrSetOperation(top.ino, BEFORE_XATTR, value))
-        try:
-            self.commit(ops)
-        except BaseException:
-            for made in (top, place):
-                if made.links == 0:
-                    self._namespace.withdraw(made)
-            raise
-        self._namespace.set_xattr(top, BEFORE_XATTR, value)
-        self._garbage[top.ino] = top
-        batch = _Batch(self, self._volume, self._versions)
-        try:
-            self._copy_below(source, top, batch)
-            batch.flush()
-        except BaseException:
-            batch.cancel()
-            raise
-        del self._garbage[top.ino]
-        return top
-
-    def _copy_below(self, source: Inode, top: Inode, batch: _Batch) -> None:
-        """Directories first; then files in the order of their commits, which so stays theirs."""
-        files: list[tuple[Inode, Inode, bytes]] = []
-        pending = [(source, top)]
-        while pending:
-            directory, copy = pending.pop()
-            for name, ino in (directory.entries or {}).items():
-                child = self._namespace.get(ino)
-                if child.uncommitted:
-                    continue
-                if child.live is not None:
-                    files.append((child, copy, name))
-                    continue
-                made = self._new_inode(child)
-                batch.add(self._directory_operations(made, child, copy.ino, name), made)
-                if child.entries is not None:
-                    pending.append((child, made))
-        files.sort(key=lambda item: item[0].commit_lsn)
-        copied: dict[int, Inode] = {}
-        for child, copy, name in files:
-            if child.ino in copied:
-                batch.add([LinkOperation(copy.ino, copied[child.ino].ino, name)], None)
-                continue
-            copied[child.ino] = self._copy_file(child, copy, name, batch)
-
-    def _new_inode(self, source: Inode) -> Inode:
-        ino = self._namespace.allocate_ino()
-        made = Inode(ino, source.mode, source.uid, source.gid, rdev=source.rdev)
-        made.atime_ns, made.birth_ns = source.atime_ns, source.birth_ns
-        clean = source.version is None
-        made.mtime_ns = source.mtime_ns if clean else source.committed_mtime_ns
-        made.ctime_ns = source.ctime_ns if clean else source.committed_ctime_ns
-        made.committed_mtime_ns, made.committed_ctime_ns = made.mtime_ns, made.ctime_ns
+    def inode_like(self, source: Inode) -> Inode:
+        """A new inode with the committed attributes of ``source``; nobody knows it yet."""
+        made = Inode(
+            self._namespace.allocate_ino(), source.mode, source.uid, source.gid, rdev=source.rdev
+        )
+        made.birth_ns = source.birth_ns
+        take_attributes(made, source)
         return made
 
     def empty_like(self, source: Inode, parent: int, name: bytes) -> tuple[Inode, list[Operation]]:
         """A directory with nothing in it, and what makes it under that name."""
-        made = self._new_inode(source)
-        return made, self._directory_operations(made, source, parent, name)
+        made = self.inode_like(source)
+        return made, self.operations_like(made, source, parent, name)
 
-    def _directory_operations(
+    def operations_like(
         self, made: Inode, source: Inode, parent: int, name: bytes
     ) -> list[Operation]:
         """What makes a directory, a symbolic link or a special file; in DRAM it is there now."""
@@ -204,43 +134,23 @@ class Copies:
         if source.target:
             ops.append(SymlinkOperation(made.ino, source.target))
             self._namespace.set_target(made, source.target)
-        for key, value in self._copy_xattrs(source, made):
-            ops.append(XattrSetOperation(made.ino, key, value))
+        ops += self.xattrs_like(made, source)
         ops.append(LinkOperation(parent, made.ino, name))
         return ops
 
-    def _copy_xattrs(self, source: Inode, made: Inode) -> list[tuple[bytes, bytes]]:
-        xattrs = [item for item in (source.xattrs or {}).items() if item[0] not in _HIDDEN]
-        for key, value in xattrs:
-            self._namespace.set_xattr(made, key, value)
+    def xattrs_like(self, made: Inode, source: Inode) -> list[Operation]:
+        """What gives an inode the extended attributes of another one; in DRAM it has them now."""
+        ops: list[Operation] = []
+        wanted = {k: v for k, v in (source.xattrs or {}).items() if k not in _HIDDEN}
+        for key in set(made.xattrs or ()) - set(wanted) - _HIDDEN:
+            self._namespace.remove_xattr(made, key)
+            ops.append(XattrRemoveOperation(made.ino, key))
+        for key, value in wanted.items():
+            if (made.xattrs or {}).get(key) != value:
+                self._namespace.set_xattr(made, key, value)
+                ops.append(XattrSetOperation(made.ino, key, value))
         made.damaged = source.damaged
-        return xattrs
-
-    def _copy_file(self, source: Inode, directory: Inode, name: bytes, batch: _Batch) -> Inode:
-        content = source.committed_content
-        if content is None:
-            raise InvariantError("a committed file has a committed content")
-        made = self._new_inode(source)
-        made.live = FileMap(self._volume.engine, owner=made.ino)
-        self._copy_xattrs(source, made)
-        self._share(source, content, made.live)
-        self._namespace.add_uncommitted(made)
-        self._namespace.link(directory.ino, name, made.ino)
-        self._versions.begin_new(made, name)
-        incomplete = bool(source.flags & layout.INODE_INCOMPLETE)
-        batch.add_file(made, directory, name, incomplete=incomplete)
-        return made
-
-    def _share(self, source: Inode, content: FileMap, target: FileMap) -> None:
-        """Let ``target`` refer to all of a committed content."""
-        size = content.size
-        if size and content.share(0, size, target, 0) is None:
-            # The open extent ends here; whoever writes on gets another one.
-            self._versions.leases.close(source.content)
-            self._versions.leases.close(content)
-            shared = content.share(0, size, target, 0)
-            invariant(shared == size, "only a content's own lease keeps its extents open")
-        target.truncate(size)
+        return ops
 
     # --- committing ---------------------------------------------------------------------------
 
@@ -280,15 +190,12 @@ class Copies:
         return False
 
     def drop_oldest_set(self) -> bool:
-        """Give up what was set aside first; False when nothing is."""
+        """Give up what was set aside first, and remove a little of it; False when nothing is."""
         kept = [(record.time_ns, inode.ino, inode) for _, inode, record in self._kept_sets()]
         if not kept:
             return False
-        oldest = min(kept)[2]
-        self.drop(oldest)
-        while oldest.ino in self._garbage:
-            self.remove_some()
-        return True
+        self.drop(min(kept)[2])
+        return self.remove_some()
 
     def _remove_names(self, top: Inode) -> None:
         """Up to _NAMES_AT_ONCE names below ``top``, innermost first, then its own."""
@@ -326,75 +233,6 @@ class Copies:
         return True
 
 
-class _Batch:
-    """Operations of several files that go into one record while they fit."""
-
-    def __init__(self, copies: Copies, volume: Volume, versions: Versions) -> None:
-        self._copies = copies
-        self._volume = volume
-        self._versions = versions
-        self._limit = volume.record_bytes_max - 1024
-        self._ops: list[Operation] = []
-        self._bytes = 0
-        self._prepared: list[Prepared] = []
-        self._made: list[Inode] = []
-        self._uncommitted: list[tuple[Inode, Inode, bytes]] = []
-
-    def add(self, ops: list[Operation], made: Inode | None) -> None:
-        """Operations of a directory and the like (``made``: a new one), or of a prepared file."""
-        size = len(encode(ops))
-        if self._bytes + size > self._limit:
-            self.flush()
-        if made is not None:
-            self._made.append(made)
-        self._ops += ops
-        self._bytes += size
-
-    def add_file(self, made: Inode, directory: Inode, name: bytes, *, incomplete: bool) -> None:
-        self._uncommitted.append((made, directory, name))
-        if made.content.ref_count * layout.REF_DTYPE.itemsize > self._limit // 4:
-            self.flush()
-            self._versions.publish(made, incomplete=incomplete)
-        else:
-            prepared = self._versions.prepare(made, incomplete=incomplete, with_name=False)
-            if prepared is None:
-                raise InvariantError("a new file has something to publish")
-            link = LinkOperation(directory.ino, made.ino, name)
-            self.add([*prepared.operations, link], None)
-            self._prepared.append(prepared)
-
-    def flush(self) -> None:
-        ops, self._ops, self._bytes = self._ops, [], 0
-        if not ops:
-            return
-        self._versions.fence_data()
-        lsn, time_ns = self._volume.commit(ops, durable=False)
-        prepared, self._prepared = self._prepared, []
-        for one in prepared:
-            one.done(lsn, time_ns)
-        self._volume.note_committed(ops)
-        known = {(directory.ino, name) for _, directory, name in self._uncommitted}
-        links: list[Operation] = [
-            op for op in ops if isinstance(op, LinkOperation) and (op.parent, op.name) not in known
-        ]
-        apply_names(self._volume.namespace, links)
-        self._made.clear()
-        self._uncommitted = [item for item in self._uncommitted if item[0].uncommitted]
-
-    def cancel(self) -> None:
-        """Whatever was not committed is forgotten."""
-        for prepared in self._prepared:
-            prepared.cancel()
-        namespace = self._volume.namespace
-        for inode, directory, name in self._uncommitted:
-            if inode.uncommitted:
-                namespace.unlink(directory.ino, name)
-                namespace.reap(inode.ino)
-        for inode in self._made:
-            if inode.links == 0:
-                namespace.withdraw(inode)
-
-
 def apply_names(namespace: Namespace, ops: list[Operation]) -> None:
     """What the operations of a stored record mean for names."""
     unlinked: list[int] = []
@@ -415,3 +253,13 @@ def is_unlisted(directory: Inode, name: bytes) -> bool:
 def _set_times(inode: Inode, now: int) -> None:
     inode.atime_ns = inode.mtime_ns = inode.ctime_ns = inode.birth_ns = now
     inode.committed_mtime_ns = inode.committed_ctime_ns = now
+
+
+def take_attributes(made: Inode, source: Inode) -> None:
+    """Mode, owners and times as they are committed; in DRAM only."""
+    made.mode, made.uid, made.gid, made.rdev = source.mode, source.uid, source.gid, source.rdev
+    clean = source.version is None
+    made.atime_ns = source.atime_ns
+    made.mtime_ns = source.mtime_ns if clean else source.committed_mtime_ns
+    made.ctime_ns = source.ctime_ns if clean else source.committed_ctime_ns
+    made.committed_mtime_ns, made.committed_ctime_ns = made.mtime_ns, made.ctime_ns

@@ -28,9 +28,11 @@ class UnitHooks(Protocol):
 
     active: bool
 
-    def changing(self, directory: Inode, name: bytes | None, *, removing: bool) -> None: ...
+    def changing(
+        self, directory: Inode, name: bytes | None, *, removing: bool, in_steps: bool
+    ) -> bool: ...
 
-    def changing_content(self, inode: Inode) -> None: ...
+    def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool: ...
 
     def making(self, parent: Inode, name: bytes, made: Inode) -> Transition: ...
 
@@ -65,9 +67,15 @@ class NoUnits:
 
     active = False
 
-    def changing(self, directory: Inode, name: bytes | None, *, removing: bool) -> None: ...
+    def changing(
+        self, directory: Inode, name: bytes | None, *, removing: bool, in_steps: bool
+    ) -> bool:
+        del directory, name, removing, in_steps
+        return False
 
-    def changing_content(self, inode: Inode) -> None: ...
+    def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool:
+        del inode, in_steps
+        return False
 
     def making(self, parent: Inode, name: bytes, made: Inode) -> Transition:
         del parent, name, made

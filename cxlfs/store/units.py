@@ -29,13 +29,14 @@ from cxlfs.store import unit_record, unit_rules
 from cxlfs.store.namespace import Inode
 from cxlfs.store.open_unit import OpenUnit
 from cxlfs.store.unit_copies import Copies
+from cxlfs.store.unit_copying import Copyings
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
 from cxlfs.store.unit_policies import Policies
 from cxlfs.store.unit_record import UNITS_XATTR
-from cxlfs.store.unit_removal import Removal
 from cxlfs.store.unit_report import set_problem
 from cxlfs.store.unit_returns import Returns
 from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
+from cxlfs.store.unit_transitions import Removal, UnitTransition
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Units:
         self._volume = volume
         self._versions = versions
         self._namespace = volume.namespace
-        self.copies = Copies(volume, versions, require_room=require_room)
+        self.copies = Copies(volume)
+        self.copyings = Copyings(self.copies, volume, versions, require_room=require_room)
         self.writer: Callable[[], Hashable | None] = lambda: None
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.ALIVE
         self.clock: Callable[[], float] = time.monotonic
@@ -103,30 +105,40 @@ class Units:
     # --- changes --------------------------------------------------------------------------------
 
     def changing(
-        self, directory: Inode, name: bytes | None = None, *, removing: bool = False
-    ) -> None:
-        """Something in a directory is about to change. Raises NoSpaceError (there is no room to
-        remember what is there; whoever is ``removing`` goes on without), MediaError.
+        self,
+        directory: Inode,
+        name: bytes | None = None,
+        *,
+        removing: bool = False,
+        in_steps: bool = False,
+    ) -> bool:
+        """Something in a directory is about to change. True, only ``in_steps``: one step was made
+        towards remembering what is there, and the next one comes before the change.
+
+        Raises NoSpaceError (there is no room to remember it; whoever is ``removing`` goes on
+        without), MediaError.
         """
         unit = self.unit_of(directory)
         if unit is not None and not self._ends_before(unit):
             self._touch(unit)
-            return
+            return False
         found = self._rule_for(directory, name)
         if found is None or found[0].links == 0:
-            return
+            return False
         try:
-            self._begin(*found)
+            return self._begin(*found, in_steps=in_steps)
         except NoSpaceError:
             if not removing:
                 raise
             self._go_on_without(found[0])
+            return False
 
-    def changing_content(self, inode: Inode) -> None:
-        """The content of a file is about to change. Raises as :meth:`changing`."""
+    def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool:
+        """The content of a file is about to change: as :meth:`changing`."""
         directory = self._namespace.inodes.get(inode.parent)
-        if inode.links and directory is not None and directory.entries is not None:
-            self.changing(directory, inode.name)
+        if not inode.links or directory is None or directory.entries is None:
+            return False
+        return self.changing(directory, inode.name, in_steps=in_steps)
 
     def _ends_before(self, unit: OpenUnit) -> bool:
         """Somebody else begins to write where those who wrote so far have ended well, or somebody
@@ -161,14 +173,20 @@ class Units:
         if writer is not None and writer not in unit.writers:
             unit.writers[writer] = None
 
-    def _begin(self, directory: Inode, rule: Rule) -> None:
-        """Remember what is in a directory, then say that it is an open unit."""
+    def _begin(self, directory: Inode, rule: Rule, *, in_steps: bool) -> bool:
+        """Remember what is in a directory, then say that it is an open unit. True: see
+        :meth:`changing`.
+        """
         if len(self._open) >= unit_record.UNITS_MAX:
             self._go_on_without(directory)
-            return
+            return False
+        before = None
+        if self._has_committed(directory) or self.policies.has_own(directory):
+            while self.copyings.step(directory, self.clock()):
+                if in_steps:
+                    return True
+            before = self.copyings.take(directory)
         self._follow(directory.parent)
-        kept = self._has_committed(directory) or self.policies.has_own(directory)
-        before = self.copies.make(directory) if kept else None
         unit = self._new(directory, rule, before)
         ops = self.operations_for([], [unit])
         try:
@@ -178,6 +196,7 @@ class Units:
                 self.copies.drop(before)
             raise
         self.stored(ops, [], [unit])
+        return False
 
     def _new(self, directory: Inode, rule: Rule, before: Inode | None) -> OpenUnit:
         unit = OpenUnit(directory, rule, before, self._volume.now(), self.clock())
@@ -461,36 +480,15 @@ class Units:
         there is more to do soon. Raises as :meth:`Volume.commit`.
         """
         worked = bool(self._open) and self.settle()
+        self.copyings.drop_idle(self.clock())
         return self.copies.remove_some() or worked
 
     def finish(self) -> None:
         """The store is about to be closed. What fails is left for the next opening."""
         try:
             self.settle(closing=True)
+            self.copyings.drop_all()
             while self.copies.remove_some():
                 pass
         except CxlfsError as error:
             self._volume.event("not-published", error.message)
-
-
-class UnitTransition:
-    """Units that one record ends, and others that it opens; a policy that it moves. See
-    ``unit_hooks``.
-    """
-
-    def __init__(
-        self,
-        units: Units,
-        over: list[OpenUnit],
-        begun: list[OpenUnit],
-        moved: Sequence[Operation] = (),
-    ) -> None:
-        self._units = units
-        self._over = over
-        self._begun = begun
-        self.operations = [*units.operations_for(over, begun), *moved]
-
-    def stored(self) -> None:
-        """In DRAM it is as the record says."""
-        self._units.policies.stored(self.operations)
-        self._units.stored(self.operations, self._over, self._begun)

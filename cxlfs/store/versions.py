@@ -125,13 +125,18 @@ class Versions:
 
     # --- beginning --------------------------------------------------------------------------
 
-    def prepare_change(self, ino: int) -> bool:
+    def prepare_change(self, ino: int, *, emptied: bool = False) -> bool:
         """Before a change of content, so that others have their turn: one step of what it needs;
         True: the next one comes first. Who does not call it may wait long in the change itself.
+        ``emptied``: nothing of the old content is in the new one. Raises as ``units.changing``.
         """
         inode = self.volume.namespace.get(ino)
-        changes = inode.live is not None and not self.volume.read_only
-        return changes and self.clones.prepare(inode)
+        if inode.live is None or self.volume.read_only:
+            return False
+        begins = emptied or inode.version is None
+        if begins and self.units.active and self.units.changing_content(inode, in_steps=True):
+            return True
+        return not emptied and self.clones.prepare(inode)
 
     def begin(self, inode: Inode, *, atomic: bool, now: float) -> Version:
         """Before live content changes in place: keep the committed one apart."""

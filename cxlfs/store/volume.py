@@ -163,6 +163,8 @@ class Volume:
         self.root_flags = layout.ROOT_IN_USE
         self.dirty_shutdown = (False, 0, 0)
         self._last_now = 0
+        self.on_record: Callable[[Sequence[Operation]], None] | None = None
+        """Told of the operations of each record that was stored."""
 
     # --- state ------------------------------------------------------------------------------
 
@@ -243,6 +245,8 @@ class Volume:
         self.last_commit_ns = time_ns
         self.counters.commits += 1
         self.counters.journal_bytes_written += needed
+        if self.on_record is not None:
+            self.on_record(ops)
         return lsn, time_ns
 
     def note_committed(self, ops: Sequence[Operation]) -> None:

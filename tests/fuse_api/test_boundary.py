@@ -48,7 +48,7 @@ def test_a_request_that_is_not_finished_is_made_again_after_a_pause(
 
     ino = kernel.write_file(b"file", b"content")
     monkeypatch.setattr(operations, "pause", pause)
-    monkeypatch.setattr(kernel.store.versions, "prepare_change", lambda _ino: steps.pop(0))
+    monkeypatch.setattr(kernel.store.versions, "prepare_change", lambda _ino, **_: steps.pop(0))
     kernel.setattr(ino, size=3)
     assert (steps, pauses, operations.failures.counts.total()) == ([], [False, False], 0)
     assert kernel.store.get_attributes(ino).size == 3

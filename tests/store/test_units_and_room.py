@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -54,7 +55,7 @@ def test_removing_goes_on_without_room_for_a_copy(
     def no_room() -> None:
         raise NoSpaceError("the metadata of this store has no room to grow")
 
-    monkeypatch.setattr(store.units.copies, "_require_room", no_room)
+    monkeypatch.setattr(store.units.copyings, "_require_room", no_room)
     with pytest.raises(NoSpaceError):
         store.open_file(store.lookup(directory, b"shard-0").ino, os.O_WRONLY | os.O_TRUNC)
     with pytest.raises(NoSpaceError):
@@ -97,7 +98,7 @@ def test_a_copy_that_cannot_be_finished_leaves_nothing(
 def test_a_crash_while_the_copy_is_made(shop: Shop, store: Store) -> None:
     """What is there of it goes away; the unit was never open."""
     directory, old = saved(store)
-    store.units.copies.make(store.namespace.get(directory))
+    store.units.copyings.make(store.namespace.get(directory))
     assert len(set_aside(store)) == 1
     store = shop.reopen(store)
     finish_work(store)
@@ -115,13 +116,45 @@ def test_sets_aside_make_room(shop: Shop) -> None:
     assert with_it > 1_500_000
 
 
+@pytest.mark.parametrize("count", [1_000, 10_000])
+def test_no_step_removes_more_of_a_set_the_more_files_it_has(shop: Shop, count: int) -> None:
+    """Giving up what was set aside, for a write that finds no room otherwise."""
+    store = shop.new(64 * MIB, units=UnitsMode.AUTO)
+    save(store, make(store, CHECKPOINT), {b"%d" % n: b"x" for n in range(count)}, marker=None)
+    store = shop.reopen(store, units=UnitsMode.AUTO)
+    copies, left = store.units.copies, [len(store.namespace.inodes)]
+    assert copies.drop_oldest_set()
+    left.append(len(store.namespace.inodes))
+    while copies.remove_some():
+        left.append(len(store.namespace.inodes))
+    assert left[0] - left[-1] > count
+    assert max(a - b for a, b in itertools.pairwise(left)) <= 257
+    assert not copies.drop_oldest_set()
+
+
+def test_allocating_takes_as_much_of_a_set_as_it_needs(shop: Shop) -> None:
+    """A step of giving it up frees no segment; the room is found behind many of them."""
+    store = shop.new(units=UnitsMode.AUTO)
+    little = {b"%d" % number: b"l" * 300 for number in range(1500)}
+    save(store, make(store, CHECKPOINT), little, marker=None)
+    store = shop.reopen(store, units=UnitsMode.AUTO)
+    assert len(set_aside(store)) == 1
+    _, handle = create(store, b"large")
+    store.allocate(handle, 0, store.statfs().available_bytes + 200_000)
+    (left,) = set_aside(store).values()
+    assert len(left) < 1500 - 2 * 256, "one step was enough: this shows nothing"
+    close(store, handle)
+    finish_work(store)
+    assert set_aside(store) == {}
+
+
 def test_allocating_waits_for_a_dropped_copy_of_many_files(shop: Shop) -> None:
     """A step of taking it apart frees no segment; the room is found behind many of them."""
     store = shop.new_ordinary(128 * MIB)
     directory = make(store, b"many")
     for number in range(1500):
         write_file(store, directory, b"%d" % number, b"little")
-    copy = store.units.copies.make(store.namespace.get(directory))
+    copy = store.units.copyings.make(store.namespace.get(directory))
     for number in range(80):
         write_file(store, 1, b"%d" % number, bytes(MIB))
     for number in range(0, 80, 2):
@@ -165,7 +198,7 @@ def test_records_that_make_no_sense(shop: Shop, store: Store, which: str) -> Non
     runs = make(store, b"runs")
     inner = make(store, b"inner", runs)
     file = write_file(store, inner, b"file", b"content")
-    copy = store.units.copies.make(store.namespace.get(inner)).ino
+    copy = store.units.copyings.make(store.namespace.get(inner)).ino
     place = find(store, ASIDE_NAME).ino
     records = {
         "nothing": [OpenRecord(1 << 40, 0, 1)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cxlfs.format import operations
-from cxlfs.store import unit_copies, unit_returns, units
+from cxlfs.store import unit_copies, unit_copying, unit_returns, units
 from cxlfs.store.unit_record import UNITS_XATTR
 from tests.support.mutants import Patch, mutant, nothing
 
@@ -37,40 +37,58 @@ def unit_opened_behind_the_change(patch: Patch) -> None:
 @mutant("one/PAGE/unit_overwritten", 7)
 def copy_without_its_last_file(patch: Patch) -> None:
     """What comes back lacks a file."""
-    original = unit_copies.Copies._copy_file
+    original = unit_copying.Copying._copy
 
-    def forgetful(self: unit_copies.Copies, source: Any, *others: Any) -> Any:
-        if source.name == b"trainer_state.json":
-            return source
-        return original(self, source, *others)
+    def forgetful(self: unit_copying.Copying, source: Any, *others: Any) -> None:
+        if source.name != b"trainer_state.json":
+            original(self, source, *others)
 
-    patch.setattr(unit_copies.Copies, "_copy_file", forgetful)
+    patch.setattr(unit_copying.Copying, "_copy", forgetful)
 
 
 @mutant("one/LINE/unit_overwritten", 7, 6)
 def copy_with_times_of_its_own(patch: Patch) -> None:
     """What comes back looks as if it had been written just now."""
-    original = unit_copies.Copies._new_inode
+    original = unit_copies.Copies.inode_like
 
     def stamped(self: unit_copies.Copies, source: Any) -> Any:
         made = original(self, source)
         made.mtime_ns = made.committed_mtime_ns = self._volume.now()
         return made
 
-    patch.setattr(unit_copies.Copies, "_new_inode", stamped)
+    patch.setattr(unit_copies.Copies, "inode_like", stamped)
 
 
 @mutant("one/LINE/unit_overwritten", 12)
 def copy_removed_while_it_is_wanted(patch: Patch) -> None:
     """The copy counts as garbage from the beginning."""
-    original = unit_copies.Copies.make
+    original = unit_copying.Copyings.take
 
-    def make(self: unit_copies.Copies, source: Any) -> Any:
+    def take(self: unit_copying.Copyings, source: Any) -> Any:
         made = original(self, source)
-        self.drop(made)
+        self._copies.drop(made)
         return made
 
-    patch.setattr(unit_copies.Copies, "make", make)
+    patch.setattr(unit_copying.Copyings, "take", take)
+
+
+@mutant("one/LINE/unit_copied_in_steps", 7)
+def unit_opened_before_the_last_step(patch: Patch) -> None:
+    """The record that opens a unit comes before the last files of its copy."""
+    step = unit_copying.Copyings.step
+
+    def early(self: unit_copying.Copyings, source: Any, now: float) -> bool:
+        more, copying = step(self, source, now), self._running[source.ino]
+        return more and (bool(copying._directories) or len(copying._found) > 1)
+
+    patch.setattr(unit_copying.Copyings, "step", early)
+    patch.setattr(unit_copying, "invariant", nothing)
+
+
+@mutant("one/LINE/unit_copied_in_steps", 7)
+def changes_between_two_steps_missed(patch: Patch) -> None:
+    """What was copied counts as it was then, whatever has changed before the unit begins."""
+    patch.setattr(unit_copying.Copying, "heard", nothing)
 
 
 @mutant("one/LINE/unit_back_with_several_writers", 5)

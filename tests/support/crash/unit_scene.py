@@ -6,10 +6,12 @@ it began: neither is asked of the store.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from cxlfs.store import unit_copying
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind
 from cxlfs.store.unit_copies import ASIDE_NAME
@@ -118,6 +120,22 @@ class Scene:
         self.ending("last close", of, lambda: self.bench.store.flush(handle, writer_killed=False))
         self.bench.do("release", lambda: self.bench.store.release(handle), late=True, keeps=True)
 
+    def step(self, path: bytes) -> bool:
+        """One step towards the copy of a directory, as the change of its marker asks for; False:
+        it is an open unit, and nothing is changed yet.
+        """
+        ino = self.bench.inode(path + b"/" + MARKER).ino
+        versions = self.bench.store.versions
+        more: list[bool] = []
+
+        def action() -> None:
+            more.append(versions.prepare_change(ino, emptied=True))
+            if not more[0]:
+                self.begin(path)
+
+        self.bench.do("step", action, late=True, keeps=True)
+        return more[0]
+
     def ending(self, name: str, path: bytes, action: Callable[[], object]) -> None:
         """A verb that ends a unit: durable when it returns, one step for whoever looks."""
 
@@ -178,6 +196,17 @@ class Scene:
     def start(self) -> None:
         self.bench.store.fsync_directory(1)
         self.bench.tape.start()
+
+
+@contextlib.contextmanager
+def short_steps() -> Iterator[None]:
+    """One file in each step of a copy."""
+    usual = unit_copying.FILES_AT_ONCE, unit_copying.NAMES_AT_ONCE
+    unit_copying.FILES_AT_ONCE, unit_copying.NAMES_AT_ONCE = 1, 2
+    try:
+        yield
+    finally:
+        unit_copying.FILES_AT_ONCE, unit_copying.NAMES_AT_ONCE = usual
 
 
 def complete_set(bench: Bench) -> Scene:

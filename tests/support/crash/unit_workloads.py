@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from cxlfs.store.space import State as SpaceState
 from cxlfs.store.unit_record import policy_rule
@@ -10,7 +11,7 @@ from cxlfs.store.unit_rules import EACH_FILE, Ending
 from tests.support.crash.bench import Bench
 from tests.support.crash.tape import State
 from tests.support.crash.unit_removal_workloads import REMOVAL_WORKLOADS
-from tests.support.crash.unit_scene import MARKER, SET, Scene, complete_set
+from tests.support.crash.unit_scene import MARKER, SET, Scene, complete_set, short_steps
 
 # --- workloads --------------------------------------------------------------------------------
 
@@ -38,6 +39,39 @@ def unit_overwritten(bench: Bench) -> None:
     scene.finish(SET + b"/" + MARKER, 90, SET)
     bench.do("maintain", scene.units.maintain, late=True, keeps=True)
     scene.save(b"unrelated", 9000)
+
+
+def unit_copied_in_steps(bench: Bench) -> None:
+    """Between two of them there is a new image, a file that was being written before is published,
+    and attributes change: what comes back is what was there when the unit began.
+    """
+    scene = Scene(bench)
+    scene.make(b"work")
+    for name, length in ((b"/a", 6000), (b"/b", 700), (b"/c", 5000), (b"/" + MARKER, 90)):
+        scene.save(b"work" + name, length)
+    handle = scene.open(b"work/b")
+    bench.write(handle, 0, 3000)
+    bench.rename(b"work", SET)
+    scene.start()
+
+    def change() -> None:
+        bench.close(handle)
+        bench.attributes(SET + b"/a", mode=0o600, uid=7)
+
+    between: dict[int, Callable[[], object]] = {
+        1: lambda: bench.do("make room", scene.units.copies.remove_some, late=True, keeps=True),
+        2: lambda: bench.do("rollover", bench.store.volume.rollover, late=True),
+        3: change,
+    }
+    with short_steps():
+        steps = 0
+        while scene.step(SET):
+            steps += 1
+            between.pop(steps, bool)()
+    assert not between, f"there were {steps} steps"
+    scene.save(SET + b"/a", 300)
+    bench.unlink(SET + b"/b")
+    scene.finish(SET + b"/" + MARKER, 95, SET)
 
 
 def unit_changed_in_place(bench: Bench) -> None:
@@ -318,7 +352,8 @@ def unit_at_the_close_of_the_store(bench: Bench) -> None:
 
 
 UNIT_WORKLOADS = [
-    unit_of_a_new_directory, unit_overwritten, unit_changed_in_place, unit_marker_first,
+    unit_of_a_new_directory, unit_overwritten, unit_copied_in_steps, unit_changed_in_place,
+    unit_marker_first,
     unit_marker_before_a_file_is_closed, unit_marker_twice, unit_marker_renamed,
     unit_marker_beside, unit_renamed, unit_under_a_moved_directory, units_in_each_other,
     units_side_by_side, unit_of_files, *REMOVAL_WORKLOADS,

@@ -1,0 +1,460 @@
+"""Copies of directories that share every extent with what they copy, made in steps.
+
+Never here: when a copy is wanted (``units``), where it is kept and how it goes away
+(``unit_copies``), data that is read or moved.
+
+Invariants
+- A finished copy has the committed content, names, modes, owners, times and extended attributes
+  that its source has at that moment; what is not committed is not in it. No verb changes it.
+- Between two steps all that was made is committed, and garbage to whoever finds it after a crash.
+- Every record that is stored between two steps is heard of: what it changed in the part that was
+  copied is copied anew before the copy counts as finished.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from cxlfs.errors import InvariantError, invariant
+from cxlfs.format import layout
+from cxlfs.format.operations import (
+    ContentOperation,
+    InodeOperation,
+    LinkOperation,
+    Operation,
+    PromoteOperation,
+    UnlinkOperation,
+    XattrRemoveOperation,
+    XattrSetOperation,
+    encode,
+)
+from cxlfs.native.maps import FileMap
+from cxlfs.store.unit_copies import apply_names, take_attributes
+from cxlfs.store.unit_record import BEFORE_XATTR
+
+if TYPE_CHECKING:
+    from cxlfs.store.namespace import Inode
+    from cxlfs.store.unit_copies import Copies
+    from cxlfs.store.versions import Prepared, Versions
+    from cxlfs.store.volume import Volume
+
+FILES_AT_ONCE = 256
+"""48 µs of processor time each."""
+NAMES_AT_ONCE = 4096
+"""Looked at, to put files in the order of their commits: 1 to 2 µs each."""
+REFS_AT_ONCE = 25_000
+IDLE_SECONDS = 30.0
+"""After so long without a step nobody goes on with a copy: its change was refused meanwhile."""
+
+_LAST = 1 << 64
+_OF_INODES = (
+    InodeOperation,
+    XattrSetOperation,
+    XattrRemoveOperation,
+    ContentOperation,
+    PromoteOperation,
+)
+
+
+class Copyings:
+    """Those in the making; one for each store. ``require_room`` raises NoSpaceError when metadata
+    cannot grow.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        volume: Volume,
+        versions: Versions,
+        *,
+        require_room: Callable[[], None],
+    ) -> None:
+        self._copies = copies
+        self._volume = volume
+        self._versions = versions
+        self._require_room = require_room
+        self._running: dict[int, Copying] = {}
+        self.steps = 0
+        """Since the store was opened."""
+
+    def step(self, source: Inode, now: float) -> bool:
+        """One step towards the copy of a directory and of all below it, of a bounded number of
+        files; False: it is finished (:meth:`take`). ``now``: seconds, monotonic.
+
+        Raises NoSpaceError, MediaError, OutOfMemoryError; what was made so far is garbage then.
+        """
+        copying = self._running.get(source.ino)
+        again = copying is not None and copying.is_void
+        if again:
+            self._give_up(source.ino)
+            copying = None
+        self.steps += 1
+        try:
+            self._require_room()
+            if copying is None:
+                copying = Copying(self._copies, self._volume, self._versions, source)
+                self._running[source.ino] = copying
+                self._volume.on_record = self._heard
+            copying.stepped = now
+            while copying.step():
+                if not again:  # else it might be disturbed each time
+                    return True
+        except BaseException:
+            self._give_up(source.ino)
+            raise
+        return False
+
+    def take(self, source: Inode) -> Inode:
+        """The finished copy, durable in the order of the journal, and the caller's from now on."""
+        copying = self._running.pop(source.ino)
+        self._stop_hearing()
+        invariant(not copying.is_unfinished, "a copy is taken when it is finished")
+        return copying.top
+
+    def make(self, source: Inode) -> Inode:
+        """The whole copy at once. Raises as :meth:`step`."""
+        while self.step(source, 0.0):
+            pass
+        return self.take(source)
+
+    def drop_idle(self, now: float) -> None:
+        """Give up what nobody goes on with."""
+        before = now - IDLE_SECONDS
+        for ino in [ino for ino, one in self._running.items() if one.stepped <= before]:
+            self._give_up(ino)
+
+    def drop_all(self) -> None:
+        for ino in list(self._running):
+            self._give_up(ino)
+
+    def _give_up(self, ino: int) -> None:
+        copying = self._running.pop(ino, None)
+        if copying is not None:
+            self._copies.drop(copying.top)
+        self._stop_hearing()
+
+    def _stop_hearing(self) -> None:
+        if not self._running:
+            self._volume.on_record = None
+
+    def _heard(self, ops: Sequence[Operation]) -> None:
+        for copying in self._running.values():
+            copying.heard(ops)
+
+
+class Copying:
+    """One of them. Its first record, which the constructor stores, makes it garbage until it is
+    taken; raises as :meth:`step`.
+    """
+
+    def __init__(self, copies: Copies, volume: Volume, versions: Versions, source: Inode) -> None:
+        self._copies = copies
+        self._volume = volume
+        self._versions = versions
+        self._namespace = volume.namespace
+        self.stepped = 0.0
+        self.is_void = False
+        """It cannot be made what its source is any more."""
+        self._since = volume.last_lsn
+        """What is published from here on comes last."""
+        self.top = self._begin(source)
+        self._made: dict[int, Inode] = {source.ino: self.top}
+        """Of each inode that was copied: its copy."""
+        self._directories: list[tuple[Inode, Iterator[bytes]]] = [_names_of(source)]
+        """Whose names are being looked at."""
+        self._found: list[tuple[int, int, bytes]] = []
+        """Files: the record that published them, where they are."""
+        self._names: dict[tuple[int, bytes], None] = {}
+        """Names of which a record has told since."""
+        self._changed: dict[int, bool] = {}
+        """Inodes, likewise: whether their content is another one."""
+
+    def _begin(self, source: Inode) -> Inode:
+        place, ops = self._copies.directory_or_new()
+        top = self._copies.inode_like(source)
+        name = self._copies.free_name(place, source.name, b"before-%d" % source.ino)
+        value = b"%d" % source.ino
+        ops += self._copies.operations_like(top, source, place.ino, name)
+        ops.append(XattrSetOperation(top.ino, BEFORE_XATTR, value))
+        try:
+            self._copies.commit(ops)
+        except BaseException:
+            for made in (top, place):
+                if made.links == 0:
+                    self._namespace.withdraw(made)
+            raise
+        self._namespace.set_xattr(top, BEFORE_XATTR, value)
+        return top
+
+    # --- hearing ------------------------------------------------------------------------------
+
+    def heard(self, ops: Sequence[Operation]) -> None:
+        """A record of ``ops`` was stored."""
+        for op in ops:
+            if isinstance(op, _OF_INODES):
+                if op.ino in self._made:
+                    self._changed[op.ino] = self._changed.get(op.ino, False) or _publishes(op)
+            elif isinstance(op, LinkOperation | UnlinkOperation) and op.parent in self._made:
+                self._names[op.parent, op.name] = None
+
+    @property
+    def is_unfinished(self) -> bool:
+        waits = self._directories or self._found or self._names or self._changed
+        return bool(waits) or self.is_void
+
+    # --- copying ------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Directories first; then files in the order of their commits, which so stays theirs; then
+        what has changed meanwhile, likewise. See :meth:`Copyings.step`.
+        """
+        batch = _Batch(self._copies, self._volume, self._versions)
+        try:
+            if self._directories:
+                self._look(batch)
+            if not self._directories:
+                self._copy_found(batch)
+            batch.flush()
+        except BaseException:
+            batch.cancel()
+            raise
+        return self.is_unfinished
+
+    def _look(self, batch: _Batch) -> None:
+        looked, made = 0, len(self._made)
+        while self._directories and looked < NAMES_AT_ONCE:
+            directory, names = self._directories[-1]
+            name = next(names, None)
+            if name is None:
+                self._directories.pop()
+                continue
+            looked += 1
+            child = self._committed(directory.ino, name)
+            if child is not None and child.commit_lsn > self._since:
+                self._names[directory.ino, name] = None
+            elif child is not None and child.live is not None:
+                self._found.append((child.commit_lsn, directory.ino, name))
+            elif child is not None:
+                self._copy(child, directory.ino, name, batch)
+                if len(self._made) - made >= FILES_AT_ONCE:
+                    return
+        if not self._directories:
+            # From the end on they are copied: the oldest last in this list, names as they stand.
+            self._found.reverse()
+            self._found.sort(key=lambda item: item[0], reverse=True)
+
+    def _copy_found(self, batch: _Batch) -> None:
+        left, refs = FILES_AT_ONCE, 0
+        while self._found and left and refs < REFS_AT_ONCE:
+            lsn, parent, name = self._found.pop()
+            child = self._committed(parent, name)
+            if child is None or child.live is None or child.commit_lsn != lsn:
+                self._names[parent, name] = None
+                continue
+            self._copy(child, parent, name, batch)
+            refs += child.live.ref_count
+            left -= 1
+        if not self._found and (self._names or self._changed):
+            batch.flush()
+            self._follow_changes(batch, left, refs)
+
+    def _committed(self, parent: int, name: bytes) -> Inode | None:
+        """What a name means, if a record knows it."""
+        directory = self._namespace.inodes.get(parent)
+        ino = (directory.entries or {}).get(name) if directory is not None else None
+        child = self._namespace.inodes.get(ino) if ino is not None else None
+        return None if child is None or child.uncommitted else child
+
+    def _copy(self, source: Inode, parent: int, name: bytes, batch: _Batch) -> None:
+        directory = self._made[parent]
+        made = self._made.get(source.ino)
+        if made is not None and made.links:
+            batch.add([LinkOperation(directory.ino, made.ino, name)], None)
+            return
+        made = self._copies.inode_like(source)
+        if source.live is not None:
+            self._copy_file(source, made, directory, name, batch)
+        else:
+            batch.add(self._copies.operations_like(made, source, directory.ino, name), made)
+            if source.entries is not None:
+                self._directories.append(_names_of(source))
+        self._made[source.ino] = made
+
+    def _copy_file(
+        self, source: Inode, made: Inode, directory: Inode, name: bytes, batch: _Batch
+    ) -> None:
+        made.live = FileMap(self._volume.engine, owner=made.ino)
+        self._copies.xattrs_like(made, source)
+        self._share(source, made.live)
+        self._namespace.add_uncommitted(made)
+        self._namespace.link(directory.ino, name, made.ino)
+        self._versions.begin_new(made, name)
+        batch.add_new(made, (directory.ino, name), incomplete=_is_incomplete(source))
+
+    def _share(self, source: Inode, target: FileMap) -> None:
+        """Let ``target`` refer to all of the committed content."""
+        content = source.committed_content
+        if content is None:
+            raise InvariantError("a committed file has a committed content")
+        size = content.size
+        if size and content.share(0, size, target, 0) is None:
+            # The open extent ends here; whoever writes on gets another one.
+            self._versions.leases.close(source.content)
+            self._versions.leases.close(content)
+            shared = content.share(0, size, target, 0)
+            invariant(shared == size, "only a content's own lease keeps its extents open")
+        target.truncate(size)
+
+    # --- what has changed meanwhile -------------------------------------------------------------
+
+    def _follow_changes(self, batch: _Batch, left: int, refs: int) -> None:
+        """In the order of the commits; names that were taken away at last: what they meant may have
+        another one.
+        """
+        names = [(self._committed(*place), place) for place in self._names]
+        inodes = [(self._namespace.inodes.get(ino), ino) for ino in self._changed]
+        waiting: list[tuple[Inode | None, tuple[int, bytes] | int]] = [*names, *inodes]
+        waiting.sort(key=lambda item: item[0].commit_lsn if item[0] is not None else _LAST)
+        for _, what in waiting[:left]:
+            if isinstance(what, tuple):
+                del self._names[what]
+                self._correct(*what, batch)
+            else:
+                with_content = self._changed.pop(what)
+                refs += self._refresh(what, batch, with_content=with_content)
+            if self.is_void or refs >= REFS_AT_ONCE:
+                return
+
+    def _correct(self, parent: int, name: bytes, batch: _Batch) -> None:
+        """Let a name in the copy mean what it means in the source."""
+        source, directory = self._committed(parent, name), self._made[parent]
+        known = self._namespace.find(directory.ino, name) if directory.links else None
+        made = self._made.get(source.ino) if source is not None else None
+        if known is not None and known is made:
+            return
+        if any(one is not None and one.entries is not None for one in (known, made)):
+            self.is_void = True  # directories that were copied moved, or are gone
+            return
+        if known is not None:
+            batch.flush()
+            self._copies.commit([UnlinkOperation(directory.ino, name)])
+        if source is not None and directory.links:
+            self._copy(source, parent, name, batch)
+
+    def _refresh(self, ino: int, batch: _Batch, *, with_content: bool) -> int:
+        """Let a copy be what its source is; returns how many references that took."""
+        source, made = self._namespace.inodes.get(ino), self._made[ino]
+        if source is None or not source.links or not made.links or made.uncommitted:
+            return 0  # it is gone, or was copied in this step
+        if not with_content:
+            take_attributes(made, source)
+            batch.add([made.operation(), *self._copies.xattrs_like(made, source)], None)
+            return 0
+        self._versions.begin_empty(made, atomic=True, now=time.monotonic())
+        self._share(source, made.content)
+        take_attributes(made, source)
+        xattrs = self._copies.xattrs_like(made, source)
+        batch.add_changed(made, xattrs, incomplete=_is_incomplete(source))
+        return made.content.ref_count
+
+
+class _Batch:
+    """Operations of several files that go into one record while they fit."""
+
+    def __init__(self, copies: Copies, volume: Volume, versions: Versions) -> None:
+        self._copies = copies
+        self._volume = volume
+        self._versions = versions
+        self._limit = volume.record_bytes_max - 1024
+        self._ops: list[Operation] = []
+        self._bytes = 0
+        self._prepared: list[Prepared] = []
+        self._made: list[Inode] = []
+        self._new: list[tuple[Inode, tuple[int, bytes]]] = []
+
+    def add(self, ops: list[Operation], made: Inode | None) -> None:
+        """Operations of a directory and the like (``made``: a new one), or of a prepared file."""
+        size = len(encode(ops))
+        if self._bytes + size > self._limit:
+            self.flush()
+        if made is not None:
+            self._made.append(made)
+        self._ops += ops
+        self._bytes += size
+
+    def add_new(self, made: Inode, place: tuple[int, bytes], *, incomplete: bool) -> None:
+        """A file that nobody knows yet, at ``place`` in DRAM."""
+        self._new.append((made, place))
+        if self._is_large(made):
+            self.flush()
+            self._versions.publish(made, incomplete=incomplete)
+        else:
+            prepared = self._prepare(made, incomplete=incomplete)
+            self.add([*prepared.operations, LinkOperation(place[0], made.ino, place[1])], None)
+            self._prepared.append(prepared)
+
+    def add_changed(self, made: Inode, ops: list[Operation], *, incomplete: bool) -> None:
+        """A file with another content and ``ops``."""
+        if self._is_large(made):
+            self.add(ops, None)
+            self.flush()
+            self._versions.publish(made, incomplete=incomplete)
+        else:
+            prepared = self._prepare(made, incomplete=incomplete)
+            self.add([*prepared.operations, *ops], None)
+            self._prepared.append(prepared)
+
+    def _is_large(self, made: Inode) -> bool:
+        return made.content.ref_count * layout.REF_DTYPE.itemsize > self._limit // 4
+
+    def _prepare(self, made: Inode, *, incomplete: bool) -> Prepared:
+        prepared = self._versions.prepare(made, incomplete=incomplete, with_name=False)
+        if prepared is None:
+            raise InvariantError("another content is something to publish")
+        return prepared
+
+    def flush(self) -> None:
+        ops, self._ops, self._bytes = self._ops, [], 0
+        if not ops:
+            return
+        self._versions.fence_data()
+        lsn, time_ns = self._volume.commit(ops, durable=False)
+        prepared, self._prepared = self._prepared, []
+        for one in prepared:
+            one.done(lsn, time_ns)
+        self._volume.note_committed(ops)
+        known = {place for _, place in self._new}
+        links: list[Operation] = [
+            op for op in ops if isinstance(op, LinkOperation) and (op.parent, op.name) not in known
+        ]
+        apply_names(self._volume.namespace, links)
+        self._made.clear()
+        self._new = [item for item in self._new if item[0].uncommitted]
+
+    def cancel(self) -> None:
+        """Whatever was not committed is forgotten."""
+        for prepared in self._prepared:
+            prepared.cancel()
+        namespace = self._volume.namespace
+        for inode, place in self._new:
+            if inode.uncommitted:
+                namespace.unlink(*place)
+                namespace.reap(inode.ino)
+        for inode in self._made:
+            if inode.links == 0:
+                namespace.withdraw(inode)
+
+
+def _names_of(directory: Inode) -> tuple[Inode, Iterator[bytes]]:
+    return directory, iter(list(directory.entries or ()))
+
+
+def _publishes(op: Operation) -> bool:
+    is_content = isinstance(op, ContentOperation) and not op.aside
+    return is_content or isinstance(op, PromoteOperation)
+
+
+def _is_incomplete(source: Inode) -> bool:
+    return bool(source.flags & layout.INODE_INCOMPLETE)

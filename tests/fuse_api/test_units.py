@@ -1,0 +1,74 @@
+"""Requests that begin a checkpoint unit of many files: others have their turn meanwhile."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cxlfs.store import unit_copying
+from cxlfs.store.unit_rules import UnitsMode
+from cxlfs.types import ROOT_INO
+from tests.support.fuse_api import Kernel, finish
+
+FILES = 40
+AT_ONCE = 8
+
+
+def _write(kernel: Kernel, _directory: int, ino: int) -> None:
+    finish(kernel.operations.write(kernel.open(ino).fh, 10, b"x"))
+
+
+BEGINNINGS: dict[str, Callable[[Kernel, int, int], Any]] = {
+    "create": lambda k, d, _: k.create(b"new", os.O_RDWR, d),
+    "create over": lambda k, d, _: k.create(b"7", os.O_RDWR | os.O_TRUNC, d),
+    "open": lambda k, _, ino: k.open(ino, os.O_WRONLY | os.O_TRUNC),
+    "setattr": lambda k, _, ino: k.setattr(ino, size=3),
+    "setattr to nothing": lambda k, _, ino: k.setattr(ino, size=0),
+    "unlink": lambda k, d, _: finish(k.operations.unlink(d, b"7", k.context)),
+    "rename": lambda k, d, _: finish(k.operations.rename(d, b"7", d, b"n", 0, k.context)),
+    "rename out": lambda k, d, _: finish(k.operations.rename(d, b"7", 1, b"n", 0, k.context)),
+    "rename in": lambda k, d, _: finish(k.operations.rename(1, b"o", d, b"7", 0, k.context)),
+    "link": lambda k, d, ino: finish(k.operations.link(ino, d, b"second", k.context)),
+    "mkdir": lambda k, d, _: finish(k.operations.mkdir(d, b"new", 0o755, k.context)),
+    "rmdir": lambda k, d, _: finish(k.operations.rmdir(d, b"empty", k.context)),
+    "symlink": lambda k, d, _: finish(k.operations.symlink(d, b"new", b"7", k.context)),
+    "mknod": lambda k, d, _: finish(
+        k.operations.mknod(d, b"new", stat.S_IFIFO | 0o600, 0, k.context)
+    ),
+    "write": _write,
+}
+
+
+@pytest.mark.parametrize("how", BEGINNINGS)
+def test_whoever_begins_a_unit_of_many_files_lets_others_go_on(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Between two steps nobody holds the store, and nothing is changed."""
+    store, operations = kernel.store, kernel.operations
+    store.units.policies.mode, store.units.active = UnitsMode.AUTO, True
+    monkeypatch.setattr(unit_copying, "FILES_AT_ONCE", AT_ONCE)
+    kernel.write_file(b"o", b"outside")
+    directory = finish(operations.mkdir(ROOT_INO, b"checkpoint-1", 0o755, kernel.context)).st_ino
+    finish(operations.mkdir(directory, b"empty", 0o755, kernel.context))
+    for name in [*(b"%d" % number for number in range(FILES)), b"trainer_state.json"]:
+        handle = kernel.create(name, os.O_WRONLY, directory)[1]
+        finish(operations.write(handle, 0, b"before"))
+        kernel.close(handle)
+    assert not store.units.has_open
+    seen: list[bool] = []
+
+    async def pause() -> None:
+        seen.append(operations.lock.locked() or store.units.has_open)
+        assert kernel.lookup(b"7", directory).st_size == 6
+
+    monkeypatch.setattr(operations, "pause", pause)
+    BEGINNINGS[how](kernel, directory, kernel.lookup(b"7", directory).st_ino)
+    assert store.units.has_open
+    assert len(seen) >= FILES // AT_ONCE
+    assert not any(seen)
+    for handle in list(operations.files):
+        kernel.close(handle)
