@@ -16,6 +16,7 @@ from cxlfs.checkpoint.content import verify_content
 from cxlfs.checkpoint.formats import FORMATS
 from cxlfs.checkpoint.formats.base import FileFormat
 from cxlfs.checkpoint.formats.files import format_of
+from cxlfs.checkpoint.hdf5_apart import list_later
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
     Checkpoint,
@@ -58,6 +59,7 @@ def inspect(path: str | Path, level: Level = Level.STRUCTURE) -> Checkpoint | No
     state, _ = contents.state()
     if level is Level.CONTENT and state is State.COMPLETE:
         verify_content(home, contents)
+        list_later(home, contents)
     state, reason = contents.state()
     return Checkpoint(
         kind=contents.kind or found.kind,

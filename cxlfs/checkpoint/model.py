@@ -86,6 +86,18 @@ class Region:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Later:
+    """An HDF5 file in ``[base, base + length)`` of ``file``, of a version whose groups are not read
+    here; ``note`` says so.
+    """
+
+    file: str
+    base: int
+    length: int
+    note: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One checkpoint as it lies there.
 
@@ -148,6 +160,7 @@ class Contents:
     tensors: list[Tensor] = dataclasses.field(default_factory=list)
     regions: list[Region] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    later: list[Later] = dataclasses.field(default_factory=list)
     problems: list[ProblemError] = dataclasses.field(default_factory=list)
     kind: str | None = None
     """A name that says more than that of the format, where the content does."""

@@ -61,6 +61,11 @@ class Reader:
         self.size_bytes = size_bytes
         self._budget = budget
 
+    @property
+    def descriptor(self) -> int:
+        """Open for reading as long as the reader is."""
+        return self._descriptor
+
     def read(self, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes of structure.
 

@@ -47,6 +47,9 @@ Examples:
   cxlfs good run1; case $? in 0) resume;; 22) first_start;; *) ask_somebody;; esac
 """
 
+_NOTES_MAX = 5
+"""Lines on stderr about what could not be looked into; --json has them all."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassedOver:
@@ -157,6 +160,8 @@ def command(
     for each in over:
         words = each.state if each.reason is None else f"{each.state}: {each.reason}"
         output.warning(f"{quote(each.path)} is {quote(words)}")
+    for note in entry.checkpoint.notes[:_NOTES_MAX]:
+        output.warning(f"{quote(entry.checkpoint.path)}: {quote(note)}")
     output.report(Good.of(entry, suspect, over))
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -49,6 +50,18 @@ def test_good_json(run: Run, saved: Path) -> None:
     )
     assert (found["content_verified"], found["files"], found["tensors"]) == (True, 1, 1)
     assert [each["state"] for each in found["passed_over"]] == ["incomplete", "damaged"]
+
+
+def test_good_says_what_it_could_not_look_into(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "model.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file["w"] = np.arange(10.0)
+    said = run("good", tmp_path, "--structure-only")
+    assert (said.code, said.stdout) == (0, f"{path}\n")
+    words = "its tensors are not listed: it was written with libver latest"
+    assert said.stderr == f"warning: {path}: {words}\n"
+    said = run("good", tmp_path)
+    assert (said.code, said.stdout, said.stderr) == (0, f"{path}\n", "")
 
 
 def test_good_by_structure_alone(run: Run, saved: Path) -> None:

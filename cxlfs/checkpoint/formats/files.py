@@ -6,6 +6,8 @@ first that recognises a file has it.
 
 from __future__ import annotations
 
+import dataclasses
+
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
 from cxlfs.checkpoint.formats.flax import Flax
@@ -75,6 +77,9 @@ def take_member(place: Place, name: str, contents: Contents, *, required: bool =
     contents.tensors += found.tensors
     contents.regions += found.regions
     contents.notes += [f"{full_name}: {note}" for note in found.notes]
+    contents.later += [
+        dataclasses.replace(each, note=f"{full_name}: {each.note}") for each in found.later
+    ]
     contents.problems += found.problems
     return found
 

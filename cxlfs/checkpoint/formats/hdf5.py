@@ -19,6 +19,7 @@ from cxlfs.checkpoint.model import (
     DamagedError,
     File,
     IncompleteError,
+    Later,
 )
 from cxlfs.checkpoint.place import Reader
 
@@ -49,7 +50,9 @@ def take_hdf5(reader: Reader, base: int, length: int, contents: Contents) -> Non
     """
     block = read_superblock(reader, base, length)
     if block.root is None:
-        contents.notes.append("its tensors are not listed: it was written with libver latest")
+        note = "its tensors are not listed: it was written with libver latest"
+        contents.notes.append(note)
+        contents.later.append(Later(reader.name, base, length, note))
         return
     begin = base + block.base
     try:
@@ -59,7 +62,9 @@ def take_hdf5(reader: Reader, base: int, length: int, contents: Contents) -> Non
         return
     contents.tensors += found.tensors
     if found.left_out:
-        contents.notes.append(f"{found.left_out} objects of later versions are not listed")
+        note = f"{found.left_out} objects of later versions are not listed"
+        contents.notes.append(note)
+        contents.later.append(Later(reader.name, base, length, note))
 
 
 class Superblock(NamedTuple):
