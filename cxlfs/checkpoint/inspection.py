@@ -127,4 +127,17 @@ def _ask_store(home: Place, contents: Contents) -> None:
             text = f"the writer of {name} has not closed it, or was killed"
             contents.problems.append(IncompleteError(text))
         elif state == State.DAMAGED.value:
-            contents.problems.append(DamagedError(f"{name} has bytes that cannot be read"))
+            contents.problems.append(_damage_of(home, contents, file))
+
+
+def _damage_of(home: Place, contents: Contents, file: File) -> ProblemError:
+    """Which tensor of a damaged file it is: a read that fails says where. Without the checksums of
+    its format: the store has found what it has found.
+    """
+    if (file.size_bytes or 0) <= limits.DAMAGED_READ_BYTES_MAX:
+        part = Contents(files=[file], tensors=contents.tensors)
+        verify_content(home, part)
+        for problem in part.problems:
+            if problem.state is State.DAMAGED:
+                return problem
+    return DamagedError(f"{file.name or home.name} has bytes that cannot be read")

@@ -7,7 +7,7 @@ names 150 000 tensors; one shard of a 405 billion parameter model has about a hu
 
 from __future__ import annotations
 
-from cxlfs.units import KIB, MIB
+from cxlfs.units import GIB, KIB, MIB
 
 ENTRIES_MAX = 100_000
 """Names in a directory."""
@@ -48,6 +48,9 @@ WALK_DEPTH_MAX = 48
 
 MSGPACK_ITEMS_MAX = 1_000_000
 PROTOBUF_FIELDS_MAX = 2_000_000
+
+DAMAGED_READ_BYTES_MAX = 4 * GIB
+"""Of a file that a store calls damaged: it is read to name the tensor, in some seconds."""
 
 READ_BYTES = MIB
 """What is read at a time where a whole file is."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from cxlfs.checkpoint import Level, State, inspect, recognise
 from tests.checkpoint.conftest import Unpack
@@ -175,6 +178,29 @@ def test_other_files_are_no_checkpoints(name: str, tmp_path: Path) -> None:
     assert inspect(tmp_path / name) is None
     assert inspect(tmp_path) is None
     assert inspect(tmp_path / "absent") is None
+
+
+def test_a_missing_shard_is_named_by_its_number(tmp_path: Path) -> None:
+    names = [f"model-{number:05}-of-00008.safetensors" for number in range(1, 9)]
+    weight_map = {}
+    for number, name in enumerate(names, start=1):
+        (tmp_path / name).write_bytes(save({f"layers.{number}.w": np.arange(10.0)}))
+        weight_map[f"layers.{number}.w"] = name
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+
+    def words() -> str:
+        found = inspect(tmp_path, Level.CONTENT)
+        assert found is not None
+        return found.words
+
+    assert words() == "complete"
+    (tmp_path / names[2]).unlink()
+    assert words() == "incomplete: shard 3 of 8 is missing"
+    (tmp_path / names[2]).write_bytes(save({"another": np.arange(10.0)}))
+    assert words() == f"damaged: tensor layers.3.w is not in {names[2]}"
+    index.unlink()
+    assert words() == "incomplete: model.safetensors.index.json is missing"
 
 
 def test_words() -> None:

@@ -38,7 +38,16 @@ def test_damage_on_the_media_names_its_tensor(place: Workplace) -> None:
     assert newer.checkpoint.state is State.DAMAGED
     assert newer.checkpoint.words.startswith("damaged: tensor layers.2.w: bytes ")
     # From then on the store itself remembers it, and nobody has to read everything.
-    assert good(directory, Level.STRUCTURE)[0].path.name == "step-1.safetensors"
+    found, (newer,) = good(directory, Level.STRUCTURE)
+    assert found.path.name == "step-1.safetensors"
+    assert newer.checkpoint.words.startswith("damaged: tensor layers.2.w: bytes ")
+    said = subprocess.run(
+        [Path(sys.executable).with_name("cxlfs"), "list", place.mountpoint, "run"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "damaged: tensor layers.2.w: bytes " in said.stdout
     (directory / "step-2.safetensors").unlink()
 
 
