@@ -59,7 +59,34 @@ static bool too_many(const extent *x)
     return x->referrer_count > 2 * atomic_load_explicit(&x->holds, memory_order_relaxed) + GONE_MAX;
 }
 
-/* Those of bytes that something covers stay. */
+static int compare_notes(const void *a, const void *b)
+{
+    const referrer *x = a, *y = b;
+    if (x->owner != y->owner)
+        return x->owner > y->owner ? 1 : -1;
+    if (x->file_base != y->file_base)
+        return x->file_base > y->file_base ? 1 : -1;
+    return (x->start > y->start) - (x->start < y->start);
+}
+
+/* What is noted several times, once: what a file sees and what it has published are two maps, and each change of one
+ * is noted, in turns with its neighbours. */
+static void unite(extent *x)
+{
+    referrer *list = first_of(x);
+    uint32_t kept = 0;
+    qsort(list, x->referrer_count, sizeof(*list), compare_notes);
+    for (uint32_t i = 1; i < x->referrer_count; i++) {
+        referrer *last = &list[kept];
+        if (list[i].owner == last->owner && list[i].file_base == last->file_base && list[i].start <= last->end)
+            last->end = (uint32_t)larger(last->end, list[i].end);
+        else
+            list[++kept] = list[i];
+    }
+    x->referrer_count = kept + 1;
+}
+
+/* Those of bytes that something covers stay, once each. */
 static void tidy(cxl_engine *engine, extent *x)
 {
     referrer *list = first_of(x);
@@ -70,6 +97,10 @@ static void tidy(cxl_engine *engine, extent *x)
             list[kept++] = list[i];
     }
     x->referrer_count = kept;
+    if (kept > GONE_MAX) {
+        unite(x);
+        kept = x->referrer_count;
+    }
     if (too_many(x))
         lose(engine, x);
     else if (x->referrer_capacity > CAPACITY_MIN && kept < x->referrer_capacity / 4)

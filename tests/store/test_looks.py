@@ -7,8 +7,10 @@ from __future__ import annotations
 import os
 import random
 
+import numpy as np
 import pytest
 
+from cxlfs.native.extent_calls import SPAN_DTYPE
 from cxlfs.native.maps import FileMap
 from cxlfs.store import Store
 from tests.support.shop import Shop, close
@@ -99,3 +101,31 @@ def test_the_cleaner_looks_at_less_where_bytes_have_many_references(
     assert steps[0] > 50_000
     assert max(steps[1:]) < steps[0]
     assert max(steps[2:]) < 50_000
+
+
+def test_the_cleaner_looks_at_what_is_in_its_window_after_scattered_writes(
+    shop: Shop, rng: random.Random
+) -> None:
+    """What programs see of a file and what is committed are two maps. With many changes a commit
+    goes over what lies between them, too, and what refers to an extent is still known once.
+    """
+    store = shop.new_ordinary(256 * MIB)
+    _, handle = store.create(1, b"file", 0o644, 0, 0, os.O_RDWR)
+    places = [2 * number for number in range(42_000)]
+    rng.shuffle(places)
+    for number, place in enumerate(places, 1):
+        store.write(handle, place * BLOCK, b"x" * BLOCK)
+        if number % 5000 == 0:
+            store.fsync(handle)
+    close(store, handle)
+    segment = store.volume.superblock.segment_size_bytes
+    spans = np.zeros(1, dtype=SPAN_DTYPE)
+    looks = []
+    for index in np.flatnonzero(store.volume.engine.usage()).tolist():
+        spans[0] = (store.volume.superblock.segment_offset(index), segment)
+        found = store.volume.engine.live_ranges(spans)
+        looks.append(found.visited)
+        assert len(found.ranges)
+    references = store.volume.engine.statistics().refs
+    print(f"of {references} references those of each segment were found by a look at {looks}")
+    assert max(looks) < references / 4
