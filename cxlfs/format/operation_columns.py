@@ -1,8 +1,8 @@
 """The operations of many records at once, as columns: what ``operations.decode`` does for one.
 
-The kinds that every publication consists of (inode, link, unlink, extent, content) are
-checked and taken apart with numpy, 100 000 records in some 100 ms; all others are decoded
-one by one.
+The kinds that programs make many of (inode, link, unlink, extent, content, extended attributes,
+targets of symbolic links) are checked and taken apart with numpy, 100 000 records in some 100 ms;
+all others are decoded one by one.
 
 Never here: what an operation does to the store, how records are found.
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _HEADER_BYTES = layout.OPERATION_DTYPE.itemsize
 _STEPS_TOGETHER = 16
 """Operations of a record that are found for all records at once; further ones one by one."""
+_STRINGS = (layout.OP_SYMLINK, layout.OP_XATTR_SET, layout.OP_XATTR_REMOVE)
 _KIND_COUNT = 1 << 16
 _LEAST_BYTES = np.full(_KIND_COUNT, np.iinfo(np.int64).max)
 for _kind, _bytes in operations.LEAST_BYTES.items():
@@ -43,8 +44,8 @@ class OperationColumns:
     """The operations of the first ``good_records`` records; the next one, if any, is malformed.
 
     ``kinds``, ``records`` (the record of each) and ``indexes`` (among the inode operations, the
-    names, the changes or the others, as the kind says) have an entry for each that is not a
-    definition.
+    names, the changes, the strings or the others, as the kind says) have an entry for each that is
+    not a definition.
     """
 
     good_records: int
@@ -66,6 +67,11 @@ class OperationColumns:
     change_inos: npt.NDArray[np.uint64]
     asides: npt.NDArray[np.bool_]
     """Whether each of ``changes`` is one of the content kept aside."""
+    string_inos: npt.NDArray[np.uint64]
+    string_names: list[bytes]
+    """Of extended attributes that are set or removed."""
+    string_values: list[bytes]
+    """Of those, and where symbolic links lead."""
     others: list[operations.Operation]
     other_definitions: list[int]
     """How many of ``extents`` come before each of ``others``."""
@@ -239,6 +245,31 @@ def _names(ops: _Operations, at: Integers) -> list[bytes]:
     return names
 
 
+def _strings(ops: _Operations, at: Integers) -> tuple[list[bytes], list[bytes]]:
+    """Names and values of what is in _STRINGS; those of records that are refused may be impossible,
+    or be missing.
+    """
+    kinds = ops.kind[at]
+    name_bytes, value_bytes = (
+        ops.column(at, layout.OP_XATTR_DTYPE, name).astype(np.int64)
+        for name in ("name_bytes", "value_bytes")
+    )
+    starts = ops.position[at] + operations.LEAST_BYTES[layout.OP_XATTR_SET]  # as of the others
+    middles = starts + name_bytes
+    ends = middles + value_bytes
+    is_link, is_set = kinds == layout.OP_SYMLINK, kinds == layout.OP_XATTR_SET
+    wrong = ends > ops.end[at]
+    wrong |= is_link & ((value_bytes == 0) | (value_bytes > layout.SYMLINK_BYTES_MAX))
+    wrong |= is_set & ((name_bytes == 0) | (name_bytes > layout.XATTR_NAME_BYTES_MAX))
+    ops.refuse(at, wrong)
+    end = int(np.argmax(wrong)) if wrong.any() else len(at)
+    names, values = ops.slices(starts[:end], middles[:end]), ops.slices(middles[:end], ends[:end])
+    if b"\0" in b"".join(names):
+        bad = [b"\0" in name for name in names]
+        ops.refuse(at[:end], np.array(bad, dtype=np.bool_) & is_set[:end])
+    return names, values
+
+
 def _extents(ops: _Operations, at: Integers) -> Rows:
     dtype = layout.OP_EXTENT_DTYPE
     infos: Rows = np.empty(len(at), dtype=EXTENT_INFO_DTYPE)
@@ -274,21 +305,24 @@ def decode(
     of_names = (layout.OP_LINK, layout.OP_UNLINK)
     at_inode, at_extent, at_change = (np.flatnonzero(ops.kind == kind) for kind in columns)
     at_name = np.flatnonzero(np.isin(ops.kind, of_names))
-    at_other = np.flatnonzero(~np.isin(ops.kind, columns + of_names))
+    at_string = np.flatnonzero(np.isin(ops.kind, _STRINGS))
+    at_other = np.flatnonzero(~np.isin(ops.kind, columns + of_names + _STRINGS))
     inos, modes = _inos_and_modes(ops, at_inode)
     names = _names(ops, at_name)
     extents = _extents(ops, at_extent)
     changes = _changes(ops, at_change)
+    string_names, string_values = _strings(ops, at_string)
     others = ops.decode_one_by_one(at_other)
     index = np.empty(len(ops.kind), dtype=np.int64)
-    for at in (at_inode, at_name, at_extent, at_change, at_other):
+    for at in (at_inode, at_name, at_extent, at_change, at_string, at_other):
         index[at] = np.arange(len(at))
     definitions = np.cumsum(ops.kind == layout.OP_EXTENT)
     changes["definitions"] = definitions[at_change]
     good = int(np.searchsorted(ops.record, ops.good))
     listed = np.flatnonzero(ops.kind[:good] != layout.OP_EXTENT)
-    at_inode, at_name, at_extent, at_change = (
-        at[: np.searchsorted(at, good)] for at in (at_inode, at_name, at_extent, at_change)
+    at_inode, at_name, at_extent, at_change, at_string = (
+        at[: np.searchsorted(at, good)]
+        for at in (at_inode, at_name, at_extent, at_change, at_string)
     )
     return OperationColumns(
         good_records=ops.good,
@@ -306,6 +340,9 @@ def decode(
         change_records=ops.record[at_change],
         change_inos=ops.column(at_change, layout.OP_CONTENT_DTYPE, "ino"),
         asides=(ops.flags[at_change] & layout.OP_FLAG_ASIDE) != 0,
+        string_inos=ops.column(at_string, layout.OP_XATTR_DTYPE, "ino"),
+        string_names=string_names[: len(at_string)],
+        string_values=string_values[: len(at_string)],
         others=others,
         other_definitions=definitions[at_other].tolist(),
         _words=ops.words,

@@ -418,6 +418,11 @@ class Engine:
 
     # -------------------------------------------------------------------------- maps in one go
 
+    def drop_contents(self, addresses: Sequence[int]) -> None:
+        """Those that :meth:`import_contents` made there, and nobody took over."""
+        maps = np.array([] if self.closed else addresses, dtype=np.uintp)
+        lib.cxl_maps_free(ffi.from_buffer("cxl_map *[]", maps), len(maps))
+
     def import_contents(
         self,
         owners: npt.NDArray[np.uint64],

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from cxlfs.format.operations import Operation
     from cxlfs.native.extents import Engine
     from cxlfs.native.maps import FileMap
+    from cxlfs.store.inodes import SleepingRows
 
 INODES_PER_SLICE = 512
 NAMES_PER_SLICE = 4096
@@ -145,7 +146,7 @@ class Export:
         if self._copied:
             self._take_names()
         elif sleeping is not None and sleeping.exported < sleeping.row_count:
-            self._take_sleeping(*sleeping.export(SLEEPERS_PER_SLICE))
+            self._take_sleeping(sleeping.export(SLEEPERS_PER_SLICE))
         elif self._inodes is None:
             self._inodes = list(self._namespace.inodes.awake())
         elif self._position < len(self._inodes):
@@ -181,7 +182,7 @@ class Export:
     def take_all(self) -> None:
         """Everything at once. Nothing is marked: another export may be under way."""
         if self._sleeping is not None:
-            self._take_sleeping(*self._sleeping.rows(0, self._sleeping.row_count))
+            self._take_sleeping(self._sleeping.rows(0, self._sleeping.row_count))
         self._take(list(self._namespace.inodes.awake()))
         while self._copied:
             self._take_names()
@@ -214,11 +215,15 @@ class Export:
             if inode.kind is FileKind.SYMLINK:
                 self._take_string(layout.SECTION_SYMLINKS, inode.ino, b"", inode.target)
 
-    def _take_sleeping(self, rows: npt.NDArray[np.void], references: npt.NDArray[np.void]) -> None:
-        """Those that nobody has asked for are in the image as they were in the last one."""
+    def _take_sleeping(self, taken: SleepingRows) -> None:
+        """Those that nobody has asked for are in the image as they were when it was opened."""
+        rows, references, xattrs = taken
         self.longest_slice = max(self.longest_slice, len(rows))
         self._sections[layout.SECTION_INODES].add(_bytes_of(rows), len(rows))
         self._sections[layout.SECTION_REFS].add(_bytes_of(references), len(references))
+        for ino, values in xattrs:
+            for name, value in values.items():
+                self._take_string(layout.SECTION_XATTRS, ino, name, value)
 
     def _fit_slices(self, inodes: int, weight: int) -> None:
         """Fewer inodes next time, where they have many references or names."""

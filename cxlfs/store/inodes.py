@@ -10,7 +10,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+class SleepingRows(NamedTuple):
+    """What an image says of some that sleep: IMAGE_INODE_DTYPE, REF_DTYPE, and of each that has
+    extended attributes its number and these.
+    """
+
+    inodes: npt.NDArray[np.void]
+    references: npt.NDArray[np.void]
+    xattrs: list[tuple[int, dict[bytes, bytes]]]
 
 
 class Sleeping(Protocol[T_co]):
@@ -47,14 +57,12 @@ class Sleeping(Protocol[T_co]):
         """Image ``number`` is begun."""
         ...
 
-    def export(self, count: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
+    def export(self, count: int) -> SleepingRows:
         """The next ``count`` for that image: what :meth:`rows` gives."""
         ...
 
-    def rows(self, first: int, end: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-        """Rows of an image (IMAGE_INODE_DTYPE) for those of [first, end) that still sleep, and
-        their references. Raises OutOfMemoryError.
-        """
+    def rows(self, first: int, end: int) -> SleepingRows:
+        """Of those of [first, end) that still sleep. Raises OutOfMemoryError."""
         ...
 
 
@@ -78,6 +86,10 @@ class Inodes(MutableMapping[int, T]):
         all that differ from a plain file; see ``sleepers``.
         """
         return self._awake.values()
+
+    def get_awake(self, ino: int) -> T | None:
+        """The object, if there is one."""
+        return self._awake.get(ino)
 
     @overload  # type: ignore[override]
     def get(self, ino: int) -> T | None: ...

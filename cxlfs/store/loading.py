@@ -24,7 +24,7 @@ from cxlfs.format import image_columns
 from cxlfs.format.image import require
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind, Namespace, kind_of
-from cxlfs.store.sleepers import REFERENCES_MAX, SleeperColumns, Sleepers
+from cxlfs.store.sleepers import REFERENCES_MAX, SleeperColumns, Sleepers, put_xattr
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def load(
     addresses = np.zeros(len(order), dtype=np.uintp)
     addresses[contents.live_places] = maps[contents.live]
     asleep = dataclasses.replace(asleep, contents=addresses[order])
-    namespace.inodes.put_to_sleep(Sleepers(engine, asleep))
+    sleeping = Sleepers(engine, asleep)
+    namespace.inodes.put_to_sleep(sleeping)
     _wake(namespace, data_columns.inodes)
     asides = zip(contents.owners[contents.asides].tolist(), maps[contents.asides], strict=True)
     for ino, address in asides:
@@ -66,7 +67,7 @@ def load(
     namespace.name_bytes += int(columns.names.rows["name_bytes"].sum())
     namespace.string_items += len(columns.names.rows)
     for ino, name, value in columns.xattrs:
-        namespace.set_xattr(namespace.inodes[ino], name, value)
+        put_xattr(namespace, sleeping, ino, name, value)
     for ino, target in columns.targets:
         namespace.set_target(namespace.inodes[ino], target)
     root = namespace.inodes[ROOT_INO]

@@ -442,19 +442,21 @@ class Namespace:
         inode.target = target
 
     def set_xattr(self, inode: Inode, name: bytes, value: bytes) -> None:
-        if inode.xattrs is None:
-            inode.xattrs = {}
-        self.remove_xattr(inode, name)
-        inode.xattrs[name] = value
-        self.name_bytes += len(name) + len(value)
-        self.string_items += 1
+        inode.xattrs = {} if inode.xattrs is None else inode.xattrs
+        self.change_xattr(inode.xattrs, name, value)
 
     def remove_xattr(self, inode: Inode, name: bytes) -> None:
         """Nothing happens when there is none of that name."""
-        old = inode.xattrs.pop(name, None) if inode.xattrs is not None else None
-        if old is not None:
-            self.name_bytes -= len(name) + len(old)
-            self.string_items -= 1
+        self.change_xattr(inode.xattrs or {}, name, None)
+
+    def change_xattr(self, xattrs: dict[bytes, bytes], name: bytes, value: bytes | None) -> None:
+        """Set or (None) remove one of all that an inode has, asleep or not."""
+        for sign, there in ((-1, xattrs.pop(name, None)), (1, value)):
+            if there is not None:
+                self.name_bytes += sign * (len(name) + len(there))
+                self.string_items += sign
+        if value is not None:
+            xattrs[name] = value
 
     def reap(self, ino: int | None = None) -> None:
         """Drop ``ino``, or all that lost their last name, if it has no name, pin or handle."""
@@ -466,17 +468,14 @@ class Namespace:
                 raise CorruptionError("a directory lost its name", structure="namespace")
             elif not inode.pins and not inode.handles:
                 self._unlinked.discard(candidate)
-                self._drop(inode)
+                self.drop(inode)
 
     def orphan_count(self) -> int:
         """Inodes that live without a name."""
         return len(self._unlinked)
 
-    def orphans(self) -> Iterator[Inode]:
-        for ino in list(self._unlinked):
-            yield self.inodes[ino]
-
-    def _drop(self, inode: Inode) -> None:
+    def drop(self, inode: Inode) -> None:
+        """Nothing names or knows it: it is gone, with all that it had."""
         self.withdraw(inode)
         self.uncommitted.discard(inode.ino)
         if self.on_drop is not None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _TYPE_BITS = 0o170000
 _BESIDE_MOVES = frozenset({layout.OP_MOVE, layout.OP_INODE})
 """Operations that change no content: moves of several records go together over them."""
+_STRINGS = frozenset({layout.OP_SYMLINK, layout.OP_XATTR_SET, layout.OP_XATTR_REMOVE})
 _RUN_MIN = 64
 """Operations that are worth more than being applied one by one."""
 
@@ -96,10 +97,8 @@ class Replayer:
         self._moves_record = 0  # the last of them in this record, and
         self._move_targets: set[int] = set()  # where they go
         self._dropped: list[FileMap] = []  # of inodes that are gone; changes to them may be waiting
+        self._dropped_addresses: list[int] = []  # the same of those that had no object
         self._apply: dict[type, Callable[..., None]] = {
-            operations.SymlinkOperation: self._symlink,
-            operations.XattrSetOperation: self._xattr_set,
-            operations.XattrRemoveOperation: self._xattr_remove,
             operations.PromoteOperation: self._promote,
             operations.AsideDropOperation: self._aside_drop,
             operations.MoveOperation: self._move,
@@ -126,6 +125,8 @@ class Replayer:
         for content in self._dropped:
             content.close()
         self._dropped.clear()
+        self.engine.drop_contents(self._dropped_addresses)
+        self._dropped_addresses.clear()
         self._set_attributes(found.attributes(list(self._attributes.values())).tolist())
         self._set_commits(rows["lsn"].tolist(), rows["time_ns"].tolist())
         if len(found.extents):
@@ -138,7 +139,7 @@ class Replayer:
         """All operations but definitions, in order; contents are only put down for the engine."""
         done, self._record = 0, 0
         try:
-            for first, end in plain_runs(found, _RUN_MIN, self.namespace.next_ino):
+            for first, end in plain_runs(found, _RUN_MIN, self.namespace):
                 self._in_order(found, done, first)
                 self._together(batch, found, first, end)
                 done = end
@@ -171,6 +172,9 @@ class Replayer:
                 self._link(int(found.parents[index]), found.names[index], int(found.meant[index]))
             elif kind == layout.OP_UNLINK:
                 self.namespace.unlink(int(found.parents[index]), found.names[index])
+            elif kind in _STRINGS:
+                ino, value = int(found.string_inos[index]), found.string_values[index]
+                self._string(kind, ino, found.string_names[index], value)
             else:
                 op = found.others[index]
                 self._definitions = found.other_definitions[index]
@@ -185,6 +189,7 @@ class Replayer:
             self._attributes.update(done.attributes)
             self._commits.update(done.commits)
             self._changes.contents.extend(done.contents)
+            self._dropped_addresses.extend(done.dropped)
             self._record = int(found.records[end - 1])
         elif end - first < 2 * _RUN_MIN or (middle := middle_of(found, first, end)) == end:
             self._in_order(found, first, end)
@@ -243,17 +248,16 @@ class Replayer:
             raise InvalidArgumentError("a directory has one name and cannot lie below itself")
         self.namespace.link(parent, name, ino)
 
-    def _symlink(self, op: operations.SymlinkOperation) -> None:
-        inode = self.namespace.get(op.ino)
-        if inode.kind is not FileKind.SYMLINK:
+    def _string(self, kind: int, ino: int, name: bytes, value: bytes) -> None:
+        inode = self.namespace.get(ino)
+        if kind == layout.OP_XATTR_SET:
+            self.namespace.set_xattr(inode, name, value)
+        elif kind == layout.OP_XATTR_REMOVE:
+            self.namespace.remove_xattr(inode, name)
+        elif inode.kind is FileKind.SYMLINK:
+            self.namespace.set_target(inode, value)
+        else:
             raise InvalidArgumentError("not a symbolic link")
-        self.namespace.set_target(inode, op.target)
-
-    def _xattr_set(self, op: operations.XattrSetOperation) -> None:
-        self.namespace.set_xattr(self.namespace.get(op.ino), op.name, op.value)
-
-    def _xattr_remove(self, op: operations.XattrRemoveOperation) -> None:
-        self.namespace.remove_xattr(self.namespace.get(op.ino), op.name)
 
     def _promote(self, op: operations.PromoteOperation) -> None:
         inode = self._file(op.ino)

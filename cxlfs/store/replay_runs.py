@@ -1,10 +1,11 @@
-"""Applying many journal records that only make files, name them and say what is in them, at once.
+"""Applying many journal records at once that make, name, change and remove files.
 
-A full journal holds 170 000 saves of new files. One after the other each takes a hundred steps of
-Python; as columns each file is looked at once, or made and left asleep (``sleepers``).
+A full journal holds 170 000 saves of new files, or 350 000 unlinks. One after the other each takes
+a hundred steps of Python; as columns each inode is looked at once, and stays asleep (``sleepers``)
+or goes asleep where it is new.
 
 Never here: records that do anything else (``replay``), the contents themselves (those go to the
-engine, in their order, by ``replay``).
+engine, in their order, by ``replay``), whether it can be done (``replay_subjects``).
 
 Invariants
 - A run has the same effect as its operations one after the other. Where that is not certain, or
@@ -14,7 +15,6 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import stat
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,8 +22,9 @@ import numpy as np
 
 from cxlfs.format import layout
 from cxlfs.native.extents import REF_DTYPE
-from cxlfs.store.namespace import FileKind, entries_of
-from cxlfs.store.sleepers import REFERENCES_MAX, SleeperColumns, Sleepers
+from cxlfs.store.namespace import kind_of
+from cxlfs.store.replay_subjects import TYPE_BITS, NameChanges, Part, Subjects, look_at_names
+from cxlfs.store.sleepers import REFERENCES_MAX, SleeperColumns, Sleepers, put_xattr
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,32 +32,29 @@ if TYPE_CHECKING:
     from cxlfs.format.operation_columns import OperationColumns
     from cxlfs.native.extents import Engine, Rows
     from cxlfs.native.maps import FileMap
-    from cxlfs.store.namespace import Inode, Namespace
+    from cxlfs.store.namespace import Namespace
 
     Integers: TypeAlias = npt.NDArray[np.int64]
-    Numbers: TypeAlias = npt.NDArray[np.uint64]
-    Made: TypeAlias = tuple[Integers, Integers]
+    Flags: TypeAlias = npt.NDArray[np.bool_]
 
-_TYPE_BITS = 0o170000
 _ASLEEP_MIN = 16
 """Fewer new files in one run are made as objects: columns take as much."""
-_NONE = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 _NO_REFERENCES = np.empty(0, dtype=REF_DTYPE)
+_PLAIN = (
+    *(layout.OP_INODE, layout.OP_LINK, layout.OP_UNLINK),
+    *(layout.OP_SYMLINK, layout.OP_XATTR_SET, layout.OP_XATTR_REMOVE),
+)
 
 
-def plain_runs(found: OperationColumns, run_min: int, next_ino: int) -> list[tuple[int, int]]:
-    """Where ``run_min`` operations or more follow each other, in whole records that make files,
-    name something or set contents. Numbers from ``next_ino`` on were never used before.
+def plain_runs(
+    found: OperationColumns, run_min: int, namespace: Namespace
+) -> list[tuple[int, int]]:
+    """Where ``run_min`` operations or more follow each other, in whole records, that do what a
+    :class:`Run` does: all but renaming directories, keeping aside, and moving data.
     """
-    is_inode = found.kinds == layout.OP_INODE
-    plain = is_inode | (found.kinds == layout.OP_LINK)
+    plain = np.isin(found.kinds, _PLAIN)
     plain[found.kinds == layout.OP_CONTENT] = ~found.asides
-    # Whatever is made and is no file, where it is mentioned first.
-    special = np.flatnonzero(
-        ((found.modes & _TYPE_BITS) != stat.S_IFREG) & (found.inos >= np.uint64(next_ino))
-    )
-    _, first = np.unique(found.inos[special], return_index=True)
-    plain[np.flatnonzero(is_inode)[special[first]]] = False
+    plain[_names_directory_again(found, namespace)] = False
     # No part of a record: two borders of records for each operation that is not plain.
     others = found.records[~plain]
     begins = np.searchsorted(found.records, others, side="left")
@@ -67,6 +65,29 @@ def plain_runs(found: OperationColumns, run_min: int, next_ino: int) -> list[tup
     return list(zip(firsts[long].tolist(), ends[long].tolist(), strict=True))
 
 
+def _names_directory_again(found: OperationColumns, namespace: Namespace) -> Integers:
+    """Which operations name a directory that is there, or that has a name already: all but the
+    first that names a new one.
+    """
+    at = np.flatnonzero(found.kinds == layout.OP_LINK)
+    meant = found.meant[found.indexes[at]]
+    new = found.inos[(found.modes & TYPE_BITS) == stat.S_IFDIR]
+    new = new[new >= np.uint64(namespace.next_ino)]
+    is_new = np.isin(meant, new)
+    _, first = np.unique(meant, return_index=True)
+    again = is_new.copy()
+    again[first] = False
+    inos, which = np.unique(meant, return_inverse=True)
+    sleeping = namespace.inodes.sleeping
+    perhaps = inos < np.uint64(namespace.next_ino)
+    if isinstance(sleeping, Sleepers):
+        perhaps &= sleeping.find_rows(inos) < 0
+    for index in np.flatnonzero(perhaps).tolist():
+        inode = namespace.inodes.get_awake(int(inos[index]))
+        perhaps[index] = inode is not None and inode.entries is not None
+    return at[again | perhaps[which]]
+
+
 def middle_of(found: OperationColumns, first: int, end: int) -> int:
     """Where a record begins behind the middle of a run, or its end."""
     record = found.records[(first + end) // 2]
@@ -75,26 +96,15 @@ def middle_of(found: OperationColumns, first: int, end: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Applied:
-    """What a run leaves to do: of each inode that it did not make the row of its last attributes
-    and the last record that publishes it; the content of each of its changes, or its address.
+    """What a run leaves to do: of each inode that is an object the row of its last attributes and
+    the last record that publishes it; the content of each of its changes, or its address; where
+    the contents are that nobody has any more.
     """
 
     attributes: dict[int, int]
     commits: dict[int, int]
     contents: list[FileMap | int]
-
-
-class _Numbers:
-    """Inode numbers of some operations, in order and each once; ``which`` of them each operation
-    has, the place in the run of the first and the index of the last one that has it.
-    """
-
-    def __init__(self, inos: Numbers, places: Integers) -> None:
-        self.inos, first, which = np.unique(inos, return_index=True, return_inverse=True)
-        self.first_places = places[first]
-        self.which: Integers = which
-        self.last = np.empty(len(self.inos), dtype=np.int64)
-        self.last[which] = np.arange(len(inos))  # of equal indexes the last one counts
+    dropped: list[int]
 
 
 class Run:
@@ -103,197 +113,228 @@ class Run:
     def __init__(self, namespace: Namespace, found: OperationColumns, first: int, end: int) -> None:
         self._namespace = namespace
         self._found = found
-        kinds, indexes = found.kinds[first:end], found.indexes[first:end]
-        at_inode, at_change, at_name = (
-            np.flatnonzero(kinds == kind)
-            for kind in (layout.OP_INODE, layout.OP_CONTENT, layout.OP_LINK)
-        )
-        self._rows, self._changes = indexes[at_inode], indexes[at_change]
-        self._links = indexes[at_name]
-        self._inodes = _Numbers(found.inos[self._rows], at_inode)
-        self._owners = _Numbers(found.change_inos[self._changes], at_change)
-        self._meant = _Numbers(found.meant[self._links], at_name)
-        self._known: list[Inode | None] = []
-        self._new: Integers  # which of _inodes are made here
-        self._owners_made: Made | None = None
-        self._old_contents: list[FileMap] = []  # of those of _owners that are not
-        self._meant_made: Made | None = None
-        self._old_meant: list[Inode] = []  # those of _meant that are not
-        self._entries: list[tuple[dict[bytes, int], dict[bytes, int]]] = []  # and what is new there
+        self._part = Part(found, first, end)
+        self._sleeping: Sleepers
+        self._names: NameChanges
+        self._subjects: Subjects
+        self._is_gone: Flags
+        self._last_rows: Integers  # of each subject the row of its last attributes; -1: none
+        self._last_changes: Integers  # and its last change
 
-    def apply(self, engine: Engine, rows: Rows) -> Applied | None:
-        """``rows``: the records of the batch. None: it cannot be done at once, and nothing was.
+    def apply(self, engine: Engine, records: Rows) -> Applied | None:
+        """``records``: those of the batch. None: it cannot be done at once, and nothing was.
         Raises OutOfMemoryError.
         """
-        possible = (
-            not self._namespace.orphan_count()
-            and self._look_at_inodes()
-            and self._look_at_contents()
-            and self._look_at_names()
-        )
-        if not possible:
+        namespace, sleeping = self._namespace, self._namespace.inodes.sleeping
+        if namespace.orphan_count() or not isinstance(sleeping, Sleepers):
             return None
-        addresses = self._make(engine, rows)
+        names = look_at_names(namespace, self._part)
+        if names is None:
+            return None
+        subjects = Subjects(namespace, sleeping, self._part, names)
+        if not subjects.possible():
+            return None
+        subjects.wake_large()
+        self._sleeping, self._names, self._subjects = sleeping, names, subjects
+        self._is_gone = subjects.is_gone
+        self._last_rows = np.full(len(subjects.inos), -1)
+        self._last_rows[subjects.of_inodes] = self._part.inode_rows
+        self._last_changes = np.full(len(subjects.inos), -1)
+        self._last_changes[subjects.of_changes] = self._part.changes
+        self._make(engine, records)
+        contents = self._contents()
+        self._change_sleepers(records)
+        self._name_objects()
         self._put_names()
-        return self._rest(addresses)
+        self._put_strings()
+        return Applied(*self._rest(), contents, self._drop())
 
-    # --- whether it can be ------------------------------------------------------------------
+    # --- new inodes -------------------------------------------------------------------------
 
-    def _look_at_inodes(self) -> bool:
-        """Files are made, and nothing changes its type."""
-        inos, namespace = self._inodes.inos, self._namespace
-        perhaps = int(np.searchsorted(inos, namespace.next_ino))
-        known = [namespace.inodes.get(ino) for ino in inos[:perhaps].tolist()]
-        known += [None] * (len(inos) - perhaps)
-        modes = [stat.S_IFREG if inode is None else inode.mode for inode in known]
-        self._known = known
-        self._new = np.flatnonzero([inode is None for inode in known])
-        types = np.array(modes, dtype=np.uint32)[self._inodes.which]
-        return not ((types ^ self._found.modes[self._rows]) & _TYPE_BITS).any()
-
-    def _made_here(self, numbers: _Numbers) -> Made | None:
-        """Which of ``numbers`` are inodes that the run makes, and which of those; None when one is
-        mentioned before it is made.
-        """
-        made = self._inodes.inos[self._new]
-        place = np.searchsorted(made, numbers.inos)
-        is_made = np.isin(numbers.inos, made)
-        at, place = np.flatnonzero(is_made), place[is_made]
-        before = numbers.first_places[at] < self._inodes.first_places[self._new[place]]
-        return None if before.any() else (at, place)
-
-    def _look_at_contents(self) -> bool:
-        """Each content is one of a file that is there by then."""
-        self._owners_made = self._made_here(self._owners)
-        if self._owners_made is None:
-            return False
-        get = self._namespace.inodes.get
-        for ino in np.delete(self._owners.inos, self._owners_made[0]).tolist():
-            inode = get(ino)
-            if inode is None or inode.live is None:
-                return False
-            self._old_contents.append(inode.live)
-        return True
-
-    def _look_at_names(self) -> bool:
-        """Each is new in a directory, and means something that is there and is no directory."""
-        self._meant_made = self._made_here(self._meant)
-        if self._meant_made is None:
-            return False
-        get, names = self._namespace.inodes.get, self._found.names
-        for ino in np.delete(self._meant.inos, self._meant_made[0]).tolist():
-            inode = get(ino)
-            if inode is None or inode.is_directory:
-                return False
-            self._old_meant.append(inode)
-        parents = self._found.parents[self._links]
-        order = np.argsort(parents, kind="stable")
-        parents, links = parents[order], self._links[order]
-        borders = np.flatnonzero(parents[1:] != parents[:-1]) + 1
-        meant = self._found.meant
-        for first, end in itertools.pairwise([0, *borders.tolist(), len(links)]):
-            if first == end:
-                break
-            directory = get(int(parents[first]))
-            if directory is None or not directory.is_directory or directory.listing is not None:
-                return False
-            of_these = links[first:end]
-            new = dict(zip([names[i] for i in of_these], meant[of_these].tolist(), strict=True))
-            entries = entries_of(directory)
-            if len(new) < end - first or not entries.keys().isdisjoint(new):
-                return False
-            self._entries.append((entries, new))
-        return True
-
-    # --- doing it ---------------------------------------------------------------------------
-
-    def _make(self, engine: Engine, records: Rows) -> list[int]:
-        """The new files, with everything that the run says of them but their contents, whose
-        addresses are returned.
-        """
-        count = len(self._new)
-        if not count:
-            return []
-        inos, none = self._inodes.inos[self._new], np.zeros(count + 1, dtype=np.uint64)
-        maps = engine.import_contents(inos, none[1:], none, _NO_REFERENCES)
-        columns = self._columns(records, maps)
-        namespace = self._namespace
-        sleeping = namespace.inodes.sleeping
-        asleep = np.zeros(count, dtype=np.bool_)
-        if isinstance(sleeping, Sleepers) and count >= _ASLEEP_MIN:
-            asleep = (inos > np.uint64(sleeping.last_ino)) & (self._references() <= REFERENCES_MAX)
-            sleeping.add(_part(columns, asleep))
-        for inode in Sleepers(engine, _part(columns, ~asleep)).all():
+    def _make(self, engine: Engine, records: Rows) -> None:
+        """With everything that the run says of them but their contents."""
+        subjects, namespace = self._subjects, self._namespace
+        made = np.flatnonzero(subjects.is_made)
+        if not len(made):
+            return
+        files = made[subjects.is_file[made]]
+        none = np.zeros(len(files) + 1, dtype=np.uint64)
+        subjects.contents[files] = engine.import_contents(
+            subjects.inos[files], none[1:], none, _NO_REFERENCES
+        )
+        namespace.next_ino = max(namespace.next_ino, int(subjects.inos[made[-1]]) + 1)
+        made = made[~self._is_gone[made]]
+        if not len(made):
+            return
+        columns = self._columns(made, records)
+        types = columns.rows["mode"] & TYPE_BITS
+        may_sleep = (types != stat.S_IFDIR) & (types != stat.S_IFLNK) & (columns.links > 0)
+        may_sleep &= subjects.inos[made] > np.uint64(self._sleeping.last_ino)
+        may_sleep &= subjects.references[made] <= REFERENCES_MAX
+        if np.count_nonzero(may_sleep) < _ASLEEP_MIN:
+            may_sleep[:] = False
+        self._sleeping.add(_part(columns, may_sleep))
+        for inode in Sleepers(engine, _part(columns, ~may_sleep)).all():
             namespace.inodes[inode.ino] = inode
-        namespace.kind_counts[FileKind.FILE] += count
-        namespace.next_ino = max(namespace.next_ino, int(inos[-1]) + 1)
-        addresses: list[int] = maps.tolist()
-        return addresses
+        for kind, count in zip(*np.unique(types, return_counts=True), strict=True):
+            found = kind_of(int(kind))
+            if found is not None:
+                namespace.kind_counts[found] += int(count)
 
-    def _columns(self, records: Rows, maps: npt.NDArray[np.uintp]) -> SleeperColumns:
-        """What the run says of the new files."""
-        found, count = self._found, len(self._new)
-        said = found.attributes(self._rows[self._inodes.last[self._new]].tolist())
+    def _columns(self, made: Integers, records: Rows) -> SleeperColumns:
+        """What the run says of new inodes."""
+        subjects, count = self._subjects, len(made)
+        said = self._found.attributes(self._last_rows[made].tolist())
         rows = np.zeros(count, dtype=layout.IMAGE_INODE_DTYPE)
         for name in said.dtype.names or ():
             rows[name] = said[name]
-        at, place = self._owners_made or _NONE
-        published = found.change_records[self._changes[self._owners.last[at]]]
-        rows["commit_lsn"][place] = records["lsn"][published]
-        rows["commit_ns"][place] = records["time_ns"][published]
-        links = np.zeros(count, dtype=np.int64)
+        rows["ref_count"] = subjects.references[made]
+        published = np.flatnonzero(self._last_changes[made] >= 0)
+        lsns, times = self._commits(made[published], records)
+        rows["commit_lsn"][published], rows["commit_ns"][published] = lsns, times
+        last = self._last_links()[made]
+        named = np.flatnonzero(last >= 0)
         parents = np.zeros(count, dtype=np.uint64)
-        name_indexes = np.full(count, -1, dtype=np.int64)
-        at, place = self._meant_made or _NONE
-        links[place] = np.bincount(self._meant.which, minlength=len(self._meant.inos))[at]
-        last = self._links[self._meant.last[at]]
-        parents[place], name_indexes[place] = found.parents[last], np.arange(len(last))
-        names = [found.names[index] for index in last.tolist()]
-        return SleeperColumns(rows, links, np.zeros_like(links), parents, name_indexes, names, maps)
+        parents[named] = self._part.parents[last[named]]
+        name_indexes = np.full(count, -1)
+        name_indexes[named] = np.arange(len(named))
+        subdirectories = self._subdirectories()[made]
+        links, contents = subjects.links[made], subjects.contents[made]
+        names = self._names_at(last[named])
+        return SleeperColumns(rows, links, subdirectories, parents, name_indexes, names, contents)
 
-    def _references(self) -> Numbers:
-        """How many each new file gets, at most."""
-        of_each = np.zeros(len(self._owners.inos), dtype=np.uint64)
-        np.add.at(of_each, self._owners.which, self._found.changes["ref_count"][self._changes])
-        at, place = self._owners_made or _NONE
-        counts = np.zeros(len(self._new), dtype=np.uint64)
-        counts[place] = of_each[at]
-        return counts
+    def _last_links(self) -> Integers:
+        """Of each subject the last operation that names it, among the names; -1: none."""
+        last = np.full(len(self._subjects.inos), -1)
+        at = np.flatnonzero(self._part.is_link)
+        last[self._subjects.of_links[at]] = at
+        return last
+
+    def _names_at(self, at: Integers) -> list[bytes]:
+        names = self._found.names
+        return [names[index] for index in self._part.names[at].tolist()]
+
+    def _subdirectories(self) -> Integers:
+        """How many more each subject has."""
+        subjects = self._subjects
+        more = np.zeros(len(subjects.inos), dtype=np.int64)
+        for which, sign in ((subjects.of_links, 1), (subjects.of_old, -1)):
+            at = np.flatnonzero((which >= 0) & subjects.is_directory[which])
+            np.add.at(more, subjects.of_parents[at], sign)
+        return more
+
+    def _commits(self, which: Integers, records: Rows) -> tuple[Rows, Rows]:
+        """The record that publishes each of these last, and when."""
+        published = self._found.change_records[self._last_changes[which]]
+        return records["lsn"][published], records["time_ns"][published]
+
+    # --- those that were there --------------------------------------------------------------
+
+    def _contents(self) -> list[FileMap | int]:
+        """The content of each change."""
+        subjects = self._subjects
+        contents = np.empty(len(subjects.inos), dtype=object)
+        contents[:] = subjects.contents.tolist()
+        for index, inode in subjects.awake.items():
+            contents[index] = inode.live
+        found: list[FileMap | int] = contents[subjects.of_changes].tolist()
+        return found
+
+    def _change_sleepers(self, records: Rows) -> None:
+        """What is said of those that sleep, and stay."""
+        subjects, sleeping = self._subjects, self._sleeping
+        asleep = np.flatnonzero((subjects.rows >= 0) & ~self._is_gone)
+        said = asleep[self._last_rows[asleep] >= 0]
+        attributes = self._found.attributes(self._last_rows[said].tolist())
+        sleeping.set_fields(subjects.rows[said], attributes)
+        published = asleep[self._last_changes[asleep] >= 0]
+        lsns, times = self._commits(published, records)
+        counts = subjects.references[published]
+        fields = {"commit_lsn": lsns, "commit_ns": times, "ref_count": counts}
+        sleeping.set_fields(subjects.rows[published], fields)
+        sleeping.set_links(subjects.rows[asleep], subjects.links[asleep])
+        last = self._last_links()
+        named = asleep[last[asleep] >= 0]
+        parents, names = self._part.parents[last[named]], self._names_at(last[named])
+        sleeping.set_names(subjects.rows[named], parents, names)
+
+    def _name_objects(self) -> None:
+        """Names of those that were awake, and what directories have."""
+        subjects, last, more = self._subjects, self._last_links(), self._subdirectories()
+        for index, inode in subjects.awake.items():
+            inode.links = int(subjects.links[index])
+            inode.subdirectories += int(more[index])
+            if last[index] >= 0:
+                inode.parent = int(self._part.parents[last[index]])
+                inode.name = self._names_at(last[index : index + 1])[0]
 
     def _put_names(self) -> None:
-        """Into their directories; and what they are for inodes that were there before."""
-        namespace, found = self._namespace, self._found
-        for entries, new in self._entries:
-            entries.update(new)
-            namespace.name_bytes += sum(map(len, new))
-            namespace.string_items += len(new)
-        made = self._meant_made or _NONE
-        counts = np.bincount(self._meant.which, minlength=len(self._meant.inos))
-        for inode, count, last in zip(
-            self._old_meant,
-            np.delete(counts, made[0]).tolist(),
-            np.delete(self._links[self._meant.last], made[0]).tolist(),
-            strict=True,
-        ):
-            inode.links += count
-            inode.parent, inode.name = int(found.parents[last]), found.names[last]
+        """Into their directories, and out of them."""
+        namespace, part = self._namespace, self._part
+        for parent, (entries, new) in self._names.of_directories.items():
+            directory = namespace.inodes.get_awake(parent)
+            if directory is None:
+                continue  # it came and went
+            for name, ino in new.items():
+                if ino:
+                    entries[name] = ino
+                elif name in entries:
+                    del entries[name]
+            directory.entries = entries
+        names = self._found.names
+        those = [names[index] for index in part.names.tolist()]
+        lengths = np.fromiter(map(len, those), dtype=np.int64, count=len(those))
+        had = self._names.old != 0
+        namespace.name_bytes += int(lengths[part.is_link].sum()) - int(lengths[had].sum())
+        namespace.string_items += int(part.is_link.sum()) - int(had.sum())
 
-    def _rest(self, addresses: list[int]) -> Applied:
-        found, owners = self._found, self._owners
-        rows = self._rows[self._inodes.last].tolist()
-        attributes = {
-            inode.ino: row
-            for inode, row in zip(self._known, rows, strict=True)
-            if inode is not None
-        }
-        at, place = self._owners_made or _NONE
-        contents = np.empty(len(owners.inos), dtype=object)
-        contents[at] = [addresses[index] for index in place.tolist()]
-        old = np.delete(np.arange(len(owners.inos)), at)
-        contents[old] = self._old_contents
-        records = found.change_records[self._changes[owners.last[old]]]
-        commits = dict(zip(owners.inos[old].tolist(), records.tolist(), strict=True))
-        return Applied(attributes, commits, contents[owners.which].tolist())
+    def _put_strings(self) -> None:
+        """Extended attributes, and where symbolic links lead."""
+        part, found, namespace = self._part, self._found, self._namespace
+        stay = ~self._is_gone[self._subjects.of_strings]
+        indexes = part.strings[stay]
+        columns = (part.string_kinds[stay], indexes, found.string_inos[indexes])
+        for kind, index, ino in zip(*(column.tolist() for column in columns), strict=True):
+            value = found.string_values[index]
+            if kind == layout.OP_SYMLINK:
+                namespace.set_target(namespace.get(ino), value)
+            else:
+                new = value if kind == layout.OP_XATTR_SET else None
+                put_xattr(namespace, self._sleeping, ino, found.string_names[index], new)
+
+    def _drop(self) -> list[int]:
+        """What has no name any more; returns where the contents of those are that had no object."""
+        subjects, namespace, sleeping = self._subjects, self._namespace, self._sleeping
+        asleep = np.flatnonzero((subjects.rows >= 0) & self._is_gone)
+        for ino in subjects.inos[asleep].tolist() if sleeping.xattrs else ():
+            xattrs = sleeping.xattrs.pop(ino, {})
+            for name in list(xattrs):
+                namespace.change_xattr(xattrs, name, None)
+        for kind, count in zip(
+            *np.unique(subjects.modes[asleep] & TYPE_BITS, return_counts=True), strict=True
+        ):
+            found = kind_of(int(kind))
+            if found is not None:
+                namespace.kind_counts[found] -= int(count)
+        addresses = sleeping.remove(subjects.rows[asleep])
+        for index in [index for index in subjects.awake if self._is_gone[index]]:
+            namespace.drop(subjects.awake[index])
+        made = subjects.contents[subjects.is_made & self._is_gone]
+        addresses += made[made != 0].tolist()
+        return addresses
+
+    def _rest(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Of objects: the rows of their last attributes, and the records that publish them."""
+        attributes, commits = dict[int, int](), dict[int, int]()
+        for index, inode in self._subjects.awake.items():
+            if self._is_gone[index]:
+                continue
+            if self._last_rows[index] >= 0:
+                attributes[inode.ino] = int(self._last_rows[index])
+            if self._last_changes[index] >= 0:
+                record = self._found.change_records[self._last_changes[index]]
+                commits[inode.ino] = int(record)
+        return attributes, commits
 
 
 def _part(columns: SleeperColumns, which: npt.NDArray[np.bool_]) -> SleeperColumns:

@@ -3,14 +3,15 @@ columns, of which objects are made one by one. A million of them as objects woul
 of an opening and 600 MB.
 
 Never here: loading the image (``loading``), reading the journal (``replay_runs``), anything that
-changes: what changes is awake.
+changes in a store that is open: what changes then is awake.
 
 Invariants
-- After loading no directory sleeps, no symbolic link, nothing with extended attributes, with
-  content kept aside, or with more than REFERENCES_MAX references. Whoever looks for such, looks
-  at those that are awake.
-- Nothing has changed about a sleeper since it was loaded, and every operation on an inode asks for
-  it first: so a row here is what an image says of it, but for its references, which the engine has.
+- No directory sleeps, no symbolic link, nothing with an extended attribute that the store itself
+  has set (``health``), with content kept aside, or with more than REFERENCES_MAX references.
+  Whoever looks for such, looks at those that are awake.
+- Only the journal changes sleepers, many at once, before the store is open; after that every
+  operation on an inode asks for it first. So a row here is what an image says of it, but for its
+  references, which the engine has: ``ref_count`` is how many there are at most.
 - A content belongs to the engine until its inode wakes up, then to that.
 - Numbers go up from one block of columns to the next one.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -28,12 +29,17 @@ from cxlfs.errors import invariant
 from cxlfs.format import layout
 from cxlfs.native.maps import FileMap
 from cxlfs.native.snapshot import references_at
-from cxlfs.store.namespace import Inode
+from cxlfs.store.health import HIDDEN_PREFIX
+from cxlfs.store.inodes import SleepingRows
+from cxlfs.store.namespace import Inode, Namespace
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cxlfs.native.extents import Engine
+    from cxlfs.native.extents import Engine, Rows
+
+    Integers: TypeAlias = npt.NDArray[np.int64]
+    Numbers: TypeAlias = npt.NDArray[np.uint64]
 
 REFERENCES_MAX = 7
 """A file with more may be one to be gathered, see ``defragmenter``."""
@@ -55,16 +61,29 @@ class SleeperColumns:
     contents: npt.NDArray[np.uintp]
 
 
-class _Block:
-    """Columns that came together; ``first_row``: how many rows come before them."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of some sleepers, a copy; ``ref_counts``: at most."""
 
-    __slots__ = ("columns", "first_row", "inos", "is_awake")
+    modes: npt.NDArray[np.uint32]
+    links: Integers
+    ref_counts: Numbers
+    contents: npt.NDArray[np.uintp]
+
+
+class _Block:
+    """Columns that came together; ``first_row``: how many rows come before them. ``has_left``:
+    which of them woke up, or were removed.
+    """
+
+    __slots__ = ("columns", "first_row", "has_left", "inos", "numbers")
 
     def __init__(self, columns: SleeperColumns, first_row: int) -> None:
         self.columns = columns
         self.first_row = first_row
-        self.inos = np.ascontiguousarray(columns.rows["ino"]).data
-        self.is_awake = np.zeros(len(columns.rows), dtype=np.bool_)
+        self.numbers = np.ascontiguousarray(columns.rows["ino"])
+        self.inos = self.numbers.data
+        self.has_left = np.zeros(len(columns.rows), dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self.inos)
@@ -72,7 +91,7 @@ class _Block:
     def find(self, ino: int) -> int | None:
         """The row of a number that sleeps."""
         row = bisect.bisect_left(self.inos, ino)
-        known = row < len(self.inos) and self.inos[row] == ino and not self.is_awake[row]
+        known = row < len(self.inos) and self.inos[row] == ino and not self.has_left[row]
         return row if known else None
 
 
@@ -89,6 +108,8 @@ class Sleepers:
         self.last_ino = 0
         """Those that are added have larger numbers."""
         self.row_count = 0
+        self.xattrs: dict[int, dict[bytes, bytes]] = {}
+        """By number: names and values. Few have some."""
         self.export_number = 0
         self.exported = 0
         self.add(columns)
@@ -121,7 +142,7 @@ class Sleepers:
     def __iter__(self) -> Iterator[int]:
         for block in self._blocks:
             for row in range(len(block)):
-                if not block.is_awake[row]:
+                if not block.has_left[row]:
                     yield block.inos[row]
 
     def wake(self, ino: int) -> Inode | None:
@@ -144,9 +165,10 @@ class Sleepers:
             live=FileMap.at(self._engine, ino, address) if address else None,
             subdirectories=int(columns.subdirectories[row]),
         )
+        inode.xattrs = self.xattrs.pop(ino, None)
         if block.first_row + row < self.exported:
             inode.exported = self.export_number
-        block.is_awake[row] = True
+        block.has_left[row] = True
         self._count -= 1
         return inode
 
@@ -161,16 +183,16 @@ class Sleepers:
         """An image is begun that takes the rows from the first on; see ``exported``."""
         self.export_number, self.exported = number, 0
 
-    def export(self, count: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
+    def export(self, count: int) -> SleepingRows:
         """The next ``count`` rows for that image, as :meth:`rows`."""
         end = min(self.exported + count, self.row_count)
         taken = self.rows(self.exported, end)
         self.exported = end
         return taken
 
-    def rows(self, first: int, end: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-        """What an image says of those among rows [first, end) that sleep, and their references.
-        Raises OutOfMemoryError.
+    def rows(self, first: int, end: int) -> SleepingRows:
+        """What an image says of those among rows [first, end) that sleep. Raises
+        OutOfMemoryError.
         """
         parts = [
             (block.columns.rows[asleep], block.columns.contents[asleep])
@@ -182,7 +204,9 @@ class Sleepers:
         sizes, counts, references = references_at(self._engine, contents[files])
         rows["size"][files], rows["ref_count"][files] = sizes, counts
         rows["reserved"] = 0
-        return rows, references
+        known = self.xattrs
+        inos = [ino for ino in rows["ino"].tolist() if ino in known] if known else []
+        return SleepingRows(rows, references, [(ino, known[ino]) for ino in inos])
 
     def _asleep(self, first: int, end: int) -> Iterator[tuple[_Block, npt.NDArray[np.int64]]]:
         """The blocks that rows [first, end) lie in, and which of their rows sleep."""
@@ -191,6 +215,94 @@ class Sleepers:
             block = self._blocks[index]
             inside = first - block.first_row
             count = min(end - first, len(block) - inside)
-            yield block, np.flatnonzero(~block.is_awake[inside : inside + count]) + inside
+            yield block, np.flatnonzero(~block.has_left[inside : inside + count]) + inside
             first += count
             index += 1
+
+    # --- what the journal says, many at once; rows and numbers go up --------------------------
+
+    def find_rows(self, inos: Numbers) -> Integers:
+        """The row of each that sleeps, else -1."""
+        rows = np.full(len(inos), -1, dtype=np.int64)
+        borders = np.searchsorted(inos, np.array(self._firsts, dtype=np.uint64)).tolist()
+        for block, first, end in zip(self._blocks, borders, [*borders[1:], len(inos)], strict=True):
+            if first == end:
+                continue
+            at = np.minimum(np.searchsorted(block.numbers, inos[first:end]), len(block) - 1)
+            known = (block.numbers[at] == inos[first:end]) & ~block.has_left[at]
+            rows[first:end][known] = at[known] + block.first_row
+        return rows
+
+    def _parts(self, rows: Integers) -> Iterator[tuple[SleeperColumns, _Block, Integers, slice]]:
+        """Columns and block of each part of the rows, the rows in it, and which of all they are."""
+        firsts = np.array([block.first_row for block in self._blocks], dtype=np.int64)
+        borders = np.searchsorted(rows, firsts).tolist()
+        for block, first, end in zip(self._blocks, borders, [*borders[1:], len(rows)], strict=True):
+            if first != end:
+                inside = rows[first:end] - block.first_row
+                yield block.columns, block, inside, slice(first, end)
+
+    def tell(self, rows: Integers) -> Told:
+        """What is known of these."""
+        count = len(rows)
+        told = Told(
+            np.zeros(count, dtype=np.uint32),
+            np.zeros(count, dtype=np.int64),
+            np.zeros(count, dtype=np.uint64),
+            np.zeros(count, dtype=np.uintp),
+        )
+        for columns, _, inside, part in self._parts(rows):
+            told.modes[part] = columns.rows["mode"][inside]
+            told.links[part] = columns.links[inside]
+            told.ref_counts[part] = columns.rows["ref_count"][inside]
+            told.contents[part] = columns.contents[inside]
+        return told
+
+    def set_fields(self, rows: Integers, values: Rows | dict[str, npt.NDArray[np.generic]]) -> None:
+        """Fields of an image's rows, by name."""
+        names = list(values) if isinstance(values, dict) else list(values.dtype.names or ())
+        for columns, _, inside, part in self._parts(rows):
+            for name in names:
+                columns.rows[name][inside] = values[name][part]
+
+    def set_links(self, rows: Integers, links: Integers) -> None:
+        """How many names each has."""
+        for columns, _, inside, part in self._parts(rows):
+            columns.links[inside] = links[part]
+
+    def set_names(self, rows: Integers, parents: Numbers, names: list[bytes]) -> None:
+        """The last name of each."""
+        for columns, _, inside, part in self._parts(rows):
+            columns.parents[inside] = parents[part]
+            columns.name_indexes[inside] = len(columns.names) + np.arange(len(inside))
+            columns.names.extend(names[part])
+
+    def remove(self, rows: Integers) -> list[int]:
+        """They are gone; returns where their contents are, which are the caller's now."""
+        addresses: list[int] = []
+        for columns, block, inside, _ in self._parts(rows):
+            block.has_left[inside] = True
+            addresses += columns.contents[inside][columns.contents[inside] != 0].tolist()
+        self._count -= len(rows)
+        return addresses
+
+
+def put_xattr(
+    namespace: Namespace, sleeping: Sleepers, ino: int, name: bytes, value: bytes | None
+) -> None:
+    """Set or (None) remove an extended attribute of an inode that there is: asleep, it stays so,
+    but for what the store looks for itself.
+    """
+    inode = namespace.inodes.get_awake(ino)
+    if inode is None and name.startswith(HIDDEN_PREFIX):
+        inode = namespace.get(ino)
+    if inode is None:
+        known = sleeping.xattrs.get(ino)
+        if known is None and value is not None:
+            known = sleeping.xattrs[ino] = {}
+        if known is not None:
+            namespace.change_xattr(known, name, value)
+    elif value is None:
+        namespace.remove_xattr(inode, name)
+    else:
+        namespace.set_xattr(inode, name, value)

@@ -126,6 +126,74 @@ def test_a_long_life(store: Store, rng: random.Random) -> None:
     assert len(state) > 10
 
 
+class Changes:
+    """Of files that sleep, in a tree whose directories come and go."""
+
+    def __init__(self, store: Store, rng: random.Random) -> None:
+        self.store = store
+        self.rng = rng
+        made = [store.make_directory(1, b"%d" % n, 0o755, 0, 0).ino for n in range(3)]
+        self.directories = [1, *made]
+        self.number = 0
+
+    def place(self) -> tuple[int, bytes]:
+        return self.rng.choice(self.directories), b"f%d" % self.rng.randrange(25)
+
+    def new_name(self) -> bytes:
+        self.number += 1
+        return b"new%d" % self.number
+
+    def one(self) -> None:
+        store, rng = self.store, self.rng
+        place = self.place()
+        inode = store.namespace.find(*place)
+        if inode is None:
+            write_file(store, *place, rng.randbytes(rng.choice((0, 10, 5000))))
+            return
+        ino = inode.ino
+        rng.choice(
+            [
+                lambda: store.unlink(*place),
+                lambda: store.rename(*place, *self.place()),
+                lambda: write_file(store, *place, rng.randbytes(100)),
+                lambda: store.set_xattr(ino, b"user.%d" % rng.randrange(3), b"value"),
+                lambda: [store.remove_xattr(ino, name) for name in store.list_xattrs(ino)],
+                lambda: store.set_attributes(ino, mode=rng.choice((0o600, 0o644))),
+                lambda: store.set_attributes(ino, size=rng.randrange(200)),
+                lambda: store.link(ino, 1, self.new_name()),
+                self.directory,
+            ]
+        )()
+
+    def directory(self) -> None:
+        """A new one with something in it, which half of the time goes away again."""
+        store, name = self.store, self.new_name()
+        ino = store.make_directory(1, name, 0o755, 0, 0).ino
+        write_file(store, ino, b"file", b"x")
+        store.make_symlink(ino, b"link", b"to", 0, 0)
+        if self.rng.random() < 0.5:
+            store.unlink(ino, b"file")
+            store.unlink(ino, b"link")
+            store.remove_directory(1, name)
+        elif self.rng.random() < 0.2:
+            store.rename(1, name, self.directories[1], self.new_name())
+
+
+@pytest.mark.parametrize("seed", range(6), ids="seed={}".format)
+def test_changes_of_an_image(store: Store, seed: int) -> None:
+    rng = random.Random(seed)
+    changes = Changes(store, rng)
+    for _ in range(150):
+        changes.one()
+    store.volume.rollover()
+    for _ in range(250):
+        changes.one()
+    store.abandon()
+    state = assert_one_state(store.media, rng)
+    assert isinstance(state, dict)
+    assert len(state) > 30
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_forged_transactions(closed: bool, rng: random.Random) -> None:
     """Operations of any kind, possible or not: the same state, or the same refusal."""

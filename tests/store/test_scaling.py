@@ -35,17 +35,14 @@ from types import FrameType
 
 import pytest
 
-from cxlfs.format.journal_reader import RecordBatch
 from cxlfs.native.maps import FileMap
 from cxlfs.store import Store
 from cxlfs.store.namespace import Inode
-from cxlfs.store.replay import Replayer
-from tests.support.bench.crowd import put_files
 from tests.support.shop import Shop, close, create
 from tests.support.stores import write_file
 
 MIB = 1 << 20
-FEW, MORE, MANY = 1000, 20_000, 100_000
+FEW, MANY = 1000, 100_000
 SPARE = 40
 """Calls that may come on top: a deeper search, a number with one digit more."""
 
@@ -273,64 +270,6 @@ def test_a_step_of_the_cleaner_costs_no_more_beside_many_references(shop: Shop) 
         assert store.volume.counters.cleaned_segments == 2
     print(f"calls and references visited in a step with {FEW} and {MANY} references: {costs}")
     assert costs[1] <= costs[0] + SPARE
-
-
-def replay_work(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, files: int, saves: int, changes: int
-) -> int:
-    """Calls while the journal of a store with so many files is applied, which holds so many new
-    files, and ``changes`` times a name that is replaced, one that goes, an attribute.
-    """
-    store = shop.new_ordinary(256 * MIB)
-    directory = store.make_directory(1, b"all", 0o755, 0, 0).ino
-    inos = put_files(store, directory, b"%d", files)
-    store.volume.rollover()
-    rollovers = store.statistics().rollovers
-    for number in range(saves):
-        write_file(store, directory, b"new%d" % number, b"data")
-    for number in range(changes):
-        write_file(store, directory, b"temporary", b"data")
-        store.rename(directory, b"temporary", directory, b"%d" % number)
-        store.unlink(directory, b"%d" % (number + 100))
-        store.set_xattr(inos[number + 200], b"user.x", b"value")
-    assert store.statistics().rollovers == rollovers
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in {"call", "c_call"}
-
-    original = Replayer.apply
-
-    def apply(self: Replayer, batch: RecordBatch) -> None:
-        sys.setprofile(count)
-        try:
-            original(self, batch)
-        finally:
-            sys.setprofile(None)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Replayer, "apply", apply)
-        store = shop.reopen(store, clean=False)
-    assert store.statistics().recovery.records == saves + 4 * changes
-    return calls
-
-
-@pytest.mark.timeout(300)
-def test_a_record_is_applied_at_the_same_cost_in_a_larger_store(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shop.directory_times = False
-    few, more = (replay_work(shop, monkeypatch, files, 500, 50) for files in (FEW, MORE))
-    print(f"calls while 700 records are applied, with {FEW} and {MORE} files: {few} {more}")
-    assert more <= few + SPARE
-
-
-def test_new_files_are_applied_together(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each costs a call or two; one after the other it would be fifty."""
-    few, many = (replay_work(shop, monkeypatch, FEW, saves, 0) for saves in (500, 2500))
-    print(f"calls while 500 and 2500 new files are applied: {few} {many}")
-    assert many <= few + 2 * 2000 + SPARE
 
 
 def test_a_second_map_is_made_once_for_many_openings(store: Store) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
 
-from cxlfs.store import Store, defragmenter, replay, replay_runs, sleepers
+from cxlfs.format.operations import XattrSetOperation
+from cxlfs.store import Store, defragmenter, sleepers
+from cxlfs.store.health import DAMAGED_XATTR
+from cxlfs.store.namespace import FileKind
 from cxlfs.store.paths import name_of
 from cxlfs.verify.columns import columns_of_media, columns_of_store
 from tests.support.shop import Shop, close
-from tests.support.slices import Told, small_slices, step, told_by
+from tests.support.slices import Told, records_together, small_slices, step, told_by
 from tests.support.stores import write_file
 
 MIB = 1 << 20
@@ -56,12 +60,17 @@ def test_opening_wakes_directories_alone(shop: Shop, store: Store, clean: bool) 
 
 
 def test_what_others_look_for_is_awake(shop: Shop, store: Store) -> None:
-    """Links, attributes, content kept aside, and files in as many pieces as are gathered."""
+    """Links, content kept aside, files in as many pieces as are gathered, and what is known to be
+    damaged: not what has attributes of its user.
+    """
     assert sleepers.REFERENCES_MAX < defragmenter._PIECES_MIN
     plain = write_file(store, 1, b"plain", b"x")
     link = store.make_symlink(1, b"link", b"plain", 0, 0).ino
     named = write_file(store, 1, b"named", b"x")
     store.set_xattr(named, b"user.x", b"y")
+    damaged = write_file(store, 1, b"damaged", b"x")
+    store.volume.commit([XattrSetOperation(damaged, DAMAGED_XATTR, b"")])
+    store.namespace.set_xattr(store.namespace.get(damaged), DAMAGED_XATTR, b"")
     aside = write_file(store, 1, b"aside", b"x" * 5000)
     handle = store.open_file(aside, os.O_RDWR | os.O_TRUNC)
     store.write(handle, 0, b"other")
@@ -75,8 +84,15 @@ def test_what_others_look_for_is_awake(shop: Shop, store: Store) -> None:
     store.volume.rollover()
     store = shop.reopen(store)
     awake = {inode.ino for inode in store.namespace.inodes.awake()}
-    assert awake == {1, link, named, aside, pieces}
+    assert awake == {1, link, damaged, aside, pieces}
     assert set(store.versions.asides) == {aside}
+    assert set(store.health.damaged()) == {damaged}
+    before = told_by(columns_of_store(store))
+    store.volume.rollover()
+    assert told_of_root(store) == before
+    assert named not in {inode.ino for inode in store.namespace.inodes.awake()}
+    store = shop.reopen(store)
+    assert store.get_xattr(named, b"user.x") == b"y"
     assert plain in store.namespace.inodes
 
 
@@ -124,10 +140,10 @@ def verbs_on(store: Store, rng: random.Random, ino: int) -> list[Callable[[], ob
 
 
 @pytest.fixture
-def together(monkeypatch: pytest.MonkeyPatch) -> None:
+def together() -> Iterator[None]:
     """However few records there are, the files that they make go to sleep."""
-    monkeypatch.setattr(replay, "_RUN_MIN", 1)
-    monkeypatch.setattr(replay_runs, "_ASLEEP_MIN", 1)
+    with records_together():
+        yield
 
 
 def crashed(shop: Shop, store: Store, count: int) -> tuple[Store, list[int]]:
@@ -146,7 +162,7 @@ def crashed(shop: Shop, store: Store, count: int) -> tuple[Store, list[int]]:
 
 @pytest.mark.usefixtures("together")
 def test_files_of_the_journal_sleep_too(shop: Shop, store: Store) -> None:
-    """But for those that later records change, and those in many pieces."""
+    """But for those in many pieces."""
     store, inos = crashed(shop, store, 60)
     inodes = store.namespace.inodes
     assert len(inodes.awake()) == 6
@@ -167,9 +183,47 @@ def test_files_of_the_journal_sleep_too(shop: Shop, store: Store) -> None:
     plain = write_file(store, 1, b"plain", b"x")
     store = shop.reopen(store, clean=False)
     awake = {inode.ino for inode in store.namespace.inodes.awake()}
-    assert {changed, pieces} < awake
-    assert plain not in awake
+    assert pieces in awake
+    assert not {changed, plain} & awake
+    assert store.get_xattr(changed, b"user.x") == b"y"
     assert {ino: store.get_attributes(ino) for ino in inos} == before
+
+
+@pytest.mark.usefixtures("together")
+def test_what_the_journal_changes_sleeps_on(shop: Shop, store: Store) -> None:
+    """Names, attributes and contents of files of an image; what is removed is never woken."""
+    store, inos = filled(shop, store, 60)
+    first, second = store.lookup(1, b"a").ino, store.lookup(1, b"b").ino
+    for number in range(5):
+        store.unlink(first, b"f%d" % number)
+        store.rename(first, b"f%d" % (number + 5), second, b"moved%d" % number)
+        store.set_xattr(inos[number + 10], b"user.x", b"%d" % number)
+        store.set_attributes(inos[number + 15], mode=0o600)
+        store.link(inos[number + 20], second, b"link%d" % number)
+        write_file(store, first, b"f%d" % (number + 25), b"again")
+        write_file(store, second, b"temporary", b"new")
+        store.rename(second, b"temporary", second, b"f%d" % number)
+    for number in range(4):
+        store.remove_xattr(inos[number + 10], b"user.x")
+    for number in range(20):
+        made = store.make_directory(1, b"made%d" % number, 0o755, 0, 0).ino
+        write_file(store, made, b"file", b"%d" % number)
+    store.make_directory(made, b"gone", 0o755, 0, 0)
+    store.remove_directory(made, b"gone")
+    before = told_by(columns_of_store(store))
+    attributes = {ino: store.get_attributes(ino) for ino in inos[5:30]}
+    store = shop.reopen(store, clean=False)
+    inodes = store.namespace.inodes
+    assert {inode.kind for inode in inodes.awake()} == {FileKind.DIRECTORY}
+    assert len(inodes.awake()) == 3 + 20
+    assert told_by(columns_of_store(store)) == before
+    assert {ino: store.get_attributes(ino) for ino in inos[5:30]} == attributes
+    assert store.get_xattr(inos[14], b"user.x") == b"4"
+    assert store.list_xattrs(inos[12]) == []
+    assert not any(ino in inodes for ino in inos[:5])
+    moved = store.namespace.get(inos[5])
+    assert (moved.parent, moved.name) == (second, b"moved0")
+    assert store.namespace.get(inos[20]).links == 2
 
 
 @pytest.mark.usefixtures("together")
@@ -220,6 +274,7 @@ def test_opening_calls_nothing_for_each_file(shop: Shop) -> None:
         store = shop.new_ordinary(64 * MIB)
         store, _ = filled(shop, store, count)
         store.close()
+        gc.collect()  # what is collected during the opening would be counted
         found = 0
 
         def note(_frame: FrameType, event: str, _argument: object) -> None:

@@ -64,6 +64,15 @@ def put_together(data: bytes, found: OperationColumns) -> list[list[Operation]]:
             op = operations.LinkOperation(int(found.parents[index]), meant, found.names[index])
         elif kind == layout.OP_UNLINK:
             op = operations.UnlinkOperation(int(found.parents[index]), found.names[index])
+        elif kind in {layout.OP_SYMLINK, layout.OP_XATTR_SET, layout.OP_XATTR_REMOVE}:
+            ino = int(found.string_inos[index])
+            name, value = found.string_names[index], found.string_values[index]
+            if kind == layout.OP_SYMLINK:
+                op = operations.SymlinkOperation(ino, value)
+            elif kind == layout.OP_XATTR_SET:
+                op = operations.XattrSetOperation(ino, name, value)
+            else:
+                op = operations.XattrRemoveOperation(ino, name)
         else:
             op = found.others[index]
         result[record].append(op)

@@ -6,6 +6,7 @@
 ``program/LINE/17``         a random program
 ``sliced/LINE/rename``      one operation while a rollover goes on, a step behind each verb
 ``continued/PAGE/rename``   one operation; recoveries make no image, they continue the journal
+``together/LINE/rename``    one operation; recoveries apply all records at once
 ``recovery/LINE/rename``    one operation; the recovery of each image is cut too
 ``kill/LINE/rename``        one operation; the daemon is killed, its successor is cut
 ``damage/LINE/primary``     damage to what is durable
@@ -30,7 +31,7 @@ from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.runner import Failure, Limits, Result, cut_everywhere
 from tests.support.crash.single import SITUATIONS
 from tests.support.crash.unit_workloads import UNIT_WORKLOADS
-from tests.support.slices import small_slices, step
+from tests.support.slices import records_together, small_slices, step
 
 LEVELS = ("t0", "t1", "t2")
 TRIPLES = PROGRAMS = 10_000
@@ -57,16 +58,17 @@ def units_of(level: str, seed: int) -> list[str]:
 
 def units_of_each_test_run(seed: int) -> list[str]:
     """Level t0 without most of what is long. Of each workload over checkpoint units one variant: on
-    lines and on pages by turns. On lines every third of those beside a rollover, and of those that
-    continue the journal: few of their recoveries have much in common, so that nearly every image
-    costs one, and each of these workloads is cut on lines by itself as well.
+    lines and on pages by turns. On lines every third of those beside a rollover, of those that
+    continue the journal, and of those that apply records at once: few of their recoveries have much
+    in common, so that nearly every image costs one, and each of these workloads is cut on lines by
+    itself as well.
     """
     chosen = {
         f"one/{_MEDIA[number % 2]}/{work.__name__}" for number, work in enumerate(UNIT_WORKLOADS)
     }
     long = {work.__name__ for work in UNIT_WORKLOADS}
     units = [u for u in units_of("t0", seed) if u in chosen or u.split("/")[2] not in long]
-    for kind in ("sliced/LINE/", "continued/LINE/"):
+    for kind in ("sliced/LINE/", "continued/LINE/", "together/LINE/"):
         of_kind = [unit for unit in units if unit.startswith(kind)]
         left_out = {*of_kind} - {*of_kind[::SOME_EVERY]}
         units = [unit for unit in units if unit not in left_out]
@@ -82,6 +84,9 @@ def _t0(_seed: int) -> Iterator[str]:
         yield f"sliced/{_MEDIA[number % 2]}/{work.__name__}"
         if number % 4 == 0:
             yield f"continued/{_MEDIA[number // 4 % 2]}/{work.__name__}"
+    for number, work in enumerate((*_ALONE, *OPERATIONS, *RANGE_OPERATIONS)):
+        if work not in UNIT_WORKLOADS or number % 4 == 0:
+            yield f"together/{_MEDIA[number % 2]}/{work.__name__}"
     for media in _MEDIA:
         yield from (f"mkfs/{media}/{what}" for what in ("empty", "over"))
     yield from (f"damage/LINE/{what}" for what in DAMAGES)
@@ -156,6 +161,10 @@ def _run_bench(kind: str, media: str, what: str, rng: random.Random, only: int |
             with small_slices():
                 limits = _record(bench, kind, what, rng)
                 return _cut(bench, kind, what, rng, dataclasses.replace(limits, only=only))
+        if kind == "together":
+            with records_together():
+                limits = _record(bench, kind, what, rng)
+                return _cut(bench, kind, what, rng, dataclasses.replace(limits, only=only))
         limits = _record(bench, kind, what, rng)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
         problem = f"while it was recorded: {type(error).__name__}: {error}"
@@ -184,7 +193,7 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
         BY_NAME[name](bench)
     first_event = len(bench.tape.media.events()) if before else 0
     BY_NAME[last](bench)
-    if kind in ("one", "recovery", "continued"):
+    if kind in ("one", "recovery", "continued", "together"):
         thorough = kind == "recovery"
         return Limits(
             headers=bench.tape.media.granularity is Granularity.LINE,

@@ -1,0 +1,145 @@
+"""What applying a journal costs, whatever it holds, and however many files there are besides.
+
+Work is counted, never timed: calls of Python and of C functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from cxlfs.format.journal_reader import RecordBatch
+from cxlfs.store import Store
+from cxlfs.store.replay import Replayer
+from tests.support.bench.crowd import put_files
+from tests.support.shop import Shop
+from tests.support.stores import write_file
+
+MIB = 1 << 20
+FEW, MORE = 1000, 20_000
+SPARE = 40
+
+
+@contextlib.contextmanager
+def replay_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """One number: calls while records of journals are applied."""
+    calls = [0]
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        calls[0] += event in {"call", "c_call"}
+
+    original = Replayer.apply
+
+    def apply(self: Replayer, batch: RecordBatch) -> None:
+        sys.setprofile(count)
+        try:
+            original(self, batch)
+        finally:
+            sys.setprofile(None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replayer, "apply", apply)
+        yield calls
+
+
+def replay_work(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, files: int, saves: int, changes: int
+) -> int:
+    """Calls while the journal of a store with so many files is applied, which holds so many new
+    files, and ``changes`` times a name that is replaced, one that goes, an attribute.
+    """
+    store = shop.new_ordinary(256 * MIB)
+    directory = store.make_directory(1, b"all", 0o755, 0, 0).ino
+    inos = put_files(store, directory, b"%d", files)
+    store.volume.rollover()
+    rollovers = store.statistics().rollovers
+    for number in range(saves):
+        write_file(store, directory, b"new%d" % number, b"data")
+    for number in range(changes):
+        write_file(store, directory, b"temporary", b"data")
+        store.rename(directory, b"temporary", directory, b"%d" % number)
+        store.unlink(directory, b"%d" % (number + 100))
+        store.set_xattr(inos[number + 200], b"user.x", b"value")
+    assert store.statistics().rollovers == rollovers
+    with replay_counted(monkeypatch) as calls:
+        store = shop.reopen(store, clean=False)
+    assert store.statistics().recovery.records == saves + 4 * changes
+    return calls[0]
+
+
+@pytest.mark.timeout(300)
+def test_a_record_is_applied_at_the_same_cost_in_a_larger_store(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.directory_times = False
+    few, many = (replay_work(shop, monkeypatch, files, 500, 50) for files in (FEW, MORE))
+    print(f"calls while 700 records are applied, with {FEW} and {MORE} files: {few} {many}")
+    assert many <= few + SPARE
+
+
+def test_new_files_are_applied_together(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs a call or two; one after the other it would be fifty."""
+    few, many = (replay_work(shop, monkeypatch, FEW, saves, 0) for saves in (500, 2500))
+    print(f"calls while 500 and 2500 new files are applied: {few} {many}")
+    assert many <= few + 2 * 2000 + SPARE
+
+
+def change_file(store: Store, way: str, directory: int, ino: int, name: bytes) -> None:
+    """In one way."""
+    if way == "unlink":
+        store.unlink(directory, name)
+    elif way == "rename":
+        store.rename(directory, name, directory, b"moved" + name)
+    elif way == "save by rename":
+        write_file(store, directory, b"temporary", b"data")
+        store.rename(directory, b"temporary", directory, name)
+    elif way == "overwrite":
+        write_file(store, directory, name, b"data")
+    elif way == "truncate":
+        store.set_attributes(ino, size=len(name))
+    elif way == "chmod":
+        store.set_attributes(ino, mode=0o600)
+    elif way == "link":
+        store.link(ino, directory, b"link" + name)
+    elif way == "extended attribute":
+        store.set_xattr(ino, b"user.x", name)
+    elif name.endswith(b"0"):
+        made = store.make_directory(directory, b"in" + name, 0o755, 0, 0).ino
+        store.rename(directory, name, made, name)
+
+
+WAYS = (
+    *("unlink", "rename", "save by rename", "overwrite", "truncate", "chmod", "link"),
+    *("extended attribute", "new directories"),
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_changes_of_files_that_sleep_are_applied_together(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A call or two for each; one after the other it would be fifty. Nobody is woken."""
+    found = []
+    shop.directory_times = False
+    for count in (500, 2500):
+        store = shop.new_ordinary(256 * MIB)
+        directory = store.make_directory(1, b"all", 0o755, 0, 0).ino
+        inos = put_files(store, directory, b"%d", count)
+        store.volume.rollover()
+        store = shop.reopen(store, clean=True)
+        rollovers = store.statistics().rollovers
+        for number, ino in enumerate(inos):
+            change_file(store, way, directory, ino, b"%d" % number)
+        assert store.statistics().rollovers == rollovers
+        with replay_counted(monkeypatch) as calls:
+            store = shop.reopen(store, clean=False)
+        assert store.statistics().recovery.records >= count // 5
+        awake = store.namespace.inodes.awake()
+        assert all(inode.is_directory for inode in awake)
+        found.append(calls[0])
+    print(f"calls while 500 and 2500 changes are applied: {found}")
+    assert found[1] <= found[0] + (9 if way == "extended attribute" else 2) * 2000 + SPARE
