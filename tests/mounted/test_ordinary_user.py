@@ -261,3 +261,27 @@ def test_a_mount_point_of_someone_else_is_refused(place: Workplace) -> None:
         """,
     )
     assert "MountError no permission to mount on /usr" in out
+
+
+def test_a_user_has_a_mount_tidied_after_a_crash(place: Workplace) -> None:
+    place.announced.append("tidy: set aside: ")
+    out = run_as_user(
+        place,
+        """
+        from cxlfs.cli.mount import with_visitor
+        make_store()
+        mount()
+        (Path(mnt) / "half.pt").write_bytes(b"PK" + bytes((3, 4)) + b" and no end")
+        os.sync()
+        pid = find_daemons(mnt)[0][1].pid
+        watch = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        import select
+        select.select([watch], [], [], 20)
+        mount_background(with_visitor(make_config(source, mnt, options=["tidy"], log_path=log)))
+        (message,) = control_request(mnt, "status")
+        print(message["tidied"]["state"], message["tidied"]["checkpoints"], os.listdir(mnt))
+        unmount(mnt)
+        """,
+    )
+    assert out.splitlines()[-1] == "done 1 ['.cxlfs-aside']"
