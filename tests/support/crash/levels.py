@@ -30,6 +30,7 @@ from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.runner import Failure, Limits, Result, cut_everywhere
 from tests.support.crash.single import SITUATIONS
+from tests.support.crash.unit_operations import UNIT_OPERATIONS, set_the_scene
 from tests.support.crash.unit_workloads import UNIT_WORKLOADS
 from tests.support.slices import records_together, small_slices, step
 
@@ -46,8 +47,10 @@ TWICE = 0.002
 _ALONE = [*SITUATIONS, *UNIT_WORKLOADS]
 """Not put before or behind others."""
 BY_NAME: dict[str, single.Workload] = {
-    work.__name__: work for work in (*OPERATIONS, *RANGE_OPERATIONS, *SECOND_ONLY, *_ALONE)
+    work.__name__: work
+    for work in (*OPERATIONS, *RANGE_OPERATIONS, *SECOND_ONLY, *_ALONE, *UNIT_OPERATIONS)
 }
+_OF_UNITS = {work.__name__ for work in UNIT_OPERATIONS}
 _MEDIA = ("LINE", "PAGE")
 
 
@@ -101,6 +104,12 @@ def _t1(_seed: int) -> Iterator[str]:
     for i, first in enumerate(RANGE_OPERATIONS):
         for second in (*RANGE_OPERATIONS, *OPERATIONS[i % 4 :: 4]):
             yield f"two/{_MEDIA[i % 2]}/{first.__name__}+{second.__name__}"
+    others = [*OPERATIONS, *RANGE_OPERATIONS]
+    for i, unit in enumerate(UNIT_OPERATIONS):
+        for j, other in enumerate((*UNIT_OPERATIONS, *others, *SECOND_ONLY)):
+            yield f"two/{_MEDIA[(i + j) % 2]}/{unit.__name__}+{other.__name__}"
+        for j, other in enumerate(others):
+            yield f"two/{_MEDIA[(i + j + 1) % 2]}/{other.__name__}+{unit.__name__}"
 
 
 def _t2(seed: int) -> Iterator[str]:
@@ -189,6 +198,8 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
     if kind == "damage":
         what = "append_fsync+rename_into+change_mode"
     *before, last = what.split("+")
+    if not _OF_UNITS.isdisjoint((*before, last)):
+        set_the_scene(bench)
     for name in before:
         BY_NAME[name](bench)
     first_event = len(bench.tape.media.events()) if before else 0

@@ -76,6 +76,9 @@ class Scene:
         """The same of an empty directory: it goes away with what is in it."""
         self._open[path] = {}
 
+    def is_open(self, path: bytes) -> bool:
+        return path in self._open
+
     def end(self, path: bytes) -> None:
         del self._open[path]
 
