@@ -5,6 +5,7 @@ The framework is NumPy, the program one that takes no care: eight files, one aft
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,9 @@ import pytest
 
 from tests.support.matrix import table
 from tests.support.matrix.campaign import OUTCOMES, Campaign, Outcome, run_campaign
-from tests.support.matrix.catalogue import CARELESS
+from tests.support.matrix.catalogue import CARELESS, FRAMEWORKS, QUIET_SECONDS
 from tests.support.matrix.places import Place, open_place
-from tests.support.matrix.trainer import Trainer
+from tests.support.matrix.trainer import ROOT, Trainer
 
 
 @pytest.fixture
@@ -105,6 +106,43 @@ def test_a_careless_program_in_a_unit(seed: int, tmp_path: Path, fresh: bool) ->
             trainer.close()
     assert outcome.problem is None
     assert outcome.resumed == outcome.events == 2, outcome
+
+
+def test_the_readme_says_what_the_table_says() -> None:
+    columns = [table.HEADINGS[place] for place in table.SHORT_PLACES]
+    full = table.rows((ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8"), columns)
+    short = table.rows((ROOT / "README.md").read_text(encoding="utf-8"), columns)
+    assert list(short) == [FRAMEWORKS[name].title for name in table.SHORT]
+    assert short == {title: full[title] for title in short}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_guide_says_what_was_tried(name: str) -> None:
+    """The policy of each framework, as the matrix sets it but for the quiet time."""
+    framework = FRAMEWORKS[name]
+    words = [word for word in framework.unit if word != "--quiet"]
+    words = [word for word in words if word != str(QUIET_SECONDS)]
+    tried = shlex.join(words) or "units=auto"
+    page = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    guide = page[page.index("## Checkpoint directories") : page.index(table.BEGIN)]
+    said = [line for line in guide.splitlines() if line.startswith(f"| {framework.title} |")]
+    assert len(said) == 1
+    assert tried in said[0]
+
+
+def test_the_short_table() -> None:
+    document = {
+        "framework": "torch",
+        "place": "tmpfs",
+        "event": "trainer",
+        "versions": {"torch": "1.2"},
+        "counts": dict.fromkeys(OUTCOMES, 0) | {"old": 3, "failed": 2},
+        "problem": None,
+    }
+    found = table.rows(table.make_short([document]), ["ext4", "tmpfs"])
+    assert found["`torch.save` by name, one name"] == ("", "3/5: 2 fail")
+    with pytest.raises(ValueError, match="no table"):
+        table.rows("nothing", ["ext4"])
 
 
 def test_the_table_stands_between_its_marks() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.matrix.catalogue import FRAMEWORKS
 
-BEGIN = "<!-- matrix: begin (scripts/frameworks --table) -->"
+BEGIN = "<!-- matrix: begin -->"
 END = "<!-- matrix: end -->"
 HEADINGS = {
     "cxlfs-units": "cxlfs, units",
@@ -24,6 +24,18 @@ TABLES = (
     ("An exception in mid-save", ("exception",)),
     ("A save that finds no room but for a part of it", ("full",)),
 )
+SHORT = (
+    "torch",
+    "hugging-face",
+    "dcp",
+    "dcp-steps",
+    "safetensors",
+    "deepspeed",
+    "lightning",
+    "hdf5-a",
+)
+"""The rows of the README's table, after SIGKILL of the trainer."""
+SHORT_PLACES = ("cxlfs-units", "ext4", "tmpfs")
 _OF_EVENT = {"trainer": "", "daemon": ", daemon killed"}
 _WORDS = {"failed": "fail", "mixed": "mixed", "nothing": "begin anew", "older": "older"}
 
@@ -69,6 +81,38 @@ def make(outcomes: Iterable[Document]) -> str:
             lines.append(_row([FRAMEWORKS[name].title, _version(found, name), *cells]))
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def make_short(outcomes: Iterable[Document]) -> str:
+    """The README's: the best known rows, SIGKILL of the trainer alone."""
+    found = {(o["framework"], o["event"], o["place"]): o for o in outcomes}
+    headings = [HEADINGS[place] for place in SHORT_PLACES]
+    lines = [_row(["killed in mid-save", *headings]), _row(["---"] * (1 + len(headings)))]
+    for name in SHORT:
+        cells = [cell(found.get((name, "trainer", place))) for place in SHORT_PLACES]
+        lines.append(_row([FRAMEWORKS[name].title, *cells]))
+    return "\n".join(lines)
+
+
+def rows(text: str, columns: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Of the first table of a page that has these columns: the first cell of each row, and the
+    cells of those. Raises ValueError where there is none.
+    """
+    wanted = list(columns)
+    found: dict[str, tuple[str, ...]] = {}
+    places: list[int] | None = None
+    for line in text.splitlines():
+        cells = [each.strip() for each in line.split("|")[1:-1]]
+        if places is None:
+            if set(wanted) <= set(cells):
+                places = [cells.index(name) for name in wanted]
+        elif not cells:
+            return found
+        elif set(cells) != {"---"}:
+            found[cells[0]] = tuple(cells[place] for place in places)
+    if places is None:
+        raise ValueError(f"no table with {wanted}")
+    return found
 
 
 def _row(cells: Iterable[str]) -> str:
