@@ -17,7 +17,7 @@ from tests.support.matrix import table
 from tests.support.matrix.campaign import OUTCOMES, Campaign, Outcome, run_campaign
 from tests.support.matrix.catalogue import CARELESS, FRAMEWORKS, QUIET_SECONDS
 from tests.support.matrix.places import Place, open_place
-from tests.support.matrix.trainer import ROOT, Trainer
+from tests.support.matrix.trainer import ROOT, Life, Trainer
 
 
 @pytest.fixture
@@ -57,6 +57,17 @@ def test_what_was_saved_before(campaign: Campaign) -> None:
 def test_what_was_being_saved(campaign: Campaign) -> None:
     campaign.saved -= 1
     assert judged(campaign) == "new"
+
+
+def test_a_program_that_counts_from_one_again(campaign: Campaign) -> None:
+    """In an emptied directory, as the Hugging Face Trainer: its steps are below the last one's."""
+    campaign.begun = 90
+    campaign.note(Life(begun=3, saved=2))
+    assert (campaign.saved, campaign.begun) == (2, 3)
+    assert judged(campaign) == "new"
+    campaign.saved = campaign.begun = 7
+    campaign.note(Life())
+    assert (campaign.saved, campaign.begun) == (7, 7)
 
 
 def test_bytes_of_two_steps(campaign: Campaign) -> None:

@@ -114,7 +114,7 @@ class Campaign:
         for fraction in self._fractions():
             life = self.resume(judged=life is not None)
             self._meet(life, fraction)
-            self.saved, self.begun = max(self.saved, life.saved), max(self.begun, life.begun)
+            self.note(life)
             time.sleep(self.restart_seconds)
         self.resume(judged=True)
         self.end()
@@ -203,6 +203,13 @@ class Campaign:
     def end(self) -> None:
         self.trainer.signal(signal.SIGKILL)
         self.trainer.wait_until_ended()
+
+    def note(self, life: Life) -> None:
+        """Which steps count from now on: some programs begin at 1 again in an emptied directory."""
+        if life.saved >= 0:
+            self.saved = life.saved
+        if life.begun >= 0:
+            self.begun = life.begun
 
     # --- events -----------------------------------------------------------------------------
 
