@@ -22,6 +22,7 @@ from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
 from tests.support.bench.fragmentation import QUICK_REFERENCES
 from tests.support.bench.report import FIRST_PASS_CASES, PIECES, ROWS, find, table
 from tests.support.bench.targets import mounted
+from tests.support.bench.unit_saves import SHAPES, WAYS
 from tests.support.bench.workers import COUNTS
 from tests.support.mount import fast_directory
 from tests.support.repository import ROOT
@@ -99,6 +100,22 @@ def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
                     assert len(find(figures, f"{key}.runs_bytes_per_s")) == 1
     again = subprocess.run([*BENCH, "--table", path], capture_output=True, text=True, check=True)
     assert again.stdout == done.stdout == f"{table(figures)}\n"
+
+
+@pytest.mark.mounted
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # as above
+def test_a_quick_run_measures_saves_in_units(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ["--quick", "--only", "units", "--runs", "1", "--json", str(path)]
+    arguments += ["--memory", str(fast_directory() or tmp_path)]
+    done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(path.read_text())
+    assert figures["missing"] == {}
+    for key in (f"units.{shape}_{way}" for shape in SHAPES for way in WAYS):
+        assert_positive(figures, f"{key}.inside_s", f"{key}.outside_s", f"{key}.ratio")
+        assert done.stdout.count(f"`{key}.ratio`") == 1
 
 
 @pytest.mark.mounted

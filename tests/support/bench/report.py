@@ -13,7 +13,10 @@ from cxlfs.units import KIB, MIB
 from tests.support.bench import scaling
 from tests.support.bench.first_pass import CASES
 from tests.support.bench.measure import Figures
+from tests.support.bench.unit_saves import SHAPES, WAYS
 
+UNIT_MAX = 1.05
+"""What a save in a checkpoint unit may take, times one outside."""
 UNITS = {
     "GB/s": (1e-9, "{:.2f} GB/s"),
     "us": (1e6, "{:.1f} µs"),
@@ -210,9 +213,19 @@ def _first_pass_rows() -> Iterator[Row]:
         yield Row(f"later pass, {text}", f"{later}.bytes_per_s", "GB/s")
 
 
+def _unit_rows() -> Iterator[Row]:
+    texts = {"new": "a new directory", "over": "over an old one", "rename": "over one by rename"}
+    for shape in SHAPES:
+        for way in WAYS:
+            key = f"units.{shape}_{way}"
+            text = f"saving {shape.replace('x', ' files of ')}iB, {texts[way]}"
+            yield Row(f"{text}, outside of a unit", f"{key}.outside_s", "ms")
+            yield Row(f"{text}, in a unit: times that", f"{key}.ratio", "ratio", None, UNIT_MAX)
+
+
 ROWS = {
     "of the raw copy": tuple(_data_rows()),
-    "": tuple(_latency_rows()),
+    "": (*_latency_rows(), *_unit_rows()),
     "of tmpfs": tuple(_framework_rows()),
     "of raw CRC32C of memory": tuple(_store_rows()),
     "of the fresh file": (*_fragmentation_rows(), *_first_write_rows()),
