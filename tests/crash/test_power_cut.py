@@ -20,7 +20,7 @@ from tests.support.crash.world import fixed_world
 from tests.support.stores import read_file
 
 T0_IMAGES_MIN = 20_000
-T0_PARTS = 8
+T0_PARTS = 16
 """Which processes that test side by side share."""
 SOME_RECOVERIES = ["rename", "rollover"]
 SOME_KILLS = ["append", "overwrite", "create_big", "rollovers_around_the_ring"]

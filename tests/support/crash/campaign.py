@@ -204,12 +204,14 @@ def prepared() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     gc.disable()
+    nothing_is_frozen = not gc.get_freeze_count()
     gc.freeze()
     try:
         with fixed_world(), noted_readers():
             yield
     finally:
-        gc.unfreeze()
+        if nothing_is_frozen:
+            gc.unfreeze()
         gc.enable()
         logging.disable(disabled)
 
