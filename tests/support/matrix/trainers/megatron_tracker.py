@@ -37,7 +37,9 @@ def train(life: Life) -> None:
     def save(step: int, content: dict[str, np.ndarray]) -> None:
         values = list(content.items())
         for rank in range(RANKS):
-            (life.directory / f"iter_{step:07d}" / f"mp_rank_{rank:02d}").mkdir(parents=True)
+            (life.directory / f"iter_{step:07d}" / f"mp_rank_{rank:02d}").mkdir(
+                parents=True, exist_ok=True
+            )
             part = values[rank * TENSORS // RANKS : (rank + 1) * TENSORS // RANKS]
             model = {key: torch.from_numpy(value) for key, value in part}
             torch.save({"iteration": step, "model": model}, name(step, rank))
