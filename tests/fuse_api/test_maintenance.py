@@ -50,7 +50,10 @@ def test_a_step_is_one_turn_with_the_lock_and_the_rest_is_done_without_it() -> N
     store = types.SimpleNamespace(maintain=maintain, maintain_apart=maintain_apart, volume=volume)
     daemon = object.__new__(server._Server)
     daemon._service = types.SimpleNamespace(store=store)  # type: ignore[assignment]
-    daemon._operations = types.SimpleNamespace(lock=lock, failures=None)  # type: ignore[assignment]
+    readers = types.SimpleNamespace(maintain=lambda: None)
+    daemon._operations = types.SimpleNamespace(  # type: ignore[assignment]
+        lock=lock, failures=None, readers=readers
+    )
     run_until(daemon._maintain, done)
     assert calls[:20] == ["with", "without"] * 10
     assert counters.maintenance_seconds_max > 0
