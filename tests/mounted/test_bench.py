@@ -17,7 +17,7 @@ import pytest
 
 from cxlfs.control.mountinfo import find_mount
 from cxlfs.units import MIB
-from tests.support.bench import scaling
+from tests.support.bench import openings, scaling
 from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
 from tests.support.bench.fragmentation import QUICK_REFERENCES
 from tests.support.bench.report import FIRST_PASS_CASES, PIECES, ROWS, find, table
@@ -174,6 +174,32 @@ def test_a_quick_run_measures_what_grows(tmp_path: Path) -> None:
     _, shown, _ = re.split(r"<!-- (?:scaling: .*|end of scaling) -->\n", text)
     rows = {line.split("|")[1].strip() for line in shown.splitlines()[2:]}
     assert rows <= {what for what, _ in scaling.rows(found)}, "the document has what is printed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # as above
+def test_a_quick_run_measures_openings_behind_each_kind_of_change(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    memory = fast_directory() or tmp_path
+    arguments = ["--quick", "--only", "openings", "--json", path, "--memory", memory]
+    done = subprocess.run(
+        [*BENCH, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(path.read_text())
+    assert figures["missing"] == {}
+    found = figures["openings"]
+    assert list(found["kinds"]) == list(openings.KINDS)
+    for kind, cells in found["kinds"].items():
+        assert_positive(cells, "open_s", "processor_s")
+        changes = 0 if openings.KINDS[kind] is None else openings.QUICK_FILES
+        full = cells["records"] * cells["bytes_each"] > 0.99 * openings.QUICK_SEGMENT_BYTES
+        assert cells["records"] == changes or full, kind
+    assert done.stdout.endswith("\n".join(openings.table(found)) + "\n")
+    text = (ROOT / "docs" / "scaling.md").read_text()
+    _, shown, _ = re.split(r"<!-- (?:openings: .*|end of openings) -->\n", text)
+    rows = [line.split("|")[1].strip() for line in shown.splitlines()[2:]]
+    assert rows == [what for what, _ in openings.rows(found)]
 
 
 def test_a_verdict_compares_the_ratio_or_the_value() -> None:

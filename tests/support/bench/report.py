@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cxlfs.units import KIB, MIB
-from tests.support.bench import scaling
+from tests.support.bench import openings, scaling
 from tests.support.bench.first_pass import CASES
 from tests.support.bench.measure import Figures
 from tests.support.bench.unit_saves import SHAPES, WAYS
@@ -250,7 +250,8 @@ def table(figures: Figures) -> str:
     notes = [f"- {name}: {text}" for name, text in peers.items()]
     notes += [f"- {name}: {text}" for name, text in figures.get("missing", {}).items()]
     lines += ["", *notes] if notes else []
-    lines += ["", *scaling.table(figures["scaling"])] if "scaling" in figures else []
+    for name, section in (("scaling", scaling), ("openings", openings)):
+        lines += ["", *section.table(figures[name])] if name in figures else []
     return "\n".join(lines)
 
 

@@ -1,9 +1,9 @@
 """Section ``scaling``: what each verb costs, and rollover, cleaning, opening and memory, for stores
 with more and more files, references of one file, and journal records.
 
-Every store lies in a file on tmpfs and is used without a mount, each in a process of its own: what
-it keeps in memory is what the process has gained. It is opened in processes of their own as well,
-as a mount is one: in that which made a million files an opening takes four times as long.
+Every store lies in a file on tmpfs and is used without a mount, each in a process of its own, and
+opened in others (``apart``). What an opening takes behind a full journal of each kind of change is
+another section (``openings``).
 
 Never here: a verdict. That no verb's work grows is tested by counting work, not by time.
 """
@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import errno
 import itertools
-import multiprocessing
 import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 
 from cxlfs.media import open_media
 from cxlfs.store import Store
 from cxlfs.units import KIB, MIB
+from tests.support.bench.apart import apart, open_apart
 from tests.support.bench.crowd import put_content, put_files
 from tests.support.bench.measure import (
     Figures,
@@ -78,7 +77,7 @@ def measure_scaling(settings: Settings, say: Progress) -> Figures:
                 continue
             say(f"scaling: {count} {kind}")
             source = settings.memory / "scaling.img"
-            found = _apart(measure, str(source), size_bytes, count)
+            found = apart(measure, str(source), size_bytes, count)
             if found is not None:
                 result[kind][str(count)] = found | _openings(str(source), kind, count)
             source.unlink()
@@ -98,70 +97,17 @@ def _record_segment_bytes(count: int) -> int:
     return FULL_SEGMENT_BYTES if count > 4000 else 2 * MIB
 
 
-def _apart(
-    measure: Callable[[str, int, int], Figures | None], source: str, size_bytes: int, count: int
-) -> Figures | None:
-    """In a new process. Raises WorkError."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(
-        target=_run, args=(there, measure, source, size_bytes, count), daemon=True
-    )
-    process.start()
-    there.close()
-    try:
-        found: Figures | str | None = here.recv()
-    except EOFError:
-        found = "it ended early"
-    process.join()
-    if isinstance(found, str):
-        raise WorkError(f"{count}: {found}")
-    return found
-
-
-def _run(
-    connection: Connection,
-    measure: Callable[[str, int, int], Figures | None],
-    source: str,
-    size_bytes: int,
-    count: int,
-) -> None:
-    try:
-        connection.send(measure(source, size_bytes, count))
-    except Exception as error:  # noqa: BLE001  whatever it is, the parent tells it
-        connection.send(repr(error))
-
-
 def _openings(source: str, kind: str, count: int) -> Figures:
     """Seconds of an opening after a clean end, where the store had one, and of one after an end
     without warning; how many records were read then.
     """
     figures: Figures = {}
     if kind in CLOSED_KINDS:
-        figures["clean_open_s"] = _require(_apart(_open, source, 0, 0))["open_s"]
+        figures["clean_open_s"] = open_apart(source, 0)["open_s"]
     least = {"records": count, "saves": min(count, 1000)}.get(kind, 0)
-    found = _require(_apart(_open, source, 0, least))
+    found = open_apart(source, least)
     figures["crash_open_s"], figures["crash_records"] = found["open_s"], found["records"]
     return figures
-
-
-def _open(source: str, _size_bytes: int, records: int) -> Figures:
-    """A new process opens the store, and ends without warning."""
-    media = open_media(source)
-    began = time.perf_counter()
-    store = Store.open(media)
-    elapsed = time.perf_counter() - began
-    found = store.statistics().recovery.records
-    if found < records:
-        raise WorkError(f"replayed {found} records of {records}")
-    store.abandon()
-    return {"open_s": elapsed, "records": found}
-
-
-def _require(found: Figures | None) -> Figures:
-    if found is None:
-        raise WorkError("an opening was not measured")
-    return found
 
 
 def _end(store: Store) -> None:

@@ -1,0 +1,67 @@
+"""Measurements in processes of their own: what a store keeps in memory is what such a process has
+gained, and an opening takes as long as in a mount. In a process that made a million files it takes
+four times as long, because the objects of the old store go away meanwhile.
+
+Never here: what is measured.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from cxlfs.media import open_media
+from cxlfs.store import Store
+from tests.support.bench.measure import Figures
+from tests.support.bench.workers import WorkError
+
+
+def apart(measure: Callable[..., Figures | None], *arguments: object) -> Figures | None:
+    """What ``measure`` returns in a new process. Raises WorkError."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_run, args=(there, measure, arguments), daemon=True)
+    process.start()
+    there.close()
+    try:
+        found: Figures | str | None = here.recv()
+    except EOFError:
+        found = "it ended early"
+    process.join()
+    if isinstance(found, str):
+        raise WorkError(f"{measure.__name__} {arguments}: {found}")
+    return found
+
+
+def _run(
+    connection: Connection, measure: Callable[..., Figures | None], arguments: tuple[object, ...]
+) -> None:
+    try:
+        connection.send(measure(*arguments))
+    except Exception as error:  # noqa: BLE001  whatever it is, the parent tells it
+        connection.send(repr(error))
+
+
+def open_apart(source: str, records: int) -> Figures:
+    """Seconds and processor seconds (of all threads) of an opening in a new process, which ends
+    without warning, and how many records were read. Raises WorkError, if fewer than ``records``.
+    """
+    found = apart(_open, source)
+    if found is None or found["records"] < records:
+        raise WorkError(f"an opening that was to read {records} records: {found}")
+    return found
+
+
+def _open(source: str) -> Figures:
+    media = open_media(source)
+    began, used = time.perf_counter(), time.process_time()
+    store = Store.open(media)
+    figures: Figures = {
+        "open_s": time.perf_counter() - began,
+        "processor_s": time.process_time() - used,
+        "records": store.statistics().recovery.records,
+    }
+    store.abandon()
+    return figures
