@@ -333,6 +333,8 @@ uint64_t cxl_map_mapped(cxl_map *map, uint64_t offset, uint64_t length, uint64_t
  * bytes shared (0: behind the end). -EBUSY: part of them lies in an open extent (close the lease of the map
  * that has it first), -EINVAL: the ranges overlap in one map, -EFBIG, -ENOMEM: nothing changed. */
 int64_t cxl_map_share(cxl_map *source, uint64_t offset, uint64_t length, cxl_map *target, uint64_t target_offset);
+/* A new map of another owner with all that source has, clean: nothing of it is in its next delta. As cxl_map_share. */
+int cxl_map_twin(cxl_map *source, uint64_t owner, cxl_map **out);
 /* Read up to length bytes, short at the end of file: returns bytes, or -EIO with *fault. verify: check every
  * chunk that is touched, as a whole, before any of its bytes are delivered. */
 int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t length, int verify, cxl_fault *fault);

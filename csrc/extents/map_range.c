@@ -6,6 +6,7 @@
  * Invariants
  * - What is shared lies in closed extents, whose length and checksums are final: whichever content
  *   is published first defines all of an extent, and the other finds it defined.
+ * - A twin is clean and not marked: whoever makes one has its content in the same record as its name.
  * - Only one map is locked at a time, also when both are the same: the source is seen as of one
  *   moment, and its extents are held until the target holds them.
  */
@@ -171,4 +172,23 @@ int64_t cxl_map_share(cxl_map *source, uint64_t offset, uint64_t length, cxl_map
         result = put_shared(target, target_offset, &range);
     shared_range_drop(target->engine, &range);
     return result != 0 ? result : (int64_t)range.length;
+}
+
+int cxl_map_twin(cxl_map *source, uint64_t owner, cxl_map **out)
+{
+    cxl_map *twin;
+    int result = cxl_map_new(source->engine, owner, &twin);
+    if (result != 0)
+        return result;
+    int64_t size = cxl_map_share(source, 0, FILE_OFFSET_MAX, twin, 0);
+    if (size < 0) {
+        cxl_map_free(twin);
+        return (int)size;
+    }
+    pthread_rwlock_wrlock(&twin->lock);
+    marks_release(twin->engine, &twin->dirty);
+    twin->dirty = (marks){.cut = (uint64_t)size, .taken_size = (uint64_t)size};
+    pthread_rwlock_unlock(&twin->lock);
+    *out = twin;
+    return 0;
 }

@@ -14,7 +14,6 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from pathlib import Path
@@ -37,8 +36,7 @@ _DESCRIPTORS_MAX = 4096
 _FILE_SYSTEM_TYPE = "fuse.cxlfs"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """One thread group, for good."""
 
     tgid: int

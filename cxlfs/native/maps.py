@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 _EAGAIN = -errno.EAGAIN
+_ALL = (1 << 64) - 1
 _from_buffer = ffi.from_buffer
 _write = lib.cxl_map_write
 _read = lib.cxl_map_read
@@ -205,6 +206,17 @@ class FileMap:
             raise failure(code, "export references")
         return take_array(out[0], count[0], REF_DTYPE)
 
+    def references(self) -> bytes:
+        """All of them, as :meth:`export` gives them (the bytes of REF_DTYPE rows)."""
+        out, count = ffi.new("cxl_ref **"), scratch.bad
+        code = lib.cxl_map_export(self.handle, 0, _ALL, out, count)
+        if code != 0:
+            raise failure(code, "export references")
+        try:
+            return bytes(ffi.buffer(out[0], count[0] * REF_DTYPE.itemsize))
+        finally:
+            lib.cxl_free(out[0])
+
     def mapped(self, offset: int, length: int) -> tuple[int, int]:
         """Bytes of a range that are not holes, and in how many references they lie."""
         refs = scratch.bad
@@ -305,6 +317,18 @@ class FileMap:
         if code == -errno.EINVAL and self is target:
             raise InvalidArgumentError("the ranges overlap")
         raise failure(code, "share a range")
+
+    def twin(self, owner: int) -> FileMap | None:
+        """The same content of another file, clean: whoever makes it says all of it in a record.
+        None: an extent of it is open, and nothing was done. Raises OutOfMemoryError.
+        """
+        out = ffi.new("cxl_map **")
+        code = lib.cxl_map_twin(self.handle, owner, out)
+        if code == -errno.EBUSY:
+            return None
+        if code != 0:
+            raise failure(code, "make a twin of a map")
+        return FileMap(self.engine, owner=owner, handle=out[0])
 
     def truncate(self, size: int) -> None:
         """Set the size; raises FileTooLargeError."""

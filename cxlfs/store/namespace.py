@@ -213,10 +213,6 @@ class Inode:
         return self.listing
 
     @property
-    def is_directory(self) -> bool:
-        return self.entries is not None
-
-    @property
     def nlink(self) -> int:
         if self.entries is None:
             return self.links
@@ -276,7 +272,7 @@ class Inode:
             *(self.ino, self.mode, self.uid, self.gid, self.rdev, self.flags),
             *(self.atime_ns, mtime, ctime, self.birth_ns),
         )
-        return now._replace(**changes)
+        return now._replace(**changes) if changes else now
 
     def attributes(self) -> Attributes:
         self.note_writes()
@@ -314,6 +310,8 @@ class Namespace:
         """Inodes that no record and no image knows."""
         self.exports = 0
         """Metadata images that were begun."""
+        self.directory_moves = 0
+        """Names of directories that came or went: without more, all lie where they lay."""
         self._unlinked: set[int] = set()
         self.on_drop: Callable[[Inode], None] | None = None
         """Called with an inode that is about to be dropped."""
@@ -416,6 +414,7 @@ class Namespace:
         self._unlinked.discard(ino)
         if inode.entries is not None:
             directory.subdirectories += 1
+            self.directory_moves += 1
         return replaced
 
     def unlink(self, parent: int, name: bytes) -> Inode:
@@ -432,6 +431,7 @@ class Namespace:
         self.string_items -= 1
         if inode.entries is not None:
             directory.subdirectories -= 1
+            self.directory_moves += 1
         if inode.links == 0:
             self._unlinked.add(ino)
         return inode
@@ -478,6 +478,7 @@ class Namespace:
         """Nothing names or knows it: it is gone, with all that it had."""
         self.withdraw(inode)
         self.uncommitted.discard(inode.ino)
+        self.directory_moves += inode.entries is not None
         if self.on_drop is not None:
             self.on_drop(inode)
         self.set_target(inode, b"") if inode.target else None

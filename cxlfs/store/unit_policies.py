@@ -34,11 +34,23 @@ class Policies:
     def __init__(self, volume: Volume, mode: UnitsMode) -> None:
         self._volume = volume
         self._namespace = volume.namespace
-        self.mode = mode
+        self._mode = mode
         xattrs = self._namespace.get(ROOT_INO).xattrs or {}
         self._policies = unit_record.decode_policies(xattrs.get(POLICIES_XATTR, b""))
+        self.changes = 0
+        """Of policies, since the store was opened."""
         self._removed: dict[tuple[int, bytes], int] = {}
         """Where directories were that had a policy: what is made there has it."""
+
+    @property
+    def mode(self) -> UnitsMode:
+        """Whether well-known names count."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: UnitsMode) -> None:
+        self._mode = mode
+        self.changes += 1
 
     @property
     def any_rule(self) -> bool:
@@ -96,6 +108,7 @@ class Policies:
             if isinstance(op, XattrSetOperation) and op.name == POLICIES_XATTR:
                 self._namespace.set_xattr(root, op.name, op.value)
                 self._policies = unit_record.decode_policies(op.value)
+                self.changes += 1
                 kept = {at: ino for at, ino in self._removed.items() if ino in self._policies}
                 self._removed = kept
 
@@ -110,19 +123,12 @@ class Policies:
             current = self._namespace.inodes.get(current.parent)
         return found
 
-    def rule_for(self, directory: Inode, name: bytes | None) -> tuple[Inode, Rule] | None:
-        """The unit that a change of ``name`` in ``directory`` concerns: the outermost directory of
-        a rule, else the one that the name itself shows to be one.
-        """
-        above = self.above(directory)
-        for candidate in reversed(above):
+    def outermost(self, directory: Inode) -> tuple[Inode, Rule] | None:
+        """The outermost directory at or above this one that has a rule, and that rule."""
+        for candidate in reversed(self.above(directory)):
             rule = self.rule_of(candidate)
             if rule is not None:
                 return candidate, rule
-        if self.mode is UnitsMode.AUTO and name is not None and above:
-            rule = unit_rules.rule_of_file(name, above[0].entries or ())
-            if rule is not None:
-                return above[0], rule
         return None
 
     def rule_of(self, directory: Inode) -> Rule | None:

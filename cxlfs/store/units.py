@@ -31,6 +31,7 @@ from cxlfs.store.open_unit import OpenUnit
 from cxlfs.store.unit_copies import Copies
 from cxlfs.store.unit_copying import Copyings
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
+from cxlfs.store.unit_places import Places
 from cxlfs.store.unit_policies import Policies
 from cxlfs.store.unit_record import UNITS_XATTR
 from cxlfs.store.unit_report import set_problem
@@ -70,6 +71,7 @@ class Units:
         self._left: set[int] = set()
         """Directories that a crash has left open in a store that cannot be written."""
         self.policies = Policies(volume, mode)
+        self.places = Places(self._namespace, self.policies, self.copies, self._open)
         self.returns = Returns(volume, self.copies, self.policies)
         self.active = self.policies.any_rule
         """Changes of names and contents concern this object."""
@@ -89,13 +91,7 @@ class Units:
 
     def unit_of(self, inode: Inode) -> OpenUnit | None:
         """The open unit that the inode, a directory or what is in one, is or lies in."""
-        if not self._open:
-            return None
-        for directory in self.policies.above(inode):
-            unit = self._open.get(directory.ino)
-            if unit is not None:
-                return unit
-        return None
+        return self.places.unit_of(inode)
 
     def set_policy(self, directory: Inode, rules: tuple[Rule, ...]) -> None:
         """See :meth:`Policies.set`."""
@@ -118,11 +114,13 @@ class Units:
         Raises NoSpaceError (there is no room to remember it; whoever is ``removing`` goes on
         without), MediaError.
         """
-        unit = self.unit_of(directory)
-        if unit is not None and not self._ends_before(unit):
-            self._touch(unit)
-            return False
-        found = self._rule_for(directory, name)
+        unit = self.places.unit_of(directory)
+        if unit is not None:
+            writer = self.writer()
+            if not self._ends_before(unit, writer):
+                self._touch(unit, writer)
+                return False
+        found = self.places.rule_for(directory, name)
         if found is None or found[0].links == 0:
             return False
         try:
@@ -140,24 +138,18 @@ class Units:
             return False
         return self.changing(directory, inode.name, in_steps=in_steps)
 
-    def _ends_before(self, unit: OpenUnit) -> bool:
+    def _ends_before(self, unit: OpenUnit, writer: Hashable | None) -> bool:
         """Somebody else begins to write where those who wrote so far have ended well, or somebody
         goes on where each file is a checkpoint: that was one unit, and this is the next.
         """
-        writer = self.writer()
         if not unit.kept and (writer is None or not unit.writers or writer in unit.writers):
             return False
         facts = self._facts(unit, closing=False)
         facts = dataclasses.replace(facts, followed=facts.followed or unit.kept)
         if unit_rules.decide(facts)[0] is not Decision.DONE:
             return False
-        self._done(unit, durable=False)
+        self._done(unit, durable=False, next_begins=True)
         return True
-
-    def _rule_for(self, directory: Inode, name: bytes | None) -> tuple[Inode, Rule] | None:
-        if self.copies.is_kept_aside(directory):
-            return None
-        return self.policies.rule_for(directory, name)
 
     def _go_on_without(self, directory: Inode) -> None:
         self.unprotected += 1
@@ -167,9 +159,8 @@ class Units:
             ino=directory.ino,
         )
 
-    def _touch(self, unit: OpenUnit) -> None:
+    def _touch(self, unit: OpenUnit, writer: Hashable | None) -> None:
         unit.changed = self.clock()
-        writer = self.writer()
         if writer is not None and writer not in unit.writers:
             unit.writers[writer] = None
 
@@ -185,7 +176,7 @@ class Units:
             while self.copyings.step(directory, self.clock()):
                 if in_steps:
                     return True
-            before = self.copyings.take(directory)
+            before = self.copyings.take(directory, follow=rule.ends_with_each_file)
         self._follow(directory.parent)
         unit = self._new(directory, rule, before)
         ops = self.operations_for([], [unit])
@@ -200,7 +191,7 @@ class Units:
 
     def _new(self, directory: Inode, rule: Rule, before: Inode | None) -> OpenUnit:
         unit = OpenUnit(directory, rule, before, self._volume.now(), self.clock())
-        self._touch(unit)
+        self._touch(unit, self.writer())
         return unit
 
     def _has_committed(self, directory: Inode) -> bool:
@@ -229,10 +220,12 @@ class Units:
                 self._namespace.set_xattr(root, op.name, op.value)
         for unit in over:
             self._open.pop(unit.inode.ino, None)
+            self.copyings.follow_no_more(unit.inode)
             if unit.before is not None and all(unit.before is not b.before for b in begun):
                 self.copies.drop(unit.before)
         for unit in begun:
             self._open[unit.inode.ino] = unit
+        self.places.units_changed()
 
     # --- verbs that are a beginning or an end themselves ---------------------------------------
 
@@ -240,11 +233,11 @@ class Units:
         """A directory is about to be made: what its record says besides, if it is a unit."""
         if self.unit_of(parent) is not None or self.copies.is_kept_aside(parent):
             return NO_TRANSITION
-        if self._rule_for(parent, None) is not None:
+        if self.places.rule_for(parent, None) is not None:
             return NO_TRANSITION
         moved = self.policies.making(parent.ino, name, made)
         removed = self.removed_at(parent.ino, name)
-        if removed is not None and not self._ends_before(removed):
+        if removed is not None and not self._ends_before(removed, self.writer()):
             self._follow(parent.ino, removed)
             begun = self._new(made, removed.rule, removed.before)
             begun.replaces = True
@@ -266,9 +259,10 @@ class Units:
         """
         self.policies.removing(directory)
         unit = self._open.get(directory.ino)
-        if unit is None or unit.before is None or self._ends_before(unit):
+        writer = self.writer()
+        if unit is None or unit.before is None or self._ends_before(unit, writer):
             return self.ending(directory)
-        self._touch(unit)
+        self._touch(unit, writer)
         return Removal(self._namespace, unit, (directory.parent, directory.name))
 
     def naming(self, parent: int, name: bytes, *inodes: Inode | None) -> Transition:
@@ -313,7 +307,7 @@ class Units:
         directory = self._namespace.inodes.get(parent)
         unit = self.unit_of(directory) if directory is not None else None
         if unit is not None:
-            self._touch(unit)
+            self._touch(unit, self.writer())
             if not incomplete:
                 unit.spoiled.discard(inode.ino)
                 is_marker = parent == unit.inode.ino and name in unit.rule.done
@@ -400,10 +394,15 @@ class Units:
 
     # --- the two ends ---------------------------------------------------------------------------
 
-    def _done(self, unit: OpenUnit, *, durable: bool = True) -> None:
-        """One record: it is an ordinary directory."""
+    def _done(self, unit: OpenUnit, *, durable: bool = True, next_begins: bool = False) -> None:
+        """One record: it is an ordinary directory. What there was before is wanted still where
+        another unit begins in it at once, and only what has changed is to be copied for that.
+        """
         ops = self.operations_for([unit], [])
-        self._volume.commit(ops, durable=durable)
+        if not unit.kept:  # else the media do not name it any more
+            self._volume.commit(ops, durable=durable)
+        if next_begins and self.copyings.go_on(unit.inode, unit.before):
+            unit.before = None
         self.stored(ops, [unit], [])
 
     def _keep(self, unit: OpenUnit) -> None:

@@ -134,6 +134,8 @@ CALLS: dict[str, Callable[[Scene], object]] = {
     "new": lambda s: s.made.append(FileMap(s.engine, owner=5)),
     "begin a copy": lambda s: s.made.append(s.live.begin_copy()),
     "clone": lambda s: s.made.append(s.live.clone()),
+    "twin": lambda s: s.made.append(s.committed.twin(9)),
+    "references": lambda s: s.live.references(),
     "write at the end": lambda s: s.live.write(s.live.size, pattern(50_000, 9)),
     "write in the middle": lambda s: s.live.write(2_100_000, pattern(5000, 9)),
     "write a little": lambda s: s.live.write(2_100_000, b"x"),

@@ -325,7 +325,7 @@ class StoreMachine(RuleBasedStateMachine):
         for directory, ino in self.directories.items():
             for name, child in (self.store.namespace.get(ino).entries or {}).items():
                 inode = self.store.namespace.get(child)
-                if not inode.is_directory:
+                if inode.entries is None:
                     found[directory, name] = read_file(self.store, child), inode.links
         expected = {place: (bytes(f.live), f.names) for place, f in self.files.items()}
         assert found == expected

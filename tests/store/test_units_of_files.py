@@ -5,12 +5,15 @@ is done, what is being written goes back.
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Callable
 
 import pytest
 
-from cxlfs.store import Store
+from cxlfs.store import Store, unit_copying
 from cxlfs.store.unit_record import policy_rule
 from cxlfs.store.unit_rules import EACH_FILE, QUIET_UNMARKED_SECONDS, Ending
+from tests.support.counting import count_calls
 from tests.support.shop import Shop, close, fill
 from tests.support.stores import write_file
 from tests.support.unit_scenes import (
@@ -24,6 +27,7 @@ from tests.support.unit_scenes import (
     set_aside,
     tree,
 )
+from tests.support.unit_steps import finish, in_steps, overwrite
 
 OLD = {b"model.h5": b"old" * 5000}
 
@@ -208,3 +212,127 @@ def test_removing_an_old_one_comes_back_with_the_rest(store: Store) -> None:
 def test_no_marker_is_missing(store: Store) -> None:
     directory = store.namespace.get(runs(store))
     assert store.units.problem_of(directory) is None
+
+
+# --- what the next save has to copy -------------------------------------------------------------
+
+
+def many(store: Store, count: int) -> int:
+    """That many files more in ``runs``; each is there for good."""
+    directory = runs(store)
+    for number in range(count):
+        write_file(store, directory, b"%05d" % number, b"x" * 5000)
+    return directory
+
+
+def over(store: Store, name: bytes) -> None:
+    write_file(store, runs(store), name, b"new")
+
+
+def by_rename(store: Store, name: bytes) -> None:
+    write_file(store, runs(store), b"temporary", b"new")
+    store.rename(runs(store), b"temporary", runs(store), name)
+
+
+@pytest.mark.parametrize("save", [over, by_rename])
+def test_a_save_copies_no_more_the_more_files_there_are(
+    shop: Shop, save: Callable[[Store, bytes], None]
+) -> None:
+    """Neither calls nor inodes, once the first one was made."""
+    counted: list[tuple[int, int]] = []
+    for count in (100, 800):
+        store = shop.new(16 << 20)
+        directory = make(store, b"runs")
+        rules = (policy_rule((b".",), (EACH_FILE,), None),)
+        store.units.set_policy(store.namespace.get(directory), rules)
+        Writers(store)
+        many(store, count)
+        save(store, b"00007")
+        before = store.namespace.next_ino
+        calls = count_calls(lambda s=store: [save(s, b"%05d" % n) for n in range(20, 40)])
+        counted.append((calls, store.namespace.next_ino - before))
+    (few, few_made), (calls, made) = counted
+    assert made == few_made <= 20 * 4
+    assert calls <= few * 1.1
+
+
+def test_what_was_renamed_over_is_not_remembered_for_ever(store: Store) -> None:
+    Writers(store)
+    for _ in range(3 * unit_copying.FILES_AT_ONCE):
+        by_rename(store, b"model.h5")
+    (copying,) = store.units.copyings._followed.values()
+    assert len(copying._made) <= unit_copying.FILES_AT_ONCE + 10
+
+
+def test_nothing_is_listened_to_when_the_last_save_is_done(store: Store) -> None:
+    writers = Writers(store)
+    over(store, b"model.h5")
+    over(store, b"model.h5")
+    assert store.volume.on_record is not None
+    writers.now += 2 * QUIET_UNMARKED_SECONDS
+    finish_work(store)
+    assert open_count(store) == 0
+    assert store.volume.on_record is None
+    assert set_aside(store) == {}
+
+
+def test_a_copy_that_cannot_go_on_is_made_anew_in_steps(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory moved behind the last save."""
+    monkeypatch.setattr(unit_copying, "FILES_AT_ONCE", 2)
+    Writers(store)
+    directory = many(store, 20)
+    below = make(store, b"below", directory)
+    write_file(store, below, b"deep", b"d")
+    over(store, b"00001")
+    store.rename(directory, b"below", directory, b"elsewhere")
+    over(store, b"00002")
+    old = tree(store, b"runs") or {}
+    in_steps(store)
+    assert finish(overwrite(store, directory, b"00003")) >= 10
+    assert set_aside(store).popitem()[1] == old
+
+
+CHANGES: dict[str, Callable[[Store, int, int], object]] = {
+    "over": lambda s, d, n: write_file(s, d, b"%05d" % (n % 7), b"over %d" % n),
+    "new": lambda s, d, n: write_file(s, d, b"new-%d" % n, b"new %d" % n),
+    "in place": lambda s, _, n: close(s, begin_in_place(s, b"%d" % n)),
+    "rename": lambda s, _, n: by_rename(s, b"%05d" % (n % 5)),
+    "unlink": lambda s, d, _: (write_file(s, d, b"gone", b"g"), s.unlink(d, b"gone")),
+    "attributes": lambda s, d, n: s.set_attributes(
+        s.lookup(d, b"model.h5").ino, mode=0o600 + n % 8
+    ),
+    "link": lambda s, d, n: s.link(s.lookup(d, b"model.h5").ino, d, b"link-%d" % n),
+    "directory": lambda s, d, n: write_file(s, make(s, b"sub-%d" % n, d), b"deep", b"d%d" % n),
+    "directory moves": lambda s, d, n: (
+        make(s, b"from-%d" % n, d),
+        s.rename(d, b"from-%d" % n, d, b"to-%d" % n),
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_comes_back_is_what_the_save_before_left(store: Store, seed: int) -> None:
+    """After any saves, of which some ended with an error."""
+    rng = random.Random(seed)
+    writers = Writers(store)
+    many(store, 9)
+    for number in range(25):
+        how = rng.choice(list(CHANGES))
+        CHANGES[how](store, runs(store), number)
+        over(store, b"last")  # which ends what that change began, whatever it was
+        before = whole_picture(store)
+        over(store, rng.choice([b"00001", b"model.h5", b"another"]))
+        if rng.random() < 0.4:
+            writers.endings[writers.present] = Ending.BADLY
+            store.units.maintain()
+            assert whole_picture(store) == before, (seed, number, how)
+            writers.present = number
+    finish_work(store)
+
+
+def whole_picture(store: Store) -> dict[bytes, tuple[int, bytes]]:
+    """Mode and content of each file in ``runs``."""
+    files = tree(store, b"runs") or {}
+    return {path: (find(store, b"runs/" + path).mode, data) for path, data in files.items()}

@@ -53,7 +53,9 @@ class Bench:
         """Raises NotFoundError."""
         inode = self.store.namespace.get(1)
         for part in path.split(b"/"):
-            found = self.store.namespace.find(inode.ino, part) if inode.is_directory else None
+            found = (
+                self.store.namespace.find(inode.ino, part) if inode.entries is not None else None
+            )
             if found is None:
                 raise NotFoundError(f"no {path!r}")
             inode = found

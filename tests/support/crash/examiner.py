@@ -290,7 +290,7 @@ def use(store: Store) -> None:
 
 def delete_all(store: Store, ino: int) -> None:
     for name, child in list((store.namespace.get(ino).entries or {}).items()):
-        if store.namespace.get(child).is_directory:
+        if store.namespace.get(child).entries is not None:
             delete_all(store, child)
             store.remove_directory(ino, name)
         else:
