@@ -178,7 +178,7 @@ typedef struct {
     uint64_t bytes_read;     /* file bytes delivered */
     uint64_t checksum_errors;
     uint64_t chunks_verified;
-    uint64_t refs_visited;   /* by cxl_engine_live_ranges, cxl_maps_move, copying maps and dropping them */
+    uint64_t refs_visited;   /* by cxl_engine_live_ranges, cxl_maps_move, copying maps, dropping them, images */
     uint64_t pieces_visited; /* of extents, looked at and moved to count what references cover */
     uint64_t kept_bytes;     /* of extents that references cover, each byte once; of maps that count as ..., see */
     uint64_t replaced_bytes; /* cxl_map_count_as: those that no map counted as kept covers, */
@@ -300,9 +300,19 @@ void cxl_maps_free(cxl_map *const *maps, uint64_t map_count);
 int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, uint64_t *counts, cxl_ref **refs,
                     uint64_t *ref_count, cxl_extent_info **infos, uint64_t *info_count, uint32_t **crcs,
                     uint64_t *crc_count);
-/* The references of many maps alone, and their sizes. *refs: cxl_free. */
-int cxl_maps_references(cxl_map *const *maps, uint64_t map_count, uint64_t *sizes, uint64_t *counts,
-                        cxl_ref **refs, uint64_t *ref_count);
+/* The references of many maps alone, and their sizes. counts[i] UINT64_MAX: one that has more than refs_max, which
+ * are left out. *refs: cxl_free. */
+int cxl_maps_references(cxl_map *const *maps, uint64_t map_count, uint64_t refs_max, uint64_t *sizes,
+                        uint64_t *counts, cxl_ref **refs, uint64_t *ref_count);
+/* The references of one map as of this moment, *count of them, and its *size, while it goes on: each step takes down
+ * about so many (1: there are more, 0: all done, -EINVAL: one was not published), and what is about to change is taken
+ * down before it does. *rows is written to until the end of the snapshot, which comes before cxl_free of them; an
+ * engine that is freed ends its snapshots. -EBUSY: there is one of this map, -ENOMEM. */
+typedef struct cxl_reference_snapshot cxl_reference_snapshot;
+int cxl_map_begin_snapshot(cxl_map *map, uint64_t *size, uint64_t *count, cxl_ref **rows,
+                           cxl_reference_snapshot **out);
+int cxl_reference_snapshot_step(cxl_reference_snapshot *snapshot, uint64_t count);
+void cxl_reference_snapshot_end(cxl_reference_snapshot *snapshot);
 
 /* The same extents as of the moment of cxl_snapshot_begin (-EBUSY: one is being made), while the journal goes on:
  * each step looks at so many buckets of the table (1: there are more, 0: all done, -ENOMEM), and before an

@@ -21,6 +21,7 @@
 
 #include "extents/coverage.h"
 #include "extents/discard.h"
+#include "extents/reference_snapshot.h"
 
 enum {
     DIGIT_BITS = 8,
@@ -228,6 +229,7 @@ static void drop_unsorted(cxl_engine *engine, discard *d, uint64_t count)
     uint64_t refs = 0;
     while (first > 0 && refs < count)
         refs += content->leaves[--first]->count;
+    leaves_keep(engine, content, first, content->leaf_count);
     const cover_task task = {COVER_KINDS, content->kind, -1, true};
     cover_change_part(engine, content, content->leaves[first]->refs[0].file_offset, UINT64_MAX, task);
     while (content->leaf_count > first)

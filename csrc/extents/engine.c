@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "extents/discard.h"
+#include "extents/reference_snapshot.h"
 
 enum { OWNERS_SIZE_MIN = 64 };
 
@@ -56,6 +57,7 @@ static void init_locks(cxl_engine *engine)
     pthread_mutex_init(&engine->maps_lock, NULL);
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->discards_lock, NULL);
+    pthread_mutex_init(&engine->references_lock, NULL);
     pthread_mutex_init(&engine->snapshots.lock, NULL);
     for (int i = 0; i < STRIPES; i++)
         pthread_mutex_init(&engine->stripes[i], NULL);
@@ -66,6 +68,7 @@ static void destroy_locks(cxl_engine *engine)
     pthread_mutex_destroy(&engine->maps_lock);
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->discards_lock);
+    pthread_mutex_destroy(&engine->references_lock);
     pthread_mutex_destroy(&engine->snapshots.lock);
     for (int i = 0; i < STRIPES; i++)
         pthread_mutex_destroy(&engine->stripes[i]);
@@ -114,6 +117,7 @@ void cxl_engine_free(cxl_engine *engine)
     if (engine == NULL)
         return;
     engine->closing = true;
+    reference_snapshots_free(engine);
     while (engine->map_list != NULL)
         cxl_map_free(engine->map_list);
     discards_free(engine);

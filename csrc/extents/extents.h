@@ -9,13 +9,13 @@
  *   2. engine.maps_lock  the list of maps
  *   3. map.lock          content, size and marks; held for pointer work only, never over a copy
  *   4. discards_lock     references that are dropped in steps
- *   5. engine.lock       table of extents, lease states, segment counts
- *   6. snapshots.lock    what is taken down of extents for a metadata image
- *   7. engine.stripes    length, published state and checksums of an extent
- * Counters are atomic. An extent lives while somebody holds it (extent.holds): each reference of a
- * map or a delta, an open lease, a read in flight, and, until cxl_engine_drop_unreferenced, its
- * definition. Whoever has a hold may take another one without a lock; from the table it is taken
- * under engine.lock.
+ *   5. references_lock   what is taken down of references for a metadata image,
+ *   6. engine.lock       table of extents, lease states, segment counts
+ *   7. snapshots.lock    what is taken down of extents for one
+ *   8. engine.stripes    length, published state and checksums of an extent
+ * Counters are atomic. An extent lives while somebody holds it (extent.holds): each reference of a map or a delta, an
+ * open lease, a read in flight, and, until cxl_engine_drop_unreferenced, its definition. Whoever has a hold may take
+ * another one without a lock; from the table it is taken under engine.lock.
  */
 #ifndef CXLFS_EXTENTS_H
 #define CXLFS_EXTENTS_H
@@ -157,6 +157,8 @@ struct cxl_engine {
     pthread_mutex_t discards_lock; /* of the next one */
     discard *discards;        /* the oldest first */
     uint64_t discard_min;     /* more references than that are dropped in steps */
+    pthread_mutex_t references_lock; /* of the next one, and all that it leads to */
+    cxl_reference_snapshot *reference_snapshots;
 
     _Atomic uint64_t covered[COVER_KINDS];
     _Atomic uint64_t leased;
@@ -166,8 +168,7 @@ struct cxl_engine {
     _Atomic uint64_t discarded_refs;
     _Atomic uint64_t crcs;
     _Atomic uint64_t memory;
-    _Atomic uint64_t bytes_written;
-    _Atomic uint64_t bytes_read;
+    _Atomic uint64_t bytes_written, bytes_read;
     _Atomic uint64_t checksum_errors;
     _Atomic uint64_t chunks_verified;
     _Atomic uint64_t refs_visited;
@@ -261,16 +262,14 @@ int append_fence(cxl_engine *engine);
 uint64_t append_padding(cxl_engine *engine, extent *x);
 /* Room for data in an open extent after that padding. */
 uint64_t append_room(cxl_engine *engine, extent *x);
-int append_begin(cxl_engine *engine, extent *x, uint64_t padding, append_state *state,
-                 cxl_fault *fault);
+int append_begin(cxl_engine *engine, extent *x, uint64_t padding, append_state *state, cxl_fault *fault);
 int append_bytes(cxl_engine *engine, extent *x, append_state *state, const void *source,
                  uint64_t length, cxl_fault *fault);
 void append_commit(cxl_engine *engine, extent *x, const append_state *state);
 
 /* Length and checksums [first, first+count) of an extent as of one moment. The chunks must lie
  * below a length that the extent had before. */
-uint64_t extent_checksums(cxl_engine *engine, extent *x, uint64_t first, uint64_t count,
-                          uint32_t *crcs);
+uint64_t extent_checksums(cxl_engine *engine, extent *x, uint64_t first, uint64_t count, uint32_t *crcs);
 
 /* A range of an extent as one file sees it. */
 typedef struct {
@@ -284,8 +283,7 @@ typedef struct {
 
 /* Deliver a range to target, or only check it (target NULL): 0, or -EIO with *fault. What is delivered
  * is what was summed: each byte is loaded once. */
-int extent_read(cxl_engine *engine, const extent_range *range, uint8_t *target, bool verify,
-                cxl_fault *fault);
+int extent_read(cxl_engine *engine, const extent_range *range, uint8_t *target, bool verify, cxl_fault *fault);
 enum { READ_BATCH = 64 };        /* ranges delivered at once */
 
 /* The same for up to READ_BATCH ranges in the order of their file: those that lie in one chunk are checked together. */
@@ -303,13 +301,16 @@ typedef struct {
     uint64_t extent_offset;
 } reference;
 
-typedef struct leaf leaf;
-struct leaf {
+typedef struct snapshot_slot snapshot_slot;
+typedef struct leaf {
     uint32_t count;
     uint32_t capacity;
-    leaf *next_spare;
+    union {
+        _Atomic(snapshot_slot *) snapshot; /* reference_snapshot.c: what it is part of, or NULL */
+        struct leaf *next_spare;
+    };
     reference refs[];
-};
+} leaf;
 
 /* Room promised to a range of the file; holes: bytes of it. */
 typedef struct {
@@ -467,8 +468,7 @@ uint64_t map_clip_to_size(cxl_map *map, uint64_t offset, uint64_t length);
  * the file was cut meanwhile, whose lost bytes never were zeros; or -errno. */
 int64_t map_deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t length, bool verify,
                     cxl_fault *fault);
-/* Where up to length bytes lie, if in one piece: their number, and the extent stays held until extent_drop;
- * else 0, and no extent is held. Nothing is verified. */
+/* Where up to length bytes lie, if in one piece: their number, and the extent is held; else 0. Nothing is verified. */
 uint64_t map_hold_extent(cxl_map *map, uint64_t offset, uint64_t length, extent_range *held);
 
 /* map.c: life, for maps that are made elsewhere */

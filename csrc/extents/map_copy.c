@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "extents/coverage.h"
+#include "extents/reference_snapshot.h"
 
 static reference clipped(const reference *ref, uint64_t start)
 {
@@ -88,6 +89,7 @@ static void join(cxl_engine *engine, tree *copy, tree *part)
 
 static void append(cxl_engine *engine, tree *copy, tree *part)
 {
+    leaves_keep(engine, copy, smaller(copy->leaf_count, copy->leaf_count - 1), copy->leaf_count);
     join(engine, copy, part);
     if (part->leaf_count != 0)
         memcpy(copy->leaves + copy->leaf_count, part->leaves, part->leaf_count * sizeof(leaf *));

@@ -213,8 +213,8 @@ int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count
     return 0;
 }
 
-int cxl_maps_references(cxl_map *const *maps, uint64_t map_count, uint64_t *sizes, uint64_t *counts,
-                        cxl_ref **refs, uint64_t *ref_count)
+int cxl_maps_references(cxl_map *const *maps, uint64_t map_count, uint64_t refs_max, uint64_t *sizes,
+                        uint64_t *counts, cxl_ref **refs, uint64_t *ref_count)
 {
     growing_list found = {.size = sizeof(cxl_ref)};
     found.items = cxl_allocate(found.size);
@@ -222,10 +222,14 @@ int cxl_maps_references(cxl_map *const *maps, uint64_t map_count, uint64_t *size
     int result = found.items == NULL ? -ENOMEM : 0;
     for (uint64_t i = 0; i < map_count && result == 0; i++) {
         uint64_t before = found.count;
-        result = export_map(maps[i], &found);
+        bool many = cxl_map_ref_count(maps[i]) > refs_max;
+        if (!many)
+            result = export_map(maps[i], &found);
         sizes[i] = cxl_map_size(maps[i]);
-        counts[i] = found.count - before;
+        counts[i] = many ? UINT64_MAX : found.count - before;
     }
+    if (map_count != 0)
+        atomic_fetch_add_explicit(&maps[0]->engine->refs_visited, found.count, memory_order_relaxed);
     if (result != 0) {
         free(found.items);
         return result;

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/reference_snapshot.h"
 
 static size_t leaf_bytes(uint32_t capacity)
 {
@@ -27,12 +27,14 @@ leaf *leaf_new(cxl_engine *engine, tree *content, uint32_t capacity)
     if (fresh != NULL) {
         content->spares = fresh->next_spare;
         fresh->count = 0;
+        atomic_init(&fresh->snapshot, NULL);
         return fresh;
     }
     fresh = engine_allocate(engine, leaf_bytes(capacity));
     if (fresh != NULL) {
         fresh->count = 0;
         fresh->capacity = capacity;
+        atomic_init(&fresh->snapshot, NULL);
     }
     return fresh;
 }
@@ -44,6 +46,7 @@ static void leaf_free(cxl_engine *engine, leaf *old)
 
 void leaf_retire(cxl_engine *engine, tree *content, leaf *old)
 {
+    leaf_keep(engine, old);
     if (content->batch_capacity != 0 && old->capacity >= content->batch_capacity) {
         old->next_spare = content->spares;
         content->spares = old;
@@ -92,6 +95,7 @@ void tree_init(tree *content, uint64_t owner)
 
 void tree_free_leaves(cxl_engine *engine, tree *content)
 {
+    leaves_keep(engine, content, 0, content->leaf_count);
     while (content->leaf_count > 0)
         leaf_free(engine, content->leaves[--content->leaf_count]);
     if (content->leaves != &content->only)
@@ -100,6 +104,7 @@ void tree_free_leaves(cxl_engine *engine, tree *content)
 
 void tree_clear(cxl_engine *engine, tree *content)
 {
+    leaves_keep(engine, content, 0, content->leaf_count);
     cover_drop_all(engine, content);
     promise_clear(engine, content);
     tree_unreserve(engine, content);
@@ -232,6 +237,7 @@ static int reserve_small(cxl_engine *engine, tree *content, uint64_t most)
             memcpy(fresh->refs, old->refs, old->count * sizeof(reference));
             fresh->count = old->count;
             content->leaves[0] = fresh;
+            leaf_keep(engine, old);
             leaf_free(engine, old);
         }
     }

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/reference_snapshot.h"
 
 enum { MIDDLE_SMALL = 8 };       /* references put together on the stack */
 
@@ -131,6 +131,7 @@ static void tidy(cxl_engine *engine, tree *content, uint32_t index)
     leaf *next = content->leaves[index + 1];
     if (at->count + next->count > LEAF_MAX / 2)
         return;
+    leaf_keep(engine, at);
     memcpy(at->refs + at->count, next->refs, next->count * sizeof(reference));
     at->count += next->count;
     splice_row(content, index + 1, index + 2, NULL, 0);
@@ -265,6 +266,7 @@ int tree_replace(cxl_engine *engine, tree *content, uint64_t start, uint64_t end
     result = cover_replace(engine, content, start, end, with, count, must);
     if (result == 0) {
         plan(content, start, end, with, count, &work);
+        leaves_keep(engine, content, work.from.leaf, (uint64_t)work.to.leaf + 1);
         promise_before(engine, content, start, end);
         if (!change_in_place(engine, content, &work))
             result = change_leaves(engine, content, &work);

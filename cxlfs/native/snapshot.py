@@ -3,7 +3,8 @@
 Never here: what else an image holds, or when one is made.
 
 Invariants
-- Arrays that come out are copies.
+- Arrays that come out are copies, but for the rows of a ReferenceSnapshot: C writes to them until
+  it ends, and they are kept for longer than that.
 """
 
 from __future__ import annotations
@@ -29,15 +30,20 @@ if TYPE_CHECKING:
     from cxlfs.native.extents import Engine
 
 
+LEFT_OUT = (1 << 64) - 1
+"""Instead of a number of references."""
+
+
 def references_of(
-    maps: list[FileMap],
+    maps: list[FileMap], references_max: int = LEFT_OUT
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows]:
-    """Size and number of published references of each map, and all references.
+    """Size and number of published references of each map, and all references; but none of one
+    that has more than ``references_max``, whose number is LEFT_OUT.
 
     Raises OutOfMemoryError, InvariantError (one is not published).
     """
     handles = ffi.new("cxl_map *[]", FileMap.handles(maps) or [ffi.NULL])
-    return _references(handles, len(maps))
+    return _references(handles, len(maps), references_max)
 
 
 def references_at(
@@ -47,19 +53,62 @@ def references_at(
     if engine.closed:
         raise InvariantError("the engine is closed")
     handles = ffi.from_buffer("cxl_map *[]", np.ascontiguousarray(contents))
-    return _references(handles, len(contents))
+    return _references(handles, len(contents), LEFT_OUT)
 
 
 def _references(
-    handles: Any, number_of_maps: int
+    handles: Any, number_of_maps: int, references_max: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows]:
     sizes, counts = np.zeros((2, number_of_maps), dtype=np.uint64)
     outs = [ffi.from_buffer("uint64_t[]", each) for each in (sizes, counts)]
     refs, number = ffi.new("cxl_ref **"), ffi.new("uint64_t *")
-    code = lib.cxl_maps_references(handles, number_of_maps, *outs, refs, number)
+    code = lib.cxl_maps_references(handles, number_of_maps, references_max, *outs, refs, number)
     if code != 0:
         raise failure(code, "export references")
     return sizes, counts, take_array(refs[0], number[0], REF_DTYPE)
+
+
+class ReferenceSnapshot:
+    """The published references of a content when this is made: ``rows``, which are whole when
+    :meth:`step` says so, however the content changes or ends meanwhile; and its ``size``. One at a
+    time for each content. Raises OutOfMemoryError, InvariantError when there is one.
+    """
+
+    def __init__(self, content: FileMap) -> None:
+        self._engine = content.engine
+        self._snapshot: Any = None
+        numbers = ffi.new("uint64_t[2]")
+        rows, out = ffi.new("cxl_ref **"), ffi.new("cxl_reference_snapshot **")
+        code = lib.cxl_map_begin_snapshot(content.handle, numbers, numbers + 1, rows, out)
+        if code != 0:
+            raise failure(code, "begin a snapshot of references")
+        self._snapshot = out[0]
+        self.size = int(numbers[0])
+        length = int(numbers[1]) * REF_DTYPE.itemsize
+        memory = ffi.buffer(ffi.gc(rows[0], lib.cxl_free), length)
+        self.rows: Rows = np.frombuffer(memory, REF_DTYPE)
+
+    def step(self, count: int) -> bool:
+        """Take down about ``count`` more; False: all are there. Raises InvariantError (one is not
+        published).
+        """
+        if self._snapshot is None or self._engine.closed:
+            raise InvariantError("the snapshot has ended")
+        code = lib.cxl_reference_snapshot_step(self._snapshot, count)
+        if code < 0:
+            raise failure(code, "go on with a snapshot of references")
+        if not code:
+            self.cancel()
+        return bool(code)
+
+    def cancel(self) -> None:
+        """Nothing is taken down any more. Idempotent."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None and not self._engine.closed:
+            lib.cxl_reference_snapshot_end(snapshot)
+
+    def __del__(self) -> None:
+        self.cancel()
 
 
 class ExtentSnapshot:

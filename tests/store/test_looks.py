@@ -13,6 +13,7 @@ import pytest
 from cxlfs.native.extent_calls import SPAN_DTYPE
 from cxlfs.native.maps import FileMap
 from cxlfs.store import Store
+from tests.store.test_scaling import SPARE, Longest, large_file
 from tests.support.shop import Shop, close
 from tests.support.stores import write_file
 
@@ -129,3 +130,36 @@ def test_the_cleaner_looks_at_what_is_in_its_window_after_scattered_writes(
     references = store.volume.engine.statistics().refs
     print(f"of {references} references those of each segment were found by a look at {looks}")
     assert max(looks) < references / 4
+
+
+@pytest.mark.timeout(300)
+def test_an_image_takes_many_references_in_parts(shop: Shop) -> None:
+    """And whoever changes them meanwhile, or the attributes of their file, takes down what he
+    changes alone.
+    """
+    found = []
+    for count in (150_000, 300_000):
+        store = shop.new_ordinary(256 * MIB)
+        ino = large_file(store, b"large", count)
+        handle = store.open_file(ino, os.O_RDWR)
+        store.write(handle, 100, b"new")
+        steps, changes = Longest(store), Longest(store)
+        rollovers = store.volume.rollovers
+        rollovers.begin()
+        changes.step(lambda: store.set_attributes(ino, mode=0o600))  # noqa: B023
+        changes.step(lambda: close(store, handle))  # noqa: B023
+        handle = store.open_file(ino, os.O_RDWR)
+        number = 0
+        while steps.step(rollovers.step):
+            number += 1
+            store.write(handle, number * count, b"new")
+            changes.step(lambda: store.fsync(handle))  # noqa: B023
+        close(store, handle)
+        found.append((steps.references, changes.references))
+        refs = store.namespace.get(ino).content.export(0, 1 << 40).tolist()
+        store = shop.reopen(store, clean=False)
+        assert store.namespace.get(ino).content.export(0, 1 << 40).tolist() == refs
+    print(f"references in the longest step and the longest change: {found}")
+    assert 65_536 <= found[0][0] < 70_000
+    assert found[1][0] <= found[0][0] + SPARE
+    assert max(changed for _, changed in found) <= 10 * 127

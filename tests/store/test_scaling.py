@@ -335,6 +335,7 @@ def test_the_end_of_many_references_is_spread_over_steps(shop: Shop, way: str) -
         store = shop.new_ordinary(256 * MIB)
         free_bytes = store.statfs().free_bytes
         ino = large_file(store, b"large", count)
+        store.volume.rollover()  # none is under way
         longest = Longest(store)
         if way == "removed":
             longest.step(partial(store.unlink, 1, b"large"))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from cxlfs.format import operations, segments
 from cxlfs.format.journal import Journal
-from cxlfs.native.snapshot import ExtentSnapshot
+from cxlfs.native.extent_calls import REF_DTYPE
+from cxlfs.native.snapshot import ExtentSnapshot, ReferenceSnapshot
 from cxlfs.store import export, recovery, volume
 from tests.support.mutants import Patch, during, mutant, nothing
 
@@ -45,6 +48,26 @@ def image_of_longer_extents(patch: Patch) -> None:
     patch.setattr(ExtentSnapshot, "__init__", lambda self, engine: setattr(self, "_engine", engine))
     patch.setattr(ExtentSnapshot, "step", lambda *_: False)
     patch.setattr(ExtentSnapshot, "take", lambda self: self._engine.export_maps([])[2:])
+
+
+@mutant("sliced/PAGE/rename_directory_in_use", 11)
+def image_of_later_references(patch: Patch) -> None:
+    """An image has the references of a large file as they are when the step comes that takes them
+    down.
+    """
+
+    def begin(self: ReferenceSnapshot, content: Any) -> None:
+        self.__dict__.update(_snapshot=None, content=content, size=content.size)
+        self.rows = np.zeros(content.ref_count, dtype=REF_DTYPE)
+
+    def step(self: Any, _count: int) -> bool:
+        if not self.content.closed:
+            found = self.content.export(0, 1 << 62)[: len(self.rows)]
+            self.rows[: len(found)] = found
+        return False
+
+    patch.setattr(ReferenceSnapshot, "__init__", begin)
+    patch.setattr(ReferenceSnapshot, "step", step)
 
 
 @mutant("sliced/LINE/create_tiny", 11, 17)

@@ -23,6 +23,8 @@ def small_slices(*, at_once_bytes: int = 0) -> Iterator[None]:
         patch.setattr(export, "INODES_PER_SLICE", 2)
         patch.setattr(export, "NAMES_PER_SLICE", 2)
         patch.setattr(export, "EXTENTS_PER_SLICE", 8)
+        patch.setattr(export, "REFERENCES_AT_ONCE", 0)
+        patch.setattr(export, "REFERENCES_PER_SLICE", 1)
         patch.setattr(rollover, "PIECE_BYTES", 1024)
         patch.setattr(rolling, "AT_ONCE_BYTES", at_once_bytes)
         yield
