@@ -64,8 +64,8 @@ def copy_removed_while_it_is_wanted(patch: Patch) -> None:
     """The copy counts as garbage from the beginning."""
     original = unit_copying.Copyings.take
 
-    def take(self: unit_copying.Copyings, source: Any) -> Any:
-        made = original(self, source)
+    def take(self: unit_copying.Copyings, source: Any, **options: Any) -> Any:
+        made = original(self, source, **options)
         self._copies.drop(made)
         return made
 
