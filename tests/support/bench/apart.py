@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from cxlfs.daemon.garbage import GarbageCollector
 from cxlfs.media import open_media
 from cxlfs.store import Store
 from tests.support.bench.measure import Figures
@@ -39,7 +40,8 @@ def _run(
     connection: Connection, measure: Callable[..., Figures | None], arguments: tuple[object, ...]
 ) -> None:
     try:
-        connection.send(measure(*arguments))
+        with GarbageCollector():  # as the daemon has it
+            connection.send(measure(*arguments))
     except Exception as error:  # noqa: BLE001  whatever it is, the parent tells it
         connection.send(repr(error))
 
