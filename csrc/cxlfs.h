@@ -338,6 +338,8 @@ int cxl_map_punch(cxl_map *map, uint64_t offset, uint64_t length);
 int64_t cxl_map_seek(cxl_map *map, uint64_t offset, int hole);
 /* Bytes of [offset, offset+length) that are not holes; *refs: in how many references. */
 uint64_t cxl_map_mapped(cxl_map *map, uint64_t offset, uint64_t length, uint64_t *refs);
+/* How much of length bytes from offset on lies in refs_max references (1 at least) and holes; counted leaf by leaf. */
+uint64_t cxl_map_reach(cxl_map *map, uint64_t offset, uint64_t length, uint64_t refs_max);
 /* Make [target_offset, +length) of target what source has at offset, cut at its end of file, by references to
  * the same extents: no data is moved or looked at. Marks target dirty, makes it longer where needed. Returns
  * bytes shared (0: behind the end). -EBUSY: part of them lies in an open extent (close the lease of the map

@@ -60,6 +60,27 @@ uint64_t cxl_map_mapped(cxl_map *map, uint64_t offset, uint64_t length, uint64_t
     return bytes;
 }
 
+uint64_t cxl_map_reach(cxl_map *map, uint64_t offset, uint64_t length, uint64_t refs_max)
+{
+    uint64_t left = larger(refs_max, 1);
+    const tree *content = &map->content;
+    pthread_rwlock_rdlock(&map->lock);
+    tree_position at = tree_find(content, offset);
+    for (; at.leaf < content->leaf_count; at = (tree_position){at.leaf + 1, 0}) {
+        uint32_t here = content->leaves[at.leaf]->count - at.slot;
+        if (left < here) {
+            at.slot += (uint32_t)left;
+            break;
+        }
+        left -= here;
+    }
+    const reference *ref = tree_at(content, at); /* the first one too many */
+    if (ref != NULL)
+        length = smaller(length, ref->file_offset - offset);
+    pthread_rwlock_unlock(&map->lock);
+    return length;
+}
+
 /* -------------------------------------------------------------------------------------- share */
 
 /* References of the source as the target will have them, each with a hold. */

@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -230,8 +231,10 @@ class Direct:
         )
         return kernel.WRITTEN.pack(copied)
 
-    def _syncfs(self, _upcall: Upcall) -> bytes:
-        self._store.sync()
+    def _syncfs(self, upcall: Upcall) -> bytes:
+        began_ns = upcall.done or time.monotonic_ns()
+        if self._store.commits.sync_step(began_ns / 1e9):
+            raise UnfinishedError(began_ns)
         return b""
 
 

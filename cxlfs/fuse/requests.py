@@ -431,13 +431,14 @@ class Requests:
         if mode & ~(FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE):
             raise UnsupportedOperationError(f"fallocate mode not supported: {mode:#x}")
         self._prepare(handle)
-        self.store.allocate(
+        self.store.ranges.allocate(
             handle,
             offset,
             length,
             keep_size=bool(mode & FALLOC_KEEP_SIZE),
             punch=bool(mode & FALLOC_PUNCH_HOLE),
             zero=bool(mode & FALLOC_ZERO_RANGE),
+            in_steps=True,
         )
         self._content_changed(self.files.get(handle))
 

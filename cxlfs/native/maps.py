@@ -223,6 +223,10 @@ class FileMap:
         count = lib.cxl_map_mapped(self.handle, offset, length, refs)
         return int(count), int(refs[0])
 
+    def reach(self, offset: int, length: int, references_max: int) -> int:
+        """How many of ``length`` bytes from ``offset`` on lie in so many references, and holes."""
+        return int(lib.cxl_map_reach(self.handle, offset, length, references_max))
+
     def seek(self, offset: int, *, hole: bool) -> int:
         """The first byte at or behind ``offset`` with data, or in a hole (the end of file is one).
 

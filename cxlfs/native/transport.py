@@ -40,7 +40,8 @@ class Upcall(NamedTuple):
 
     ``opcode``: of the FUSE protocol. ``pid``: the calling thread, 0 when the kernel itself asks.
     ``arguments``: what follows the header. ``done``: bytes of a WRITE that are already in the live
-    content. ``not_durable``: a fence failed under it (see ``MediaError``).
+    content; when a SYNCFS that goes on was begun, ns. ``not_durable``: a fence failed under it (see
+    ``MediaError``).
     """
 
     opcode: int
@@ -67,7 +68,7 @@ _NO_ANSWER = Answer(0, 0, b"")
 
 class Unfinished(NamedTuple):
     """Of an upcall that is to go on after others had their turn; of a WRITE ``done`` bytes are in
-    the live content by now.
+    the live content by now, a SYNCFS was begun then.
     """
 
     done: int

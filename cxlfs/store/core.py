@@ -25,7 +25,7 @@ from cxlfs.errors import (
 from cxlfs.format import layout
 from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
-from cxlfs.store.commits import Commits
+from cxlfs.store.commits import COMMITS_PER_STEP, Commits
 from cxlfs.store.defragmenter import Defragmenter
 from cxlfs.store.events import StoreEvent
 from cxlfs.store.files import Files
@@ -470,7 +470,9 @@ class Store:
             return self.room.drop_discarded()
         interval = self.options.commit_interval_s
         self.health.maintain(now_monotonic, lambda: self.statfs().free_bytes)
-        worked = self.commits.commit_old(older_than=now_monotonic - interval)
+        worked = self.commits.commit_old(
+            older_than=now_monotonic - interval, count=COMMITS_PER_STEP
+        )
         if now_monotonic - self._fenced_monotonic >= interval:
             self._fenced_monotonic = now_monotonic
             self.volume.fence()

@@ -8,7 +8,8 @@ Invariants
 - Copying moves no data: the target refers to the source's extents. They are closed first, so that
   their length and checksums are final before a second file names them. Nothing is verified then:
   whoever reads the copy verifies it, and damage shows in both files.
-- What cannot be done changes nothing; a copy that fails counts as a failed write of its range.
+- What cannot be done changes nothing, but for a hole that is made in parts; a copy that fails
+  counts as a failed write of its range.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from cxlfs.errors import (
     invariant,
 )
 from cxlfs.format import layout
+from cxlfs.store.clones import REFS_AT_ONCE
+from cxlfs.store.handle import UnfinishedError
 
 if TYPE_CHECKING:
     from cxlfs.store.files import Files
@@ -108,8 +111,11 @@ class Ranges:
         keep_size: bool = False,
         punch: bool = False,
         zero: bool = False,
+        in_steps: bool = False,
     ) -> None:
         """fallocate(2): mode 0, KEEP_SIZE, PUNCH_HOLE with KEEP_SIZE, ZERO_RANGE; to the byte.
+        ``in_steps``: a hole of more than REFS_AT_ONCE references is made in parts, behind each of
+        which UnfinishedError is raised.
 
         Raises BadHandleError, InvalidArgumentError, FileTooLargeError, UnsupportedOperationError
         (another combination), NoSpaceError (the holes of the range do not fit), ReadOnlyError.
@@ -123,6 +129,10 @@ class Ranges:
             raise UnsupportedOperationError("not a way to allocate space")
         self.volume.require_writable()
         inode, end = handle.inode, offset + length
+        part = inode.content.reach(offset, length, REFS_AT_ONCE) if punch and in_steps else length
+        if part < length:
+            self.allocate(handle_id, offset, part, keep_size=True, punch=True)
+            raise UnfinishedError
         promised = self.versions.promises.of(inode)
         try:
             if not punch:
@@ -188,7 +198,8 @@ class Ranges:
     def copy(
         self, handle_in: int, offset_in: int, handle_out: int, offset_out: int, length: int
     ) -> int:
-        """copy_file_range(2): bytes copied, short at the source's end of file.
+        """copy_file_range(2): bytes copied, short at the source's end of file, and where more than
+        REFS_AT_ONCE references would come or go.
 
         Raises BadHandleError, InvalidArgumentError (ranges of one file overlap), FileTooLargeError,
         NoSpaceError (no room for metadata), ReadOnlyError; and of a piece below 4 KiB, which is
@@ -209,6 +220,8 @@ class Ranges:
         if 0 < length < _SHARE_BYTES_MIN and content.mapped(offset_in, length)[0]:
             data = self.files.read(handle_in, offset_in, length)
             return self.files.write(handle_out, offset_out, data)
+        for inode, start in ((source.inode, offset_in), (target.inode, offset_out)):
+            length = inode.content.reach(start, length, REFS_AT_ONCE)
         if length:
             self._share(source.inode, offset_in, target, offset_out, length)
         return length

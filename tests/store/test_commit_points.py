@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
 from cxlfs.errors import NotFoundError
 from cxlfs.media import Granularity
 from cxlfs.store import Store
+from cxlfs.store.commits import COMMITS_PER_STEP
 from tests.support.shop import Shop, close, create, open_for_overwrite
 from tests.support.stores import picture, read_file, write_file
 
@@ -225,3 +227,27 @@ def test_commit_sequence_grows(store: Store) -> None:
     write_file(store, 1, b"a", b"2")
     second = int(store.get_xattr(ino, b"user.cxlfs.commit"))
     assert 0 < first < second == store.statistics().last_lsn
+
+
+def test_sync_and_the_periodic_commit_of_many_files_go_in_steps(shop: Shop, store: Store) -> None:
+    """What is begun after a sync was asked for is not part of it."""
+    count = 3 * COMMITS_PER_STEP
+    inos = [create(store, b"%d" % number, b"x")[0] for number in range(count)]
+    began = time.monotonic()
+    counters, steps, before = store.volume.counters, list[int](), store.volume.counters.commits
+    while store.commits.sync_step(began):
+        steps.append(counters.commits - before)
+        create(store, b"later%d" % len(steps), b"y")
+        before = counters.commits
+    assert max(steps) <= COMMITS_PER_STEP
+    assert len(steps) >= 3
+    assert all(store.namespace.get(ino).version is None for ino in inos)
+    late = [create(store, b"late%d" % number, b"x")[0] for number in range(count)]
+    waiting = len(store.versions.open_versions)
+    assert store.maintain(time.monotonic() + 1000)
+    assert len(store.versions.open_versions) == waiting - COMMITS_PER_STEP
+    while store.maintain(time.monotonic() + 1000):
+        pass
+    assert all(not store.namespace.get(ino).uncommitted for ino in late)
+    store = shop.reopen(store)
+    assert content(store, b"%d" % (count - 1)) == b"x"

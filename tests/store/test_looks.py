@@ -12,9 +12,10 @@ import pytest
 
 from cxlfs.native.extent_calls import SPAN_DTYPE
 from cxlfs.native.maps import FileMap
-from cxlfs.store import Store
-from tests.store.test_scaling import SPARE, Longest, large_file
-from tests.support.shop import Shop, close
+from cxlfs.store import Store, UnfinishedError
+from cxlfs.store.clones import REFS_AT_ONCE
+from tests.store.test_scaling import SPARE, STRIDE_BYTES, Longest, large_file
+from tests.support.shop import Shop, close, create
 from tests.support.stores import write_file
 
 BLOCK = 4096
@@ -163,3 +164,59 @@ def test_an_image_takes_many_references_in_parts(shop: Shop) -> None:
     assert 65_536 <= found[0][0] < 70_000
     assert found[1][0] <= found[0][0] + SPARE
     assert max(changed for _, changed in found) <= 10 * 127
+
+
+def test_a_large_hole_is_made_in_parts(shop: Shop) -> None:
+    """Of a file that is being written, and however far beyond its end the range reaches."""
+    store = shop.new_ordinary(256 * MIB)
+    handle = store.open_file(large_file(store, b"large", 120_000), os.O_RDWR)
+    content = store.files.content_of(handle)
+    kept = bytes(store.read(handle, 0, 10 * STRIDE_BYTES))
+    store.write(handle, 100 * STRIDE_BYTES, b"new")
+    gone = []
+    while content.ref_count > 10:
+        before = content.ref_count
+        try:
+            store.ranges.allocate(
+                handle, len(kept), 1 << 40, keep_size=True, punch=True, in_steps=True
+            )
+        except UnfinishedError:
+            assert content.ref_count > 10
+        gone.append(before - content.ref_count)
+    assert gone[:2] == [REFS_AT_ONCE] * 2
+    assert len(gone) == 3
+    size = content.size
+    close(store, handle)
+    store = shop.reopen(store, clean=False)
+    handle = store.open_file(store.lookup(1, b"large").ino, os.O_RDONLY)
+    assert store.files.content_of(handle).ref_count == 10
+    assert bytes(store.read(handle, 0, size)) == kept + bytes(size - len(kept))
+    close(store, handle)
+
+
+def test_a_copy_is_short_where_very_many_references_would_come_or_go(shop: Shop) -> None:
+    store = shop.new_ordinary(256 * MIB)
+    source = store.open_file(large_file(store, b"large", 120_000), os.O_RDONLY)
+    _, target = create(store, b"copy")
+    _, whole = create(store, b"whole")
+    size = store.files.content_of(source).size
+    store.write(whole, 0, bytes(size))
+
+    def copy(handle_in: int, handle_out: int) -> list[int]:
+        """Bytes of each call; nobody waits for more references than that."""
+        content, counts, done = store.files.content_of(handle_out), list[int](), 0
+        while done < size:
+            before = content.ref_count
+            counts.append(store.copy_range(handle_in, done, handle_out, done, size - done))
+            done += counts[-1]
+            assert abs(content.ref_count - before) <= REFS_AT_ONCE + 2
+        assert sum(counts) == size
+        return counts
+
+    data = bytes(store.read(source, 0, size))
+    assert copy(source, target)[:2] == [REFS_AT_ONCE * STRIDE_BYTES] * 2
+    assert bytes(store.read(target, 0, size)) == data
+    assert copy(whole, target)[:2] == [REFS_AT_ONCE * STRIDE_BYTES] * 2
+    assert bytes(store.read(target, 0, size)) == bytes(size)
+    for handle in (source, target, whole):
+        close(store, handle)
