@@ -78,11 +78,12 @@ class Readers:
         """Look who has ended, and count. Raises MediaError."""
         if not self._opened:
             return
+        ended = [(process, self._endings.of(process)) for process in self._opened]
+        ended = [(process, ending) for process, ending in ended if ending is not Ending.ALIVE]
+        if not ended:  # all files of all processes are gone over below
+            return
         failed: set[int] = set()
-        for process in list(self._opened):
-            ending = self._endings.of(process)
-            if ending is Ending.ALIVE:
-                continue
+        for process, ending in ended:
             files = self._opened.pop(process)
             if not _has_failed(ending, self._endings.code_of(process)):
                 continue
