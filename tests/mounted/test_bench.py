@@ -146,17 +146,22 @@ def test_a_quick_run_measures_files_in_pieces_and_first_passes(tmp_path: Path) -
     assert "1 reader, file gathered by the daemon" in done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # as above
-def test_a_quick_run_measures_what_grows(tmp_path: Path) -> None:
+def quick_run(tmp_path: Path, section: str) -> tuple[dict[str, Any], str]:
+    """Its figures, and what it printed."""
     path = tmp_path / "figures.json"
     memory = fast_directory() or tmp_path
-    arguments = ["--quick", "--only", "scaling", "--json", path, "--memory", memory]
+    arguments = ["--quick", "--only", section, "--json", path, "--memory", memory]
     done = subprocess.run(
         [*BENCH, *map(str, arguments)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    figures = json.loads(path.read_text())
+    return json.loads(path.read_text()), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # as above
+def test_a_quick_run_measures_what_grows(tmp_path: Path) -> None:
+    figures, said = quick_run(tmp_path, "scaling")
     found = figures["scaling"]
     assert found["left_out"] == {}
     for kind in scaling.KINDS:
@@ -168,8 +173,8 @@ def test_a_quick_run_measures_what_grows(tmp_path: Path) -> None:
     for cells in found["references"].values():
         assert len(cells["verbs_s"]) == 9
         assert min(cells["verbs_s"].values()) > 0
-    assert done.stdout.endswith("\n".join(scaling.table(found)) + "\n")
-    assert "| files: lookup |" in done.stdout
+    assert said.endswith("\n".join(scaling.table(found)) + "\n")
+    assert "| files: lookup |" in said
     text = (ROOT / "docs" / "scaling.md").read_text()
     _, shown, _ = re.split(r"<!-- (?:scaling: .*|end of scaling) -->\n", text)
     rows = {line.split("|")[1].strip() for line in shown.splitlines()[2:]}
@@ -179,14 +184,7 @@ def test_a_quick_run_measures_what_grows(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # as above
 def test_a_quick_run_measures_openings_behind_each_kind_of_change(tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    memory = fast_directory() or tmp_path
-    arguments = ["--quick", "--only", "openings", "--json", path, "--memory", memory]
-    done = subprocess.run(
-        [*BENCH, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    figures = json.loads(path.read_text())
+    figures, said = quick_run(tmp_path, "openings")
     assert figures["missing"] == {}
     found = figures["openings"]
     assert list(found["kinds"]) == list(openings.KINDS)
@@ -195,7 +193,7 @@ def test_a_quick_run_measures_openings_behind_each_kind_of_change(tmp_path: Path
         changes = 0 if openings.KINDS[kind] is None else openings.QUICK_FILES
         full = cells["records"] * cells["bytes_each"] > 0.99 * openings.QUICK_SEGMENT_BYTES
         assert cells["records"] == changes or full, kind
-    assert done.stdout.endswith("\n".join(openings.table(found)) + "\n")
+    assert said.endswith("\n".join(openings.table(found)) + "\n")
     text = (ROOT / "docs" / "scaling.md").read_text()
     _, shown, _ = re.split(r"<!-- (?:openings: .*|end of openings) -->\n", text)
     rows = [line.split("|")[1].strip() for line in shown.splitlines()[2:]]
