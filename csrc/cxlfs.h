@@ -350,6 +350,11 @@ int cxl_map_twin(cxl_map *source, uint64_t owner, cxl_map **out);
 /* Read up to length bytes, short at the end of file: returns bytes, or -EIO with *fault. verify: check every
  * chunk that is touched, as a whole, before any of its bytes are delivered. */
 int64_t cxl_map_read(cxl_map *map, uint64_t offset, void *target, uint64_t length, int verify, cxl_fault *fault);
+/* CRC32C of what a read would deliver from offset on, *crc continuing: combined from the checksums of chunks, holes
+ * are zeros. Of a chunk that the file has in part all bytes are read, and verified. Stops, behind a chunk or a hole,
+ * when it has done as much as reading work bytes is; returns how far it came, 0 at the end of file, or -EIO with
+ * *fault. */
+int64_t cxl_map_crc(cxl_map *map, uint64_t offset, uint64_t work, uint32_t *crc, cxl_fault *fault);
 /* Without a copy: when the range (clipped at the end of file) lies in one extent, verify it in place and
  * return its length and *address; 0 when it does not lie so (then use cxl_map_read). */
 int64_t cxl_map_peek(cxl_map *map, uint64_t offset, uint64_t length, int verify, const void **address,

@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/sums.h"
 
 enum { CHUNKS_AT_ONCE = 64 };   /* checksums taken at once, on the stack */
 
@@ -149,6 +149,18 @@ static int fail_range(const extent_range *range, const chunk_view *chunk, int er
     return -EIO;
 }
 
+static int fail_check(cxl_engine *engine, const extent_range *range, const chunk_view *chunk, uint32_t expected,
+                      uint32_t actual, cxl_fault *fault)
+{
+    atomic_fetch_add_explicit(&engine->checksum_errors, 1, memory_order_relaxed);
+    fail_range(range, chunk, -EBADMSG, range->extent->media_offset + chunk->start, fault);
+    if (fault != NULL) {
+        fault->expected = expected;
+        fault->actual = actual;
+    }
+    return -EIO;
+}
+
 /* Sum a chunk and deliver parts of it (sorted, apart) in one pass, each byte loaded once: what lies
  * between the parts is summed where it lies, the parts where they arrive. */
 static int sum_chunk(cxl_engine *engine, const extent *x, const chunk_view *chunk, const chunk_part *parts,
@@ -183,13 +195,7 @@ static int deliver_chunk(cxl_engine *engine, const extent_range *range, const ch
         memset(parts[i].target, 0, parts[i].end - parts[i].start);
     if (result != 0)
         return fail_range(range, chunk, result, at, fault);
-    atomic_fetch_add_explicit(&engine->checksum_errors, 1, memory_order_relaxed);
-    fail_range(range, chunk, -EBADMSG, x->media_offset + chunk->start, fault);
-    if (fault != NULL) {
-        fault->expected = expected;
-        fault->actual = actual;
-    }
-    return -EIO;
+    return fail_check(engine, range, chunk, expected, actual, fault);
 }
 
 static int read_unverified(cxl_engine *engine, const extent_range *range, uint8_t *target,
@@ -300,6 +306,67 @@ int extent_read_each(cxl_engine *engine, const extent_range *ranges, uint8_t *co
             result = extent_read(engine, &ranges[i], targets[i], verify, fault);
     }
     return result;
+}
+
+/* --------------------------------------------------------------------- checksums of checksums */
+
+/* The checksum of [start, end) of a chunk, all of which is verified in the same pass. */
+static int sum_part(cxl_engine *engine, const extent_range *range, const chunk_view *chunk, uint64_t start,
+                    uint64_t end, uint32_t expected, uint32_t *crc, cxl_fault *fault)
+{
+    const extent *x = range->extent;
+    uint64_t at = x->media_offset + chunk->start;
+    uint32_t actual = chunk_seed(x->id, chunk->index), part = 0;
+    atomic_fetch_add_explicit(&engine->chunks_verified, 1, memory_order_relaxed);
+    int result = cxl_media_crc(engine->media, x->media_offset + chunk->start, start - chunk->start, &actual, &at);
+    if (result == 0)
+        result = cxl_media_crc(engine->media, x->media_offset + start, end - start, &part, &at);
+    actual = cxl_crc32c_combine(actual, part, end - start);
+    if (result == 0)
+        result = cxl_media_crc(engine->media, x->media_offset + end, chunk->end - end, &actual, &at);
+    if (result != 0)
+        return fail_range(range, chunk, result, at, fault);
+    if (actual != expected)
+        return fail_check(engine, range, chunk, expected, actual, fault);
+    *crc = cxl_crc32c_combine(*crc, part, end - start);
+    return 0;
+}
+
+/* A chunk's checksum is that of its seed and its bytes, one behind the other: taking out what the seed adds is the
+ * same as adding it where the bytes begin. */
+static uint32_t sum_whole(const extent *x, const chunk_view *chunk, uint32_t crc, uint32_t stored)
+{
+    return cxl_crc32c_combine(crc ^ chunk_seed(x->id, chunk->index), stored, chunk->end - chunk->start);
+}
+
+int extent_sum(cxl_engine *engine, const extent_range *range, uint32_t *crc, uint64_t *work, uint64_t *done,
+               cxl_fault *fault)
+{
+    uint32_t stored[CHUNKS_AT_ONCE];
+    uint64_t end = range->extent_offset + range->length;
+    uint64_t last = chunks_of(engine, end);
+    *done = 0;
+    for (uint64_t index = range->extent_offset >> engine->chunk_shift; index < last && *work != 0;) {
+        uint64_t count = smaller(last - index, CHUNKS_AT_ONCE);
+        uint64_t length = extent_checksums(engine, range->extent, index, count, stored);
+        for (uint64_t i = 0; i < count && *work != 0; i++, index++) {
+            chunk_view chunk = {.index = index, .start = index << engine->chunk_shift};
+            chunk.end = smaller(chunk.start + engine->chunk, length);
+            uint64_t from = larger(chunk.start, range->extent_offset), to = smaller(chunk.end, end);
+            uint64_t cost = CHUNK_WORK;
+            if (from == chunk.start && to == chunk.end) {
+                *crc = sum_whole(range->extent, &chunk, *crc, stored[i]);
+            } else {
+                int result = sum_part(engine, range, &chunk, from, to, stored[i], crc, fault);
+                if (result != 0)
+                    return result;
+                cost += chunk.end - chunk.start;
+            }
+            *work -= smaller(cost, *work);
+            *done += to - from;
+        }
+    }
+    return 0;
 }
 
 /* ------------------------------------------------------------------------------------- verify */

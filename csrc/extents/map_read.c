@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/sums.h"
 
 /* ------------------------------------------------------------------------------------- lookup */
 
@@ -82,6 +82,36 @@ int64_t map_deliver(cxl_map *map, uint64_t offset, uint8_t *target, uint64_t len
             extent_drop(map->engine, ranges[i].extent);
         target += covered - offset;
         offset = covered;
+    }
+    return result != 0 ? result : (int64_t)(offset - first);
+}
+
+/* ----------------------------------------------------------------------------------- checksum */
+
+int64_t cxl_map_crc(cxl_map *map, uint64_t offset, uint64_t work, uint32_t *crc, cxl_fault *fault)
+{
+    extent_range ranges[READ_BATCH];
+    uint64_t first = offset, end = FILE_OFFSET_MAX, covered = offset;
+    int result = 0;
+    while (work != 0 && result == 0 && offset == covered) {
+        unsigned count = look_up(map, offset, &end, ranges, &covered);
+        if (offset == covered)
+            break; /* the end of the file */
+        for (unsigned i = 0; i < count; i++) {
+            uint64_t hole = range_start(&ranges[i]) - offset, done = 0;
+            if (work != 0 && result == 0) {
+                *crc = cxl_crc32c_zeros(*crc, hole);
+                result = extent_sum(map->engine, &ranges[i], crc, &work, &done, fault);
+                offset += hole + done;
+                if (done < ranges[i].length)
+                    work = 0;
+            }
+            extent_drop(map->engine, ranges[i].extent);
+        }
+        if (work != 0 && result == 0) {
+            *crc = cxl_crc32c_zeros(*crc, covered - offset);
+            offset = covered;
+        }
     }
     return result != 0 ? result : (int64_t)(offset - first);
 }

@@ -49,6 +49,9 @@ uint32_t cxl_copy_out_crc(uint32_t crc, void *target, const void *source, size_t
 uint32_t cxl_copy_in_crc(uint32_t crc, void *target, const void *source, size_t length);
 
 uint32_t cxl_crc32c_table(uint32_t crc, const void *data, size_t length);
+/* *crc continuing over length zeros, and the checksum of what two are of, one behind the other: O(log length). */
+uint32_t cxl_crc32c_zeros(uint32_t crc, uint64_t length);
+uint32_t cxl_crc32c_combine(uint32_t first, uint32_t second, uint64_t second_length);
 void cxl_copy_lines_plain(void *target, const void *source, size_t count);
 void cxl_write_back_none(const void *address, size_t length);
 

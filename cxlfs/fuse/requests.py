@@ -204,10 +204,10 @@ class Requests:
         )
 
     def xattr(self, ino: int, name: bytes) -> bytes:
-        """The value. Raises NoAttributeError."""
+        """The value. Raises NoAttributeError, UnfinishedError (see ``InodeAttributes``)."""
         if name.startswith(b"system."):
             raise NoAttributeError("no attributes of the system namespace")
-        return self.store.get_xattr(ino, name)
+        return self.store.get_xattr(ino, name, in_steps=True)
 
     # --- modes ------------------------------------------------------------------------------
 

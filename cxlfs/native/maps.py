@@ -299,6 +299,18 @@ class FileMap:
             raise data_failure(count, "read", fault)
         return None
 
+    def crc32c(self, offset: int, crc: int, work_bytes: int) -> tuple[int, int]:
+        """CRC32C of what :meth:`read` gives from ``offset`` on, continuing from ``crc``: how many
+        bytes it is of (0: the end of file), and what it is. One step, of the work that reading so
+        many bytes is; chunks that are this content's as a whole are not read, but their checksums
+        combined. Raises as :meth:`read`, of chunks that it has in part.
+        """
+        out, fault = ffi.new("uint32_t *", crc), scratch.fault
+        count = lib.cxl_map_crc(self.handle, offset, work_bytes, out, fault)
+        if count < 0:
+            raise data_failure(count, "read", fault)
+        return int(count), int(out[0])
+
     def punch(self, offset: int, length: int) -> None:
         """Make a range read as zeros; the size stays."""
         code = lib.cxl_map_punch(self.handle, offset, length)

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from cxlfs.errors import (
     AttributeTooLargeError,
+    CorruptionError,
     ExistsError,
+    MediaError,
     NameTooLongError,
     NoAttributeError,
     NoSpaceError,
@@ -28,6 +30,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import layout
 from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation, encode
+from cxlfs.store.content_sums import ContentSums
 from cxlfs.store.failed_resumes import failed_resumes
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind, Inode
@@ -38,15 +41,25 @@ if TYPE_CHECKING:
 STATE_XATTR = b"user.cxlfs.state"
 COMMIT_XATTR = b"user.cxlfs.commit"
 FAILED_XATTR = b"user.cxlfs.failed_resumes"
+CRC32C_XATTR = b"user.cxlfs.crc32c"
 _VIRTUAL_PREFIX = b"user.cxlfs."
 _XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
 
 
 class InodeAttributes:
-    """The verbs over attributes; ``require_room`` raises NoSpaceError when metadata cannot grow."""
+    """The verbs over attributes; ``require_room`` raises NoSpaceError when metadata cannot grow,
+    ``damaged`` is called when a read for one meets damage.
+    """
 
-    def __init__(self, volume: Volume, *, require_room: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        damaged: Callable[[Inode, CorruptionError | MediaError], None],
+        *,
+        require_room: Callable[[], None],
+    ) -> None:
         self.volume = volume
+        self.sums = ContentSums(damaged)
         self.namespace = volume.namespace
         self._require_room = require_room
 
@@ -91,9 +104,14 @@ class InodeAttributes:
 
     # --- extended attributes ----------------------------------------------------------------
 
-    def get_xattr(self, inode: Inode, name: bytes) -> bytes:
-        """Raises NoAttributeError."""
+    def get_xattr(self, inode: Inode, name: bytes, *, in_steps: bool = False) -> bytes:
+        """``in_steps``: the checksum of a file is, and UnfinishedError raised between two steps.
+
+        Raises NoAttributeError, and of that checksum CorruptionError, MediaError.
+        """
         if name.startswith(_VIRTUAL_PREFIX):
+            if name == CRC32C_XATTR:
+                return b"%08x" % self.sums.crc32c(inode, in_steps=in_steps)
             value = self._virtual_xattrs(inode).get(name)
         elif name.startswith(HIDDEN_PREFIX):
             value = None
@@ -146,7 +164,7 @@ class InodeAttributes:
         """Raises NoAttributeError, UnsupportedOperationError."""
         self.volume.require_writable()
         self._check_xattr_name(name)
-        if name in self._virtual_xattrs(inode):
+        if name == CRC32C_XATTR or name in self._virtual_xattrs(inode):
             return
         if name not in (inode.xattrs or {}):
             raise NoAttributeError("no such attribute")

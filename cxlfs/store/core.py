@@ -117,7 +117,7 @@ class Store:
         self.units = Units(volume, self.versions, mode=options.units, require_room=require_room)
         self.versions.units = self.units
         room.units, room.drop_removed = self.units.copies, self.units.drop_removed
-        self.attributes = InodeAttributes(volume, require_room=require_room)
+        self.attributes = InodeAttributes(volume, self.files.damaged, require_room=require_room)
         self.reporter = Reporter(volume, self.versions, recovery, self.units)
         self.ranges = Ranges(
             volume, self.versions, self.files, self.reporter, room, reclaim=self.cleaner.reclaim
@@ -307,8 +307,8 @@ class Store:
         if self.units.pending:
             self.units.settle()
 
-    def get_xattr(self, ino: int, name: bytes) -> bytes:
-        return self.attributes.get_xattr(self.namespace.get(ino), name)
+    def get_xattr(self, ino: int, name: bytes, *, in_steps: bool = False) -> bytes:
+        return self.attributes.get_xattr(self.namespace.get(ino), name, in_steps=in_steps)
 
     def set_xattr(
         self, ino: int, name: bytes, value: bytes, *, create: bool = False, replace: bool = False

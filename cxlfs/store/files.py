@@ -194,10 +194,11 @@ class Files:
                     return view
             return content.read(offset, length, verify=self.verify_reads)
         except (CorruptionError, MediaError) as error:
-            self._damaged(handle.inode, error)
+            self.damaged(handle.inode, error)
             raise
 
-    def _damaged(self, inode: Inode, error: CorruptionError | MediaError) -> None:
+    def damaged(self, inode: Inode, error: CorruptionError | MediaError) -> None:
+        """A reader of the file met damage."""
         corrupt = isinstance(error, CorruptionError)
         place = error.media_offset if isinstance(error, CorruptionError) else error.offset
         if corrupt:
@@ -336,7 +337,7 @@ class Files:
             self.volume.health.refuse(needed_bytes)
             self.volume.event("no-space", error.message, ino=inode.ino)
         elif isinstance(error, CorruptionError):
-            self._damaged(inode, error)  # the old bytes around what was written
+            self.damaged(inode, error)  # the old bytes around what was written
         elif isinstance(error, MediaError):
             self.volume.counters.media_errors += 1
             self.volume.event(

@@ -32,8 +32,9 @@ class Handle:
 
 class UnfinishedError(Exception):
     """Room is being made for the rest of a write, or a second map of its file, or a copy of the
-    directory that a change concerns, or a large hole, or many files are committed, step by step:
-    others may have their turn before the same is asked again; a write, and a sync, with ``done``.
+    directory that a change concerns, or a large hole, or many files are committed, or checksums
+    added up, step by step: others may have their turn before the same is asked again; a write, and
+    a sync, with ``done``.
     """
 
     def __init__(self, done: int = 0) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mount import Workplace
+from cxlfs.native import crc32c
+from tests.support.mount import MIB, Workplace
 
 AT_FDCWD = -100
 RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
@@ -273,6 +274,31 @@ def test_extended_attributes(place: Workplace) -> None:
         os.getxattr(path, "user.note")
     assert caught.value.errno == errno.ENODATA
     assert os.getxattr(path, "user.cxlfs.state") == b"complete"
+
+
+def test_the_checksum_of_a_whole_file(place: Workplace) -> None:
+    """Of what was written, of pieces of it in another order, and none while it is being written.
+    The pieces are parts of 100 chunks, which are read: more than one step of the daemon's.
+    """
+    path, mixed = place.mountpoint / "file", place.mountpoint / "mixed"
+    data = os.urandom(8 * MIB + 17)
+    path.write_bytes(data)
+    expected = bytearray(8 * MIB)
+    with path.open("rb") as source, mixed.open("wb") as target:
+        for piece in range(100):
+            start, there = piece * 80_000 + 1, (99 - piece) * 80_000
+            count = os.copy_file_range(source.fileno(), target.fileno(), 5000, start, there)
+            expected[there : there + count] = data[start : start + count]
+        target.truncate(8 * MIB)
+        with pytest.raises(OSError) as caught:
+            os.getxattr(mixed, "user.cxlfs.crc32c")
+        assert caught.value.errno == errno.ENODATA
+    for _ in range(2):
+        assert os.getxattr(path, "user.cxlfs.crc32c") == b"%08x" % crc32c(data)
+        assert mixed.read_bytes() == expected
+        assert os.getxattr(mixed, "user.cxlfs.crc32c") == b"%08x" % crc32c(expected)
+        assert os.listxattr(path) == []
+        place.remount()
 
 
 def test_access_control_lists_are_refused_not_ignored(mnt: Path) -> None:
