@@ -44,6 +44,13 @@ print("closed", flush=True)
 """
 
 
+@pytest.fixture
+def unmounted(unmounted: Workplace) -> Workplace:
+    """How a daemon starts belongs to its life."""
+    unmounted.starts_afresh = True
+    return unmounted
+
+
 def piped(*command: object) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     return subprocess.Popen(

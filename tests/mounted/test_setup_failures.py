@@ -23,6 +23,7 @@ from tests.support.mount import Workplace, wait_until
 @pytest.fixture(autouse=True)
 def _quiet(unmounted: Workplace) -> None:
     unmounted.announced.append("mount point")
+    unmounted.starts_afresh = True
 
 
 def refused(place: Workplace, kind: type[CxlfsError], *options: str) -> CxlfsError:

@@ -288,6 +288,7 @@ def run_campaign(
         workplace(size_bytes=STORE_BYTES) as place,
     ):
         place.announced.append(REVERTED)
+        place.starts_afresh = kind == "mount"  # it is killed while it starts
         Campaign(place, outcome, seed, say).run(kills)
         if outcome.problems:
             outcome.problems.append(place.log_text())

@@ -31,6 +31,7 @@ from cxlfs.media import open_media
 from cxlfs.media.room import VOLATILE_TEXT, file_system_of
 from cxlfs.store import Store, StoreOptions
 from cxlfs.verify import run_passes
+from tests.support.nursery import mount_forked
 
 MIB = 1 << 20
 PATIENCE_SECONDS = 20.0
@@ -144,6 +145,8 @@ class Workplace:
         """Patterns of lines that the log may hold."""
         self.ends_clean = True
         """False: the daemon was killed, and the store needs recovery before it is checked."""
+        self.starts_afresh = False
+        """Daemons begin with a Python of their own, as users' do, instead of in the nursery."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self.mountpoint.mkdir()
         self.runtime.mkdir(mode=0o700)
@@ -154,7 +157,8 @@ class Workplace:
     # --- mounting ---------------------------------------------------------------------------
 
     def mount(self, *options: str, mountpoint: Path | None = None) -> Path:
-        mount_background(
+        start = mount_background if self.starts_afresh else mount_forked
+        start(
             make_config(
                 str(self.source),
                 str(mountpoint or self.mountpoint),
