@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ class Inodes(MutableMapping[int, T]):
         all that differ from a plain file; see ``sleepers``.
         """
         return self._awake.values()
+
+    def add_awake(self, inodes: Mapping[int, T]) -> None:
+        """Some that are objects already, by number."""
+        self._awake.update(inodes)
 
     def get_awake(self, ino: int) -> T | None:
         """The object, if there is one."""

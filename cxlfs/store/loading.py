@@ -58,7 +58,7 @@ def load(
     asleep = dataclasses.replace(asleep, contents=addresses[order])
     sleeping = Sleepers(engine, asleep)
     namespace.inodes.put_to_sleep(sleeping)
-    _wake(namespace, data_columns.inodes)
+    _wake(namespace, sleeping, asleep.rows)
     asides = zip(contents.owners[contents.asides].tolist(), maps[contents.asides], strict=True)
     for ino, address in asides:
         namespace.inodes[ino].aside = FileMap.at(engine, ino, int(address))
@@ -115,8 +115,8 @@ def _sleepers(columns: ImageColumns, order: npt.NDArray[np.int64]) -> SleeperCol
     )
 
 
-def _wake(namespace: Namespace, inodes: Rows) -> None:
-    """Whatever others expect to be awake; and count all kinds."""
+def _wake(namespace: Namespace, sleeping: Sleepers, inodes: Rows) -> None:
+    """Whatever others expect to be awake, of all that sleep now; and count all kinds."""
     types, which, counts = np.unique(
         inodes["mode"] & _TYPE_BITS, return_inverse=True, return_counts=True
     )
@@ -126,8 +126,7 @@ def _wake(namespace: Namespace, inodes: Rows) -> None:
             namespace.kind_counts[kind] += count
     is_special = np.array([kind in (FileKind.DIRECTORY, FileKind.SYMLINK) for kind in kinds])
     awake = is_special[which] | (inodes["ref_count"] > REFERENCES_MAX)
-    for ino in inodes["ino"][awake].tolist():
-        namespace.inodes.get(ino)
+    namespace.inodes.add_awake(sleeping.wake_rows(np.flatnonzero(awake)))
 
 
 def _entries(names: NameColumns) -> list[tuple[int, dict[bytes, int]]]:

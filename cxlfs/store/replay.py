@@ -139,7 +139,7 @@ class Replayer:
         """All operations but definitions, in order; contents are only put down for the engine."""
         done, self._record = 0, 0
         try:
-            for first, end in plain_runs(found, _RUN_MIN, self.namespace):
+            for first, end in plain_runs(found, _RUN_MIN):
                 self._in_order(found, done, first)
                 self._together(batch, found, first, end)
                 done = end

@@ -46,15 +46,12 @@ _PLAIN = (
 )
 
 
-def plain_runs(
-    found: OperationColumns, run_min: int, namespace: Namespace
-) -> list[tuple[int, int]]:
+def plain_runs(found: OperationColumns, run_min: int) -> list[tuple[int, int]]:
     """Where ``run_min`` operations or more follow each other, in whole records, that do what a
-    :class:`Run` does: all but renaming directories, keeping aside, and moving data.
+    :class:`Run` does: all but keeping aside, and moving data.
     """
     plain = np.isin(found.kinds, _PLAIN)
     plain[found.kinds == layout.OP_CONTENT] = ~found.asides
-    plain[_names_directory_again(found, namespace)] = False
     # No part of a record: two borders of records for each operation that is not plain.
     others = found.records[~plain]
     begins = np.searchsorted(found.records, others, side="left")
@@ -63,29 +60,6 @@ def plain_runs(
     ends = np.concatenate((begins, [len(plain)]))
     long = ends - firsts >= run_min
     return list(zip(firsts[long].tolist(), ends[long].tolist(), strict=True))
-
-
-def _names_directory_again(found: OperationColumns, namespace: Namespace) -> Integers:
-    """Which operations name a directory that is there, or that has a name already: all but the
-    first that names a new one.
-    """
-    at = np.flatnonzero(found.kinds == layout.OP_LINK)
-    meant = found.meant[found.indexes[at]]
-    new = found.inos[(found.modes & TYPE_BITS) == stat.S_IFDIR]
-    new = new[new >= np.uint64(namespace.next_ino)]
-    is_new = np.isin(meant, new)
-    _, first = np.unique(meant, return_index=True)
-    again = is_new.copy()
-    again[first] = False
-    inos, which = np.unique(meant, return_inverse=True)
-    sleeping = namespace.inodes.sleeping
-    perhaps = inos < np.uint64(namespace.next_ino)
-    if isinstance(sleeping, Sleepers):
-        perhaps &= sleeping.find_rows(inos) < 0
-    for index in np.flatnonzero(perhaps).tolist():
-        inode = namespace.inodes.get_awake(int(inos[index]))
-        perhaps[index] = inode is not None and inode.entries is not None
-    return at[again | perhaps[which]]
 
 
 def middle_of(found: OperationColumns, first: int, end: int) -> int:
@@ -174,8 +148,8 @@ class Run:
         if np.count_nonzero(may_sleep) < _ASLEEP_MIN:
             may_sleep[:] = False
         self._sleeping.add(_part(columns, may_sleep))
-        for inode in Sleepers(engine, _part(columns, ~may_sleep)).all():
-            namespace.inodes[inode.ino] = inode
+        awake = Sleepers(engine, _part(columns, ~may_sleep))
+        namespace.inodes.add_awake(awake.wake_rows(np.arange(awake.row_count)))
         for kind, count in zip(*np.unique(types, return_counts=True), strict=True):
             found = kind_of(int(kind))
             if found is not None:
@@ -260,13 +234,20 @@ class Run:
 
     def _name_objects(self) -> None:
         """Names of those that were awake, and what directories have."""
-        subjects, last, more = self._subjects, self._last_links(), self._subdirectories()
-        for index, inode in subjects.awake.items():
-            inode.links = int(subjects.links[index])
-            inode.subdirectories += int(more[index])
-            if last[index] >= 0:
-                inode.parent = int(self._part.parents[last[index]])
-                inode.name = self._names_at(last[index : index + 1])[0]
+        subjects, part, names = self._subjects, self._part, self._found.names
+        if not len(part.names):
+            return
+        awake = np.array(list(subjects.awake), dtype=np.int64)
+        last = self._last_links()[awake]
+        known = (subjects.links[awake], self._subdirectories()[awake], last >= 0)
+        columns = (*known, part.parents[last], part.names[last])
+        for inode, links, more, is_named, parent, name in zip(
+            subjects.awake.values(), *(column.tolist() for column in columns), strict=True
+        ):
+            inode.links = links
+            inode.subdirectories += more
+            if is_named:
+                inode.parent, inode.name = parent, names[name]
 
     def _put_names(self) -> None:
         """Into their directories, and out of them."""
@@ -325,16 +306,16 @@ class Run:
 
     def _rest(self) -> tuple[dict[int, int], dict[int, int]]:
         """Of objects: the rows of their last attributes, and the records that publish them."""
-        attributes, commits = dict[int, int](), dict[int, int]()
-        for index, inode in self._subjects.awake.items():
-            if self._is_gone[index]:
-                continue
-            if self._last_rows[index] >= 0:
-                attributes[inode.ino] = int(self._last_rows[index])
-            if self._last_changes[index] >= 0:
-                record = self._found.change_records[self._last_changes[index]]
-                commits[inode.ino] = int(record)
-        return attributes, commits
+        subjects = self._subjects
+        awake = np.array(list(subjects.awake), dtype=np.int64)
+        awake = awake[~self._is_gone[awake]]
+        said = awake[self._last_rows[awake] >= 0]
+        published = awake[self._last_changes[awake] >= 0]
+        records = self._found.change_records[self._last_changes[published]]
+        return (
+            dict(zip(subjects.inos[said].tolist(), self._last_rows[said].tolist(), strict=True)),
+            dict(zip(subjects.inos[published].tolist(), records.tolist(), strict=True)),
+        )
 
 
 def _part(columns: SleeperColumns, which: npt.NDArray[np.bool_]) -> SleeperColumns:

@@ -119,11 +119,12 @@ class Subjects:
         """Of those that sleep, else -1."""
         self.awake: dict[int, Inode] = {}
         self.is_made = self.rows < 0
-        for index in np.flatnonzero(self.is_made & (self.inos < namespace.next_ino)).tolist():
-            inode = namespace.inodes.get_awake(int(self.inos[index]))
+        perhaps = np.flatnonzero(self.is_made & (self.inos < namespace.next_ino))
+        for index, ino in zip(perhaps.tolist(), self.inos[perhaps].tolist(), strict=True):
+            inode = namespace.inodes.get_awake(ino)
             if inode is not None:
                 self.awake[index] = inode
-                self.is_made[index] = False
+        self.is_made[list(self.awake)] = False
         self.modes = np.zeros(count, dtype=np.uint32)
         self.links = np.zeros(count, dtype=np.int64)
         self.references = np.zeros(count, dtype=np.uint64)
@@ -169,8 +170,9 @@ class Subjects:
         told = self._sleeping.tell(self.rows[asleep])
         self.modes[asleep], self.links[asleep] = told.modes, told.links
         self.references[asleep], self.contents[asleep] = told.ref_counts, told.contents
-        for index, inode in self.awake.items():
-            self.modes[index], self.links[index] = inode.mode, inode.links
+        awake = list(self.awake)
+        self.modes[awake] = [inode.mode for inode in self.awake.values()]
+        self.links[awake] = [inode.links for inode in self.awake.values()]
         counts = part.found.changes["ref_count"][part.changes]
         np.add.at(self.references, self.of_changes, counts)
 
@@ -207,21 +209,61 @@ class Subjects:
         )
 
     def _look_at_directories(self) -> bool:
-        """A directory gets a name once, when it is new, below one that has its name by then."""
-        part = self._part
+        """A directory gets its first name below one that has its own by then, no name that it has
+        already, and never one below itself.
+        """
         ops = np.flatnonzero(self.of_links >= 0)
         ops = ops[self.is_directory[self.of_links[ops]]]
-        meant, parents = self.of_links[ops], self.of_parents[ops]
-        if not self.is_made[meant].all() or (np.bincount(meant) > 1).any():
-            return False
+        meant, places = self.of_links[ops], self._part.name_places[ops]
         named = np.full(len(self.inos), _NEVER)
         named[~self.is_made] = -1
-        named[meant] = part.name_places[ops]
-        return bool((named[parents] < part.name_places[ops]).all())
+        made = self.is_made[meant]
+        named[meant[made][::-1]] = places[made][::-1]
+        return bool(
+            (self.of_old[ops] != meant).all()
+            and (named[self.of_parents[ops]] < places).all()
+            and self._are_trees(meant, self._part.parents[ops])
+        )
+
+    def _are_trees(self, meant: Integers, parents: Numbers) -> bool:
+        """No directory comes below itself when these, one after the other, lie in ``parents``: only
+        those that leave where they lay could.
+        """
+        inos, which = np.unique(meant, return_inverse=True)
+        known = [self.awake.get(index) for index in inos.tolist()]
+        above = np.array([0 if one is None else one.parent for one in known], dtype=np.uint64)
+        order = np.argsort(which, kind="stable")
+        is_first = np.append(True, which[order][1:] != which[order][:-1])[: len(order)]
+        before = np.append(np.uint64(0), parents[order])[: len(order)]
+        before[is_first] = above[which[order][is_first]]
+        moved = order[before != parents[order]]
+        if self.is_made[meant[moved]].all() and len(np.unique(meant[moved])) == len(moved):
+            return True  # new ones alone, which nothing lies below
+        moved.sort()
+        changed = dict[int, int]()
+        for ino, parent in zip(
+            self.inos[meant[moved]].tolist(), parents[moved].tolist(), strict=True
+        ):
+            if self._is_below(parent, ino, changed):
+                return False
+            changed[ino] = parent
+        return True
+
+    def _is_below(self, ino: int, ancestor: int, changed: dict[int, int]) -> bool:
+        """As ``Namespace.is_below``, where some directories lie in others: in ``changed``."""
+        while ino not in (ancestor, ROOT_INO):
+            above = changed.get(ino)
+            if above is None:
+                inode = self._namespace.inodes.get_awake(ino)
+                above = 0 if inode is None else inode.parent
+            if above in (0, ino):
+                return False
+            ino = above
+        return ino == ancestor
 
     def _look_at_drops(self) -> bool:
-        """Who has no name at the end of a record is gone, and not mentioned again. ``links`` become
-        those in the end.
+        """Who has no name at the end of a record is gone, and not mentioned again; directories have
+        one name at a time. ``links`` become those in the end.
         """
         part = self._part
         which = np.stack((self.of_old, self.of_links), axis=1).ravel()
@@ -239,7 +281,8 @@ class Subjects:
         counts += self.links[which]
         ends_record = is_last | np.append(records[1:] != records[:-1], True)
         drops = ends_record & (counts == 0)
-        if (counts < 0).any() or not is_last[drops].all():
+        most = np.where(self.is_directory[which], 1, _NEVER)
+        if (counts < 0).any() or (counts > most).any() or not is_last[drops].all():
             return False
         self.links[which[is_last]] = counts[is_last]
         self.drop_records[which[drops]] = records[drops]

@@ -152,18 +152,11 @@ class Sleepers:
             return None
         block, row = found
         columns = block.columns
-        address = int(columns.contents[row])
-        ino, mode, uid, gid, rdev, flags, _, *others = columns.rows[row].item()
-        atime, mtime, ctime, birth, commit_lsn, commit_ns, *_ = others
-        name = int(columns.name_indexes[row])
-        inode = Inode(
-            *(ino, mode, uid, gid, rdev, flags & ~layout.INODE_ASIDE),
-            *(atime, mtime, ctime, birth, commit_lsn, commit_ns),
-            links=int(columns.links[row]),
-            parent=int(columns.parents[row]),
-            name=b"" if name < 0 else columns.names[name],
-            live=FileMap.at(self._engine, ino, address) if address else None,
-            subdirectories=int(columns.subdirectories[row]),
+        inode = self._object(
+            columns,
+            columns.rows[row].item(),
+            *(int(columns.links[row]), int(columns.parents[row]), int(columns.name_indexes[row])),
+            *(int(columns.subdirectories[row]), int(columns.contents[row])),
         )
         inode.xattrs = self.xattrs.pop(ino, None)
         if block.first_row + row < self.exported:
@@ -172,12 +165,44 @@ class Sleepers:
         self._count -= 1
         return inode
 
-    def all(self) -> Iterator[Inode]:
-        """Wake everyone."""
-        for ino in list(self):
-            inode = self.wake(ino)
-            if inode is not None:
-                yield inode
+    def wake_rows(self, rows: Integers) -> dict[int, Inode]:
+        """Make the objects of these, which sleep, before any image is begun; rows go up. By number;
+        of many together each takes a third of what one alone does.
+        """
+        made = dict[int, Inode]()
+        if not len(rows):
+            return made
+        for columns, block, inside, _ in self._parts(rows):
+            others = ("links", "parents", "name_indexes", "subdirectories", "contents")
+            rest_of = (getattr(columns, name)[inside].tolist() for name in others)
+            for fields, *rest in zip(columns.rows[inside].tolist(), *rest_of, strict=True):
+                made[fields[0]] = self._object(columns, fields, *rest)
+            block.has_left[inside] = True
+        for ino in made.keys() & self.xattrs.keys():
+            made[ino].xattrs = self.xattrs.pop(ino)
+        self._count -= len(rows)
+        return made
+
+    def _object(  # noqa: PLR0917 - by position, see ``Inode``
+        self,
+        columns: SleeperColumns,
+        fields: tuple[int, ...],
+        links: int,
+        parent: int,
+        name: int,
+        subdirectories: int,
+        address: int,
+    ) -> Inode:
+        """``fields`` of its row, and what the columns say."""
+        ino, mode, uid, gid, rdev, flags, _, *others = fields
+        atime, mtime, ctime, birth, commit_lsn, commit_ns, *_ = others
+        return Inode(
+            *(ino, mode, uid, gid, rdev, flags & ~layout.INODE_ASIDE),
+            *(atime, mtime, ctime, birth, commit_lsn, commit_ns, links, parent),
+            b"" if name < 0 else columns.names[name],
+            FileMap.at(self._engine, ino, address) if address else None,
+            subdirectories,
+        )
 
     def begin_export(self, number: int) -> None:
         """An image is begun that takes the rows from the first on; see ``exported``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from cxlfs.errors import CorruptionError
+from cxlfs.errors import CorruptionError, CxlfsError
 from cxlfs.format import journal_reader, operations
 from cxlfs.format.journal_reader import RecordBatch
 from cxlfs.media import Media, MemoryMedia
@@ -135,6 +136,7 @@ class Changes:
         made = [store.make_directory(1, b"%d" % n, 0o755, 0, 0).ino for n in range(3)]
         self.directories = [1, *made]
         self.number = 0
+        store.make_directory(1, b"tree", 0o755, 0, 0)
 
     def place(self) -> tuple[int, bytes]:
         return self.rng.choice(self.directories), b"f%d" % self.rng.randrange(25)
@@ -162,6 +164,8 @@ class Changes:
                 lambda: store.set_attributes(ino, size=rng.randrange(200)),
                 lambda: store.link(ino, 1, self.new_name()),
                 self.directory,
+                self.move_directory,
+                self.move_directory,
             ]
         )()
 
@@ -178,6 +182,24 @@ class Changes:
         elif self.rng.random() < 0.2:
             store.rename(1, name, self.directories[1], self.new_name())
 
+    def move_directory(self) -> None:
+        """Anywhere, also over another one, and where it cannot go; some are new."""
+        store, rng = self.store, self.rng
+        names = [b"a", b"b", b"c"]
+        places = [(1, b"tree")]
+        for parent, name in places:
+            inode = store.namespace.find(parent, name)
+            assert inode is not None
+            places += [(inode.ino, below) for below in inode.entries or {}]
+        parents = [store.lookup(*place).ino for place in places]
+        new = rng.choice(parents), rng.choice(names)
+        with contextlib.suppress(CxlfsError):
+            if rng.random() < 0.3:
+                store.make_directory(*new, 0o755, 0, 0)
+            else:
+                exchange = rng.random() < 0.3
+                store.rename(*rng.choice(places[1:] or places), *new, exchange=exchange)
+
 
 @pytest.mark.parametrize("seed", range(6), ids="seed={}".format)
 def test_changes_of_an_image(store: Store, seed: int) -> None:
@@ -192,6 +214,52 @@ def test_changes_of_an_image(store: Store, seed: int) -> None:
     state = assert_one_state(store.media, rng)
     assert isinstance(state, dict)
     assert len(state) > 30
+
+
+@pytest.mark.parametrize("seed", range(40), ids="seed={}".format)
+def test_forged_moves_of_directories(seed: int) -> None:
+    """Into each other, below themselves, under two names or none: the same state or refusal."""
+    rng = random.Random(seed)
+    store = Store.open(populated_media(closed=True))
+    inos = [store.make_directory(1, b"%d" % n, 0o755, 0, 0).ino for n in range(4)]
+    places = {ino: (1, b"%d" % number) for number, ino in enumerate(inos)}
+    store.volume.rollover()
+    journal = store.volume.journal
+    assert journal is not None
+    new = store.namespace.next_ino
+    for number in range(rng.randrange(1, 8)):
+        ops: list[operations.Operation] = []
+        for _ in range(rng.choice((1, 1, 2))):
+            ino = rng.choice(inos)
+            if rng.random() < 0.3:
+                ino = new + number
+                ops.append(operations.InodeOperation(ino, 0o040755, 0, 0, 0, 0, 1, 2, 3, 4))
+                inos.append(ino)
+            if rng.random() < 0.9 and ino in places:
+                ops.append(operations.UnlinkOperation(*places[ino]))
+            if rng.random() < 0.9 or ino not in places:
+                places[ino] = rng.choice((1, *inos)), rng.choice((b"x", b"y", b"%d" % number))
+            parent, name = places[ino]
+            ops.append(operations.LinkOperation(parent, ino, name))
+        journal.append(operations.encode(ops), len(ops))
+    journal.fence()
+    store.abandon()
+    assert_one_state(store.media, rng)
+    store.media.close()
+
+
+def test_a_directory_is_given_the_name_that_it_has(rng: random.Random) -> None:
+    media = populated_media(closed=True)
+    store = Store.open(media)
+    ino = store.make_directory(1, b"has one", 0o755, 0, 0).ino
+    store.volume.rollover()
+    journal = store.volume.journal
+    assert journal is not None
+    journal.append(operations.encode([operations.LinkOperation(1, ino, b"has one")]), 1)
+    journal.fence()
+    store.abandon()
+    assert assert_one_state(media, rng) == "CorruptionError"
+    media.close()
 
 
 @pytest.mark.parametrize("closed", [True, False])

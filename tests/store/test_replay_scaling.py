@@ -112,9 +112,10 @@ def change_file(store: Store, way: str, directory: int, ino: int, name: bytes) -
         store.rename(directory, name, made, name)
 
 
+DIRECTORIES = ("renamed directories", "moved directories")
 WAYS = (
     *("unlink", "rename", "save by rename", "overwrite", "truncate", "chmod", "link"),
-    *("extended attribute", "new directories"),
+    *("extended attribute", "new directories", *DIRECTORIES),
 )
 
 
@@ -129,11 +130,17 @@ def test_changes_of_files_that_sleep_are_applied_together(
         store = shop.new_ordinary(256 * MIB)
         directory = store.make_directory(1, b"all", 0o755, 0, 0).ino
         inos = put_files(store, directory, b"%d", count)
+        for number in range(0, count if way in DIRECTORIES else 0, 5):
+            store.make_directory(1, b"%d" % number, 0o755, 0, 0)
         store.volume.rollover()
         store = shop.reopen(store, clean=True)
         rollovers = store.statistics().rollovers
         for number, ino in enumerate(inos):
-            change_file(store, way, directory, ino, b"%d" % number)
+            if way not in DIRECTORIES:
+                change_file(store, way, directory, ino, b"%d" % number)
+            elif number % 5 == 0:
+                into = directory if way == "moved directories" else 1
+                store.rename(1, b"%d" % number, into, b"moved%d" % number)
         assert store.statistics().rollovers == rollovers
         with replay_counted(monkeypatch) as calls:
             store = shop.reopen(store, clean=False)
@@ -142,4 +149,5 @@ def test_changes_of_files_that_sleep_are_applied_together(
         assert all(inode.entries is not None for inode in awake)
         found.append(calls[0])
     print(f"calls while 500 and 2500 changes are applied: {found}")
-    assert found[1] <= found[0] + (9 if way == "extended attribute" else 2) * 2000 + SPARE
+    each = {"extended attribute": 9, "moved directories": 3}.get(way, 2)
+    assert found[1] <= found[0] + each * 2000 + SPARE
