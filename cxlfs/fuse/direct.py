@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from cxlfs.errors import AttributeLongerError, InvalidArgumentError, MediaError
 from cxlfs.fuse import kernel
 from cxlfs.fuse.boundary import outcome_of
+from cxlfs.fuse.handles import Caller, Opened
 from cxlfs.fuse.kernel import Opcode
-from cxlfs.fuse.requests import Caller, Opened
 from cxlfs.native.transport import UPCALL_LEASE, Answer, Unfinished, Upcall
 from cxlfs.store import UnfinishedError
 
@@ -118,6 +118,7 @@ class Direct:
         return b""
 
     def _getattr(self, upcall: Upcall) -> bytes:
+        self._requests.releases.wait_for(upcall.inode)
         return kernel.attributes_reply(self._store.get_attributes(upcall.inode))
 
     def _unlink(self, upcall: Upcall) -> bytes:

@@ -1,4 +1,4 @@
-"""What the kernel holds: how often it looked up each inode, and which files it has open.
+"""What the kernel holds: how often it looked up each inode, and which files it has open, for whom.
 
 Never here: what an inode or a handle means (the store).
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cxlfs.errors import BadHandleError, invariant
 from cxlfs.fuse.processes import Process
@@ -66,6 +66,22 @@ class LookupCounts:
         while self._counts:
             ino, _ = self._counts.popitem()
             self._store.unpin(ino)
+
+
+class Caller(NamedTuple):
+    """Who asks; ``tid``: a thread, 0 when not known."""
+
+    uid: int
+    gid: int
+    tid: int
+
+
+class Opened(NamedTuple):
+    """What the kernel is told of an open file; see ``page_cache``."""
+
+    handle: int
+    direct: bool
+    keep_cache: bool
 
 
 @dataclasses.dataclass(slots=True)

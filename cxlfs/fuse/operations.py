@@ -24,7 +24,8 @@ from cxlfs.errors import (
 )
 from cxlfs.fuse.attributes import absent_entry, entry_of
 from cxlfs.fuse.boundary import notice, request
-from cxlfs.fuse.requests import CAPABILITY_XATTR, Caller, Opened, Requests, check_name
+from cxlfs.fuse.handles import Caller, Opened
+from cxlfs.fuse.requests import CAPABILITY_XATTR, Requests, check_name
 from cxlfs.store.namespace import Attributes
 
 _EXECUTE_BITS = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
@@ -115,6 +116,7 @@ class Operations(Requests, pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         self.admit()
         check_name(new_name)
+        self.releases.wait_for(inode)
         return self._remembered(self.store.link(inode, new_parent_inode, new_name))
 
     @request
@@ -147,6 +149,7 @@ class Operations(Requests, pyfuse3.Operations):
     def getattr(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
+        self.releases.wait_for(inode)
         return entry_of(self.store.get_attributes(inode))
 
     @request

@@ -21,7 +21,6 @@ import os
 import stat
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import NamedTuple
 
 from cxlfs.errors import (
     BusyError,
@@ -38,10 +37,11 @@ from cxlfs.fuse import attributes as attributes_module
 from cxlfs.fuse.boundary import Failures
 from cxlfs.fuse.data_plane import DataPlane, HandlersOnly
 from cxlfs.fuse.endings import Endings
-from cxlfs.fuse.handles import LookupCounts, OpenFile, OpenFiles
+from cxlfs.fuse.handles import Caller, LookupCounts, Opened, OpenFile, OpenFiles
 from cxlfs.fuse.page_cache import PageCache
 from cxlfs.fuse.processes import Process, ProcessTable
 from cxlfs.fuse.readers import Readers
+from cxlfs.fuse.releases import Releases
 from cxlfs.store import Store, StoreEvent, UnfinishedError
 from cxlfs.store.namespace import Attributes
 from cxlfs.store.unit_rules import Ending
@@ -54,22 +54,6 @@ RENAME_EXCHANGE = 2
 FALLOC_KEEP_SIZE = 1
 FALLOC_PUNCH_HOLE = 2
 FALLOC_ZERO_RANGE = 16
-
-
-class Caller(NamedTuple):
-    """Who asks; ``tid``: a thread, 0 when not known."""
-
-    uid: int
-    gid: int
-    tid: int
-
-
-class Opened(NamedTuple):
-    """What the kernel is told of an open file; see ``page_cache``."""
-
-    handle: int
-    direct: bool
-    keep_cache: bool
 
 
 class Requests:
@@ -100,6 +84,7 @@ class Requests:
         """Of the file that is being written, while it is: whom a request without a caller is by."""
         self.endings = Endings(self._processes)
         self.readers = Readers(store, self._processes)
+        self.releases = Releases(store)
         store.units.writer = self._writer
         store.units.ending_of = self._ending_of
         store.units.copies.changed = self.page_cache.name_changed
@@ -173,6 +158,7 @@ class Requests:
                 raise  # it may come back at any time
             self.store.get_attributes(parent)  # only of a directory that exists
             return None
+        self.releases.wait_for(attributes.ino)
         self.lookups.remember(attributes.ino)
         return attributes
 
@@ -194,6 +180,7 @@ class Requests:
         check_name(new_name)
         if flags not in (0, RENAME_EXCHANGE, RENAME_NOREPLACE):
             raise InvalidArgumentError(f"rename flags not supported: {flags:#x}")
+        self.releases.wait_for_name(parent, name)
         self.store.rename(
             parent,
             name,
@@ -207,6 +194,8 @@ class Requests:
         """The value. Raises NoAttributeError, UnfinishedError (see ``InodeAttributes``)."""
         if name.startswith(b"system."):
             raise NoAttributeError("no attributes of the system namespace")
+        if name.startswith(b"user."):  # others are asked for by the kernel, for a write
+            self.releases.wait_for(ino)
         return self.store.get_xattr(ino, name, in_steps=True)
 
     # --- modes ------------------------------------------------------------------------------
@@ -288,6 +277,7 @@ class Requests:
                 if flags & os.O_EXCL:
                     raise
                 attributes = self.store.lookup(parent, name)
+                self.releases.wait_for(attributes.ino)
                 handle = self._open(attributes.ino, flags)
                 undo.callback(self._give_up, handle)
             else:
@@ -302,6 +292,7 @@ class Requests:
     def open_file(self, ino: int, flags: int, caller: Caller) -> Opened:
         self.admit()
         self.before_finding(ino)
+        self.releases.wait_for(ino)
         with contextlib.ExitStack() as undo:
             attributes = self.store.get_attributes(ino)
             handle = self._open(ino, flags)
@@ -482,6 +473,9 @@ class Requests:
             writer_killed=writer_killed,
             still_held=lambda: self._processes.holds(caller, file.ino),
         )
+        others = {file.opener, *file.writers} - {caller, None}
+        if writer_killed and not any(p and self._processes.is_alive(p) for p in others):
+            self.releases.expect(file.ino)
 
     def release_file(self, handle: int) -> None:
         file = self.files.remove(handle)

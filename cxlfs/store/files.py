@@ -131,7 +131,7 @@ class Files:
         handle = self.get(handle_id)
         self._remove(handle)
         inode = handle.inode
-        if handle.writable and not self._has_writer(inode):
+        if handle.writable and inode.ino not in self._writable:
             inode.note_writes()
             try:
                 self._settle(inode, handle)
@@ -140,8 +140,9 @@ class Files:
             self.versions.finish(inode)
         self.volume.namespace.reap(inode.ino)
 
-    def _has_writer(self, inode: Inode) -> bool:
-        return inode.ino in self._writable
+    def is_left_by_killed(self, ino: int) -> bool:
+        """All who could write to the file were killed since they last did: RELEASE settles it."""
+        return ino in self._writable and all(h.killed for h in self._writable[ino].values())
 
     def _settle(self, inode: Inode, handle: Handle) -> None:
         """The last writer is gone."""
@@ -422,7 +423,7 @@ class Files:
             inode.touch(self.volume.now())
         if handle is None and not was_open and not inode.uncommitted and inode.links:
             self.versions.publish(inode, incomplete=bool(inode.flags & layout.INODE_INCOMPLETE))
-            if not self._has_writer(inode):
+            if inode.ino not in self._writable:
                 self.versions.finish(inode)
 
     # --- commit points ----------------------------------------------------------------------

@@ -16,10 +16,10 @@ from cxlfs.daemon import server
 from cxlfs.daemon.options import MountConfig, make_config
 from cxlfs.errors import MountError, OutOfMemoryError
 from cxlfs.fuse.direct import UPCALLS, Direct
+from cxlfs.fuse.handles import Caller
 from cxlfs.fuse.kernel import Opcode
 from cxlfs.fuse.operations import Operations
 from cxlfs.fuse.request_sizes import RequestSizes
-from cxlfs.fuse.requests import Caller
 from cxlfs.fuse.workers import Workers
 from cxlfs.media import MemoryMedia
 from cxlfs.native import FaultKind, set_fault

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,52 @@ def test_a_killed_writer_brings_the_old_version_back(
     assert path.read_bytes() == OLD
     place.remount()
     assert path.read_bytes() == OLD
+
+
+SEND = """
+import socket, sys
+path, address = sys.argv[1:3]
+file = open(path, "wb", buffering=0)
+file.write(b"n" * 1500000)
+there = socket.socket(socket.AF_UNIX)
+there.connect(address)
+socket.send_fds(there, [b"x"], [file.fileno()])
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+OPENAT = {"x86_64": "257", "aarch64": "56"}
+
+
+def test_who_opens_before_the_kernel_has_released_it_finds_the_old_version(
+    place: Workplace, tmp_path: Path
+) -> None:
+    """A descriptor on its way through a socket keeps the RELEASE back, and nobody has it."""
+    place.announced.append(REVERTED)
+    path, address = place.mountpoint / "checkpoint", str(tmp_path / "socket")
+    path.write_bytes(OLD)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        writer = place.python(SEND, path, address)
+        wait_for_line(writer)
+        connection, _ = listening.accept()
+    kill(writer)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(path.read_bytes()))
+    reader.start()
+
+    def is_opening() -> bool:
+        call = Path(f"/proc/self/task/{reader.native_id}/syscall").read_text().split()[0]
+        return call == OPENAT[os.uname().machine]
+
+    wait_until(lambda: bool(found) or is_opening(), "it is being opened")
+    for number in range(50):  # others are served meanwhile
+        assert not (place.mountpoint / f"absent-{number}").exists()
+    assert not found
+    assert is_opening()
+    connection.close()
+    reader.join()
+    assert found == [OLD]
 
 
 def test_a_writer_that_ends_by_itself_publishes(place: Workplace) -> None:
