@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from cxlfs.checkpoint import Level, State, catalogue, good, plan, tidy, undo
 from cxlfs.checkpoint.catalogue import ASIDE, step_in
 from cxlfs.checkpoint.place import Place
 from cxlfs.checkpoint.trackers import trackers_of
+from cxlfs.checkpoint.writers import Writer
 from cxlfs.errors import (
     BusyError,
     NoCheckpointError,
@@ -218,7 +221,6 @@ def test_what_is_being_written_is_not_moved(run: Path) -> None:
     torn = run / "checkpoint-6" / "model.safetensors"
     program = "import sys; f = open(sys.argv[1], 'wb'); print('open', flush=True); sys.stdin.read()"
     import subprocess
-    import sys
 
     with subprocess.Popen(
         [sys.executable, "-c", program, torn], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -232,6 +234,25 @@ def test_what_is_being_written_is_not_moved(run: Path) -> None:
         assert process.stdin is not None
         process.stdin.close()
     assert len(tidy(run).moves) == 1
+
+
+def test_processes_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many checkpoints are moved; a file of another one is no reason to refuse."""
+    for step in range(1, 6):
+        np.savez(tmp_path / f"step-{step}.npz", w=np.arange(1000.0))
+    for step in range(2, 6):
+        os.truncate(tmp_path / f"step-{step}.npz", 3000)
+    looks: list[Path] = []
+
+    def writers(directory: Path) -> Iterator[Writer]:
+        looks.append(directory)
+        yield Writer(1, "other", f"{os.path.realpath(directory)}/step-1.npz")
+
+    monkeypatch.setattr(sys.modules[tidy.__module__], "writers_in", writers)
+    assert len(tidy(tmp_path).moves) == 4
+    assert looks == [tmp_path]
+    assert tidy(tmp_path).moves == ()
+    assert len(looks) == 1
 
 
 # --- trackers -----------------------------------------------------------------------------------
