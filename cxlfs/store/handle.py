@@ -11,11 +11,23 @@ from cxlfs.store.namespace import Inode
 from cxlfs.store.version import Version
 
 
+@dataclasses.dataclass(slots=True)
+class Effort:
+    """What the steps towards room for one request have come to. ``best_bytes``: the most room that
+    there was, and ``moved_bytes`` what the cleaner had moved by then; ``stalled``: steps in a row
+    that were no use, below 0 where some may free nothing.
+    """
+
+    best_bytes: int
+    moved_bytes: int
+    stalled: int
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Handle:
     """One open file description. ``truncated``: it began the overwrite; ``ordinary``: see above;
     ``redirected``: a shell made it for another program, or for several; ``paid``: steps towards
-    room that were made for its next lease.
+    room that were made for its next lease; ``effort``: those of a fallocate that goes on.
     """
 
     id: int
@@ -28,13 +40,14 @@ class Handle:
     wrote: bool = False
     killed: bool = False
     paid: int = 0
+    effort: Effort | None = None
 
 
 class UnfinishedError(Exception):
-    """Room is being made for the rest of a write, or a second map of its file, or a copy of the
-    directory that a change concerns, or a large hole, or many files are committed, or checksums
-    added up, step by step: others may have their turn before the same is asked again; a write, and
-    a sync, with ``done``.
+    """Room is being made for the rest of a write or for fallocate, or a second map of its file, or
+    a copy of the directory that a change concerns, or a large hole, or many files are committed, or
+    checksums added up, step by step: others may have their turn before the same is asked again; a
+    write, and a sync, with ``done``. Or what the kernel is about to say comes first.
     """
 
     def __init__(self, done: int = 0) -> None:

@@ -30,7 +30,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import layout
 from cxlfs.store.clones import REFS_AT_ONCE
-from cxlfs.store.handle import UnfinishedError
+from cxlfs.store.handle import Effort, UnfinishedError
 
 if TYPE_CHECKING:
     from cxlfs.store.files import Files
@@ -71,32 +71,45 @@ class Ranges:
 
     # --- room -------------------------------------------------------------------------------
 
-    def _make_room(self, enough: Callable[[], bool], needed_bytes: int = 0) -> bool:
+    def _make_room(
+        self, enough: Callable[[], bool], needed_bytes: int = 0, *, steps_of: Handle | None = None
+    ) -> bool:
         """Reclaim until there is enough, for so much file data or (0) for metadata; False when more
-        cannot be had.
+        cannot be had. ``steps_of``: whose request goes in steps: UnfinishedError behind each.
         """
+        if enough():
+            return True
         space, counters = self.volume.space, self.volume.counters
         move_bytes_max = _VICTIMS_MAX * self.volume.superblock.segment_payload_bytes
-        stalled = -len(self.versions.asides)  # giving one of them up may free nothing
-        best, moved = space.available_bytes, counters.moved_bytes
+        effort = None if steps_of is None else steps_of.effort
+        if effort is None:  # giving up what is kept aside may free nothing
+            effort = Effort(space.available_bytes, counters.moved_bytes, -len(self.versions.asides))
+        if steps_of is not None:
+            steps_of.effort = None
         while not enough():
             before, removing = counters.moved_bytes, self.room.is_removing
-            if stalled > _STALLED_ROUNDS_MAX or not self._reclaim(needed_bytes):
+            if effort.stalled > _STALLED_ROUNDS_MAX or not self._reclaim(needed_bytes):
                 return enough()
-            moving = before < counters.moved_bytes <= moved + move_bytes_max
-            if space.available_bytes > best:
-                best, moved = space.available_bytes, counters.moved_bytes
-                stalled = min(stalled, 0)
+            moving = before < counters.moved_bytes <= effort.moved_bytes + move_bytes_max
+            if space.available_bytes > effort.best_bytes:
+                effort.best_bytes, effort.moved_bytes = space.available_bytes, counters.moved_bytes
+                effort.stalled = min(effort.stalled, 0)
             elif not removing and not moving:
-                stalled += 1
+                effort.stalled += 1
+            if steps_of is not None and not enough():
+                steps_of.effort = effort
+                raise UnfinishedError
         return True
 
-    def _require_references(self, count: int) -> None:
-        """There is room for metadata with so many more references; raises NoSpaceError."""
+    def _require_references(self, count: int, *, steps_of: Handle | None = None) -> None:
+        """There is room for metadata with so many more references; raises NoSpaceError.
+        ``steps_of``: see :meth:`_make_room`.
+        """
         growth_bytes = count * layout.REF_DTYPE.itemsize
         volume = self.volume
         if not self._make_room(
-            lambda: volume.space.free_count >= volume.refresh_reserve(growth_bytes)
+            lambda: volume.space.free_count >= volume.refresh_reserve(growth_bytes),
+            steps_of=steps_of,
         ):
             raise NoSpaceError("the metadata of this store has no room to grow")
 
@@ -114,8 +127,9 @@ class Ranges:
         in_steps: bool = False,
     ) -> None:
         """fallocate(2): mode 0, KEEP_SIZE, PUNCH_HOLE with KEEP_SIZE, ZERO_RANGE; to the byte.
-        ``in_steps``: a hole of more than REFS_AT_ONCE references is made in parts, behind each of
-        which UnfinishedError is raised.
+        ``in_steps``: a hole of more than REFS_AT_ONCE references is made in parts, and room by one
+        step of the cleaner after the other; behind each UnfinishedError is raised. Nothing is
+        promised before there is room.
 
         Raises BadHandleError, InvalidArgumentError, FileTooLargeError, UnsupportedOperationError
         (another combination), NoSpaceError (the holes of the range do not fit), ReadOnlyError.
@@ -134,17 +148,18 @@ class Ranges:
             self.allocate(handle_id, offset, part, keep_size=True, punch=True)
             raise UnfinishedError
         promised = self.versions.promises.of(inode)
+        steps_of = handle if in_steps else None
         try:
             if not punch:
-                self._promise(inode, offset, end, emptied=zero)
+                self._promise(inode, offset, end, emptied=zero, steps_of=steps_of)
             if punch or zero:
-                self._require_references(1)
+                self._require_references(1, steps_of=steps_of)
                 version = self.files.begin_change(handle)
                 inode.content.punch(offset, length)
                 version.repair(offset, end)
             else:
                 self.files.begin_change(handle)
-        except CxlfsError as error:
+        except (CxlfsError, UnfinishedError) as error:
             self.versions.promises.put(inode, promised)
             if isinstance(error, NoSpaceError):
                 self.volume.counters.no_space_errors += 1
@@ -156,31 +171,42 @@ class Ranges:
             inode.content.truncate(end)
         inode.touch(self.volume.now())
 
-    def _promise(self, inode: Inode, start: int, end: int, *, emptied: bool) -> None:
+    def _promise(
+        self, inode: Inode, start: int, end: int, *, emptied: bool, steps_of: Handle | None
+    ) -> None:
         """Keep room for what are holes in the range now, or (emptied) will be: all of it."""
         promises, space = self.versions.promises, self.volume.space
         mapped = inode.content.mapped(start, end - start)[0] if emptied else 0
-        free_bytes = self.reporter.space().free_bytes
-        open_bytes = promises.bytes_open()
-        promises.add(inode, start, end)
-        wanted = promises.bytes_open() + mapped
-        if wanted - open_bytes > free_bytes:
-            free_bytes += self._count_exactly()
+        open_bytes, promised = promises.bytes_open(), promises.of(inode)
+        while True:
+            free_bytes = self.reporter.space().free_bytes
+            promises.add(inode, start, end)
+            wanted = promises.bytes_open() + mapped
+            if wanted - open_bytes <= free_bytes:
+                break
+            promises.put(inode, promised)
+            if not self._free_more(wanted - open_bytes, steps_of):
+                raise space.shortfall(wanted - open_bytes, open_bytes)
         self.volume.refresh_reserve()
-        if wanted - open_bytes > free_bytes or not self._make_room(
-            lambda: space.available_bytes >= wanted, wanted
-        ):
+        if not self._make_room(lambda: space.available_bytes >= wanted, wanted, steps_of=steps_of):
             raise space.shortfall(wanted - open_bytes, open_bytes)
 
-    def _count_exactly(self) -> int:
-        """Nobody is refused for what only counts as kept until it is dropped in steps (``room``),
-        or replaced (``clones``): bytes that count no more.
+    def _free_more(self, wanted_bytes: int, steps_of: Handle | None) -> bool:
+        """Nobody is refused for what only counts as kept: until it is dropped in steps (``room``),
+        replaced (``clones``), or because what nobody wants, or was set aside, has names. One step
+        of giving that up, for a request that the whole store could take; False: there is none.
         """
-        engine = self.volume.engine
-        before = engine.statistics().kept_bytes
-        self.room.drop_all_discarded()
-        self.versions.count_replaced()
-        return before - engine.statistics().kept_bytes
+        if self.room.is_discarding:
+            self.room.drop_discarded()
+            while steps_of is None and self.room.drop_discarded():
+                pass
+        elif self.versions.count_replaced():
+            pass
+        elif wanted_bytes > self.reporter.space().total_bytes or not self.room.give_up_some():
+            return False
+        if steps_of is not None:
+            raise UnfinishedError
+        return True
 
     # --- seek -------------------------------------------------------------------------------
 

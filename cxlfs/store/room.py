@@ -103,16 +103,20 @@ class Room:
             self.free_dead()
             if self._measure(needed_bytes) > before or self.is_discarding:
                 return True
-        if self.units.remove_some():
-            self.free_dead()
-            return True
-        if self.versions.drop_oldest_aside():
-            self.free_dead()
-            return True
-        if self.units.drop_oldest_set():
+        if (
+            self.units.remove_some()
+            or self.versions.drop_oldest_aside()
+            or self.units.drop_oldest_set()
+        ):
             self.free_dead()
             return True
         return False
+
+    def give_up_some(self) -> bool:
+        """One step of giving up what counts as kept because it has names, and is only there until
+        its room is wanted: in the order of :meth:`make`; False when there is none. Raises as that.
+        """
+        return self.units.remove_some() or self.units.drop_oldest_set() or self.make_of_removed()
 
     def make_of_removed(self) -> bool:
         """Make room of what a user has removed and a unit remembers, when nothing else has any;

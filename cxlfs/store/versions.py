@@ -198,12 +198,16 @@ class Versions:
         count_committed(inode, comes_back=atomic)
         return version
 
-    def count_replaced(self) -> None:
-        """What versions will replace counts so of large contents, too (see ``clones``)."""
+    def count_replaced(self) -> bool:
+        """What versions will replace counts so of large contents, too (see ``clones``); True: that
+        is less than was kept before.
+        """
+        before = self.volume.engine.statistics().kept_bytes
         for inode in self.open_versions.values():
             version = inode.version
             if inode.committed is not None and isinstance(version, Version) and not version.atomic:
                 inode.committed.count_as(Counting.REPLACED)
+        return self.volume.engine.statistics().kept_bytes < before
 
     def close_map(self, content: FileMap | None) -> None:
         if content is not None:

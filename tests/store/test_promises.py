@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+from collections.abc import Callable
 
 import pytest
 
 from cxlfs.errors import NoSpaceError
-from cxlfs.store import Store
+from cxlfs.store import Store, UnfinishedError
 from cxlfs.store.promises import RANGES_MAX
+from cxlfs.store.unit_rules import UnitsMode
 from tests.store.test_ranges import data_of
 from tests.support.shop import Shop, close, create, until_no_space
 from tests.support.stores import read_file, write_file
+from tests.support.unit_scenes import finish_work, make, remove_tree, save, set_aside, shards
 
 MIB = 1 << 20
 
@@ -259,4 +263,98 @@ def test_allocating_compacts_as_much_as_it_needs(shop: Shop) -> None:
     store.allocate(handle, 0, size)
     assert store.volume.counters.moved_bytes > 16 * MIB
     assert store.volume.space.available_bytes >= size
+    close(store, handle)
+
+
+def allocate(store: Store, handle: int, size: int, between: Callable[[], object]) -> int:
+    """As a request of the kernel does; how many steps came first."""
+    steps = 0
+    while True:
+        try:
+            store.ranges.allocate(handle, 0, size, in_steps=True)
+        except UnfinishedError:
+            steps += 1
+            between()
+        else:
+            return steps
+
+
+def test_others_have_their_turn_while_room_is_made(shop: Shop) -> None:
+    """Behind each step of the cleaner; nothing is promised, and nobody refused, until all is."""
+    store, count = shop.new_ordinary(128 * MIB), 0
+    while store.statfs().free_bytes > 4 * MIB:
+        write_file(store, 1, b"f%d" % count, bytes(4096))
+        count += 1
+    for number in range(0, count, 2):
+        store.unlink(1, b"f%d" % number)
+    _, handle = create(store, b"a")
+    size = store.statfs().available_bytes * 6 // 10
+    moved = [store.volume.counters.moved_bytes]
+    others: list[int] = []
+
+    def other() -> None:
+        assert store.versions.promises.bytes_open() == 0
+        moved.append(store.volume.counters.moved_bytes)
+        others.append(write_file(store, 1, b"other%d" % len(others), b"data"))
+
+    steps = allocate(store, handle, size, other)
+    print(f"{steps} steps, {moved[-1] - moved[0]} bytes moved")
+    assert moved[-1] - moved[0] > 16 * MIB
+    assert max(after - before for before, after in itertools.pairwise(moved)) <= 4 * MIB
+    assert steps >= 5
+    assert store.versions.promises.bytes_open() >= size
+    assert store.volume.space.available_bytes >= size
+    assert all(read_file(store, ino) == b"data" for ino in others)
+    close(store, handle)
+
+
+def test_what_cannot_be_had_in_steps_is_refused(shop: Shop) -> None:
+    """However often it is asked for on one handle, and what was told before the steps is kept."""
+    store = shop.new()
+    for number in range(10):
+        write_file(store, 1, b"f%d" % number, data_of(200_000, number))
+    for number in range(0, 10, 2):
+        store.unlink(1, b"f%d" % number)
+    _, handle = create(store, b"a")
+    before = store.statfs()
+    for _ in range(2):
+        with pytest.raises(NoSpaceError):
+            allocate(store, handle, before.free_bytes, lambda: None)
+        assert store.files.get(handle).effort is None
+        assert store.versions.promises.bytes_open() == 0
+    allocate(store, handle, before.available_bytes * 9 // 10, lambda: None)
+    close(store, handle)
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+@pytest.mark.parametrize("kept", ["set aside", "not wanted", "removed"])
+def test_what_units_keep_is_given_up_for_it(shop: Shop, kept: str, in_steps: bool) -> None:
+    """As for a write: what counts as kept although its room can be had refuses nobody. Whoever asks
+    for more than the whole store has gets nothing, and it costs nothing.
+    """
+    store = shop.new(16 * MIB, units=UnitsMode.AUTO)
+    directory = make(store, b"checkpoint-5")
+    if kept == "set aside":
+        save(store, directory, shards(1, 60), marker=None)
+        store = shop.reopen(store, units=UnitsMode.AUTO)
+    else:
+        save(store, directory, shards(1, 60))
+        finish_work(store)
+    if kept == "not wanted":
+        save(store, directory, shards(2, 60))
+    elif kept == "removed":
+        remove_tree(store, 1, b"checkpoint-5")
+    _, handle = create(store, b"a")
+    free, total = store.statfs().free_bytes, store.statfs().total_bytes
+    if kept == "set aside":
+        with pytest.raises(NoSpaceError):
+            store.ranges.allocate(handle, 0, total + 1, in_steps=in_steps)
+        assert len(set_aside(store)) == 1
+    size = free + MIB
+    if in_steps:
+        assert allocate(store, handle, size, lambda: None) > 0
+    else:
+        store.allocate(handle, 0, size)
+    assert store.versions.promises.bytes_open() > size
+    store.set_attributes(store.files.get(handle).inode.ino, size=0, handle=handle)
     close(store, handle)
