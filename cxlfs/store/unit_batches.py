@@ -86,9 +86,13 @@ class Batch:
 
     def add_large(self, made: Inode, place: tuple[int, bytes], *, incomplete: bool) -> None:
         """A file that nobody knows yet, at ``place`` in DRAM, with a version."""
+        self.begin_large(made, place)
+        self._versions.publish(made, incomplete=incomplete)
+
+    def begin_large(self, made: Inode, place: tuple[int, bytes]) -> None:
+        """The same, whose content comes later: records of its own may follow."""
         self._new.append((made, place))
         self.flush()
-        self._versions.publish(made, incomplete=incomplete)
 
     def add_changed(self, made: Inode, ops: list[Operation], *, incomplete: bool) -> None:
         """A file with another content and ``ops``."""

@@ -9,6 +9,7 @@ Invariants
 - Between two steps all that was made is committed, and garbage to whoever finds it after a crash.
 - Every record that is stored between two steps is heard of: what it changed in the part that was
   copied is copied anew before the copy counts as finished.
+- A file of many references is copied in parts (``unit_large``), and nothing else until it is done.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from cxlfs.format.operations import (
 from cxlfs.native.maps import FileMap
 from cxlfs.store.unit_batches import Batch
 from cxlfs.store.unit_copies import take_attributes
+from cxlfs.store.unit_large import REFS_AT_ONCE, LargeCopy
 from cxlfs.store.unit_record import BEFORE_XATTR
 
 if TYPE_CHECKING:
@@ -44,7 +46,6 @@ FILES_AT_ONCE = 256
 """11 µs of processor time each; 48 where their content changes meanwhile."""
 NAMES_AT_ONCE = 4096
 """Looked at, to put files in the order of their commits: 1 to 2 µs each."""
-REFS_AT_ONCE = 25_000
 IDLE_SECONDS = 30.0
 """After so long without a step nobody goes on with a copy: its change was refused meanwhile."""
 
@@ -199,6 +200,7 @@ class Copying:
         """Names of which a record has told since."""
         self._changed: dict[int, bool] = {}
         """Inodes, likewise: whether their content is another one."""
+        self._large: LargeCopy | None = None
 
     def _begin(self, source: Inode) -> Inode:
         place, ops = self._copies.directory_or_new()
@@ -230,7 +232,7 @@ class Copying:
 
     @property
     def is_unfinished(self) -> bool:
-        waits = self._directories or self._found or self._names or self._changed
+        waits = self._directories or self._found or self._names or self._changed or self._large
         return bool(waits) or self.is_void
 
     def forget_removed(self) -> None:
@@ -247,9 +249,11 @@ class Copying:
         """
         batch = Batch(self._volume, self._versions)
         try:
-            if self._directories:
+            if self._large is not None:
+                self._go_on(self._large)
+            elif self._directories:
                 self._look(batch)
-            if not self._directories:
+            if not self._directories and self._large is None:
                 self._copy_found(batch)
             batch.flush()
         except BaseException:
@@ -282,7 +286,7 @@ class Copying:
 
     def _copy_found(self, batch: Batch) -> None:
         left, refs = FILES_AT_ONCE, 0
-        while self._found and left and refs < REFS_AT_ONCE:
+        while self._found and left and refs < REFS_AT_ONCE and self._large is None:
             lsn, parent, name = self._found.pop()
             child = self._committed(parent, name)
             if child is None or child.live is None or child.commit_lsn != lsn:
@@ -291,7 +295,7 @@ class Copying:
             self._copy(child, parent, name, batch)
             refs += child.live.ref_count
             left -= 1
-        if not self._found and (self._names or self._changed):
+        if not self._found and self._large is None and (self._names or self._changed):
             batch.flush()
             self._follow_changes(batch, left, refs)
 
@@ -324,15 +328,21 @@ class Copying:
         ops = self._copies.xattrs_like(made, source) if has_more else []
         content = _committed_content(source)
         is_large = batch.is_large(content)
+        in_parts = content.ref_count > REFS_AT_ONCE
         if is_large:
             made.live = FileMap(self._volume.engine, owner=made.ino)
-            self._share(source, made.live)
+            if not in_parts:
+                self._share(source, made.live)
         else:
             made.live = content.twin(made.ino) or self._twin(source, made.ino)
         self._namespace.add_uncommitted(made)
         self._namespace.link(directory.ino, name, made.ino)
         if is_large:
             self._versions.begin_new(made, name)
+            if in_parts:
+                batch.begin_large(made, (directory.ino, name))
+                self._begin_large(source, made)
+                return
             batch.add_large(made, (directory.ino, name), incomplete=_is_incomplete(source))
         else:
             made.flags = source.flags & layout.INODE_INCOMPLETE
@@ -353,13 +363,34 @@ class Copying:
 
     def _share(self, source: Inode, target: FileMap) -> None:
         """Let ``target`` refer to all of the committed content."""
-        content = _committed_content(source)
-        size = content.size
-        if size and content.share(0, size, target, 0) is None:
-            self._close_leases(source)
-            shared = content.share(0, size, target, 0)
-            invariant(shared == size, "only a content's own lease keeps its extents open")
+        size = _committed_content(source).size
+        self._share_part(source, target, 0, size)
         target.truncate(size)
+
+    # --- very many references -------------------------------------------------------------------
+
+    def _begin_large(self, source: Inode, made: Inode) -> None:
+        self._large = LargeCopy(self._versions, source, made, self._share_part)
+        self._go_on(self._large)
+
+    def _go_on(self, large: LargeCopy) -> None:
+        """One part; its last record gives the copy the attributes of its source, too."""
+        source, made = large.source, large.made
+        if not source.links or not made.links or self._changed.get(source.ino):
+            self._large = None  # what has its name, or its content now, comes behind the others
+            return
+        if large.step(_committed_content(source)):
+            return
+        self._large = None
+        take_attributes(made, source)
+        self._versions.publish(made, incomplete=_is_incomplete(source))
+
+    def _share_part(self, source: Inode, target: FileMap, offset: int, length: int) -> None:
+        """Let ``target`` refer to a range of the committed content, where that is."""
+        if length and _committed_content(source).share(offset, length, target, offset) is None:
+            self._close_leases(source)
+            shared = _committed_content(source).share(offset, length, target, offset)
+            invariant(shared == length, "only a content's own lease keeps its extents open")
 
     # --- what has changed meanwhile -------------------------------------------------------------
 
@@ -378,7 +409,7 @@ class Copying:
             else:
                 with_content = self._changed.pop(what)
                 refs += self._refresh(what, batch, with_content=with_content)
-            if self.is_void or refs >= REFS_AT_ONCE:
+            if self.is_void or self._large is not None or refs >= REFS_AT_ONCE:
                 return
 
     def _correct(self, parent: int, name: bytes, batch: Batch) -> None:
@@ -407,9 +438,16 @@ class Copying:
             batch.add([made.operation(), *self._copies.xattrs_like(made, source)], None)
             return 0
         self._versions.begin_empty(made, atomic=True, now=time.monotonic())
+        xattrs = self._copies.xattrs_like(made, source)
+        count = _committed_content(source).ref_count
+        if count > REFS_AT_ONCE:
+            if xattrs:
+                batch.add(xattrs, None)
+                batch.flush()
+            self._begin_large(source, made)
+            return count
         self._share(source, made.content)
         take_attributes(made, source)
-        xattrs = self._copies.xattrs_like(made, source)
         batch.add_changed(made, xattrs, incomplete=_is_incomplete(source))
         return made.content.ref_count
 

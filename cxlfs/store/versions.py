@@ -330,6 +330,14 @@ class Versions:
 
     # --- staging ----------------------------------------------------------------------------
 
+    def stage_part(self, inode: Inode) -> None:
+        """Of a content that is not published before all of it is there, what came since the last
+        part. As publish raises.
+        """
+        if inode.uncommitted:
+            self._commit_name(inode)
+        self.stage(inode)
+
     def stage(self, inode: Inode) -> None:
         """Make the live content durable aside, in as many records as needed. As publish raises."""
         version = inode.version

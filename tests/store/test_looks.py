@@ -4,6 +4,7 @@ or many times. Counted, never timed.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 
@@ -12,11 +13,13 @@ import pytest
 
 from cxlfs.native.extent_calls import SPAN_DTYPE
 from cxlfs.native.maps import FileMap
-from cxlfs.store import Store, UnfinishedError
+from cxlfs.store import Store, UnfinishedError, unit_large
 from cxlfs.store.clones import REFS_AT_ONCE
+from cxlfs.store.unit_rules import UnitsMode
 from tests.store.test_scaling import SPARE, STRIDE_BYTES, Longest, large_file
 from tests.support.shop import Shop, close, create
 from tests.support.stores import write_file
+from tests.support.unit_steps import end_all, finish, in_steps, overwrite
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -220,3 +223,25 @@ def test_a_copy_is_short_where_very_many_references_would_come_or_go(shop: Shop)
     assert bytes(store.read(target, 0, size)) == bytes(size)
     for handle in (source, target, whole):
         close(store, handle)
+
+
+def test_a_copy_in_a_unit_takes_many_references_in_parts(shop: Shop) -> None:
+    """Each refers to them twice: in the content that is made, and in what is durable of it."""
+    store = shop.reopen(shop.new_ordinary(256 * MIB), clean=True, units=UnitsMode.AUTO)
+    directory = store.make_directory(1, b"checkpoint-5", 0o755, 0, 0).ino
+    large_file(store, b"large", 24_000)
+    store.rename(1, b"large", directory, b"large")
+    write_file(store, directory, b"trainer_state.json", b"{}")
+    verb = overwrite(in_steps(store), directory, b"trainer_state.json")
+    engine, counts = store.volume.engine, [store.volume.engine.statistics().refs]
+    finish(verb, lambda _step: counts.append(engine.statistics().refs))
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= (
+        2 * unit_large.REFS_AT_ONCE + SPARE
+    )
+    assert len(counts) == 3
+    (unit,) = store.units.open_units()
+    assert unit.before is not None
+    copy = store.namespace.find(unit.before.ino, b"large")
+    assert copy is not None
+    assert copy.content.ref_count == 24_000
+    end_all(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable
@@ -9,9 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from cxlfs.errors import NamespaceError
-from cxlfs.store import Store, unit_copying
+from cxlfs.store import Store, unit_copying, unit_large
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import Inode
+from cxlfs.store.unit_batches import Batch
 from cxlfs.store.unit_rules import UnitsMode
 from tests.support.shop import Shop, close
 from tests.support.stores import clean_round, write_file
@@ -20,6 +22,7 @@ from tests.support.unit_scenes import (
     finish_work,
     make,
     remove_tree,
+    set_aside,
 )
 from tests.support.unit_steps import (
     AT_ONCE,
@@ -169,13 +172,41 @@ CHANGES: dict[str, Callable[[Store, int, dict[str, int]], object]] = {
 }
 
 
+OF_CONTENT = set(CHANGES) - {"mkdir", "rmdir", "rmtree", "moved directory", "symlink", "rename out"}
+PIECES, PART = 90, 30
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (unit_large, unit_copying):
+        monkeypatch.setattr(module, "REFS_AT_ONCE", PART)
+    monkeypatch.setattr(Batch, "is_large", lambda _, content: content.ref_count > PART)
+
+
 MOVES = frozenset({"rename", "rename over", "exchange"})
 """What they move before it is copied comes behind the rest."""
 
 
-def change_at(shop: Shop, store: Store, at: int, change: str) -> bool:
+def scatter(store: Store, directory: int, name: bytes) -> None:
+    """Give a file the content of many references, and go on with it."""
+    pieces = random.Random(1).randbytes(128 * PIECES)
+    source = store.namespace.get(write_file(store, 1, b"pieces of " + name, pieces)).content
+    handle = store.open_file(store.lookup(directory, name).ino, os.O_RDWR)
+    store.write(handle, 0, b"x")
+    content = store.files.content_of(handle)
+    for number in range(PIECES):
+        source.share(128 * number, 64, content, 64 * number)
+    close(store, handle)
+    assert content.ref_count >= PIECES
+
+
+def change_at(
+    shop: Shop, store: Store, at: int, change: str, scattered: tuple[bytes, ...] = ()
+) -> bool:
     """That change behind the step ``at``; False: there were fewer."""
     directory = whole(store)
+    for name in scattered:
+        scatter(store, directory, name)
     handles = held_open(store, directory)
     done: list[int] = []
 
@@ -201,6 +232,39 @@ def test_the_copy_is_what_is_there_when_the_unit_begins(shop: Shop, change: str)
     while change_at(shop, in_steps(shop.new(units=UnitsMode.AUTO)), at, change):
         at += 1
     assert at >= 6
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("change", [*sorted(OF_CONTENT)])
+def test_the_copy_of_files_of_many_references(shop: Shop, change: str) -> None:
+    """Each goes in parts; between any two of them, too, anything may happen."""
+    at, names = 1, (b"file-1", b"file-3", b"file-4")
+    while change_at(shop, in_steps(shop.new(4 << 20, units=UnitsMode.AUTO)), at, change, names):
+        at += 1
+    assert at >= 2 * PIECES // PART
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_crash_between_two_parts(shop: Shop) -> None:
+    """Behind any step: what was there is there, and nothing is left of the copy."""
+    steps = 0
+    for number in itertools.count(1):
+        store = in_steps(shop.new(4 << 20, units=UnitsMode.AUTO))
+        directory = whole(store)
+        for name in (b"file-1", b"file-3"):
+            scatter(store, directory, name)
+        old = described(store, store.namespace.get(directory))[0]
+        ino = store.lookup(directory, SHARD).ino
+        while steps < number and store.versions.prepare_change(ino, emptied=True):
+            steps += 1
+        store = shop.reopen(store, units=UnitsMode.AUTO)
+        finish_work(store)
+        assert described(store, find(store, b"dcp"))[0] == old
+        if steps < number:
+            break  # and that the unit had begun
+        assert set_aside(store) == {}
+        steps = 0
+    assert number > PIECES // PART
 
 
 @pytest.mark.parametrize("seed", range(20))
