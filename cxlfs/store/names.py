@@ -283,7 +283,9 @@ class Names:
             self._attributes(inode, prepared, ctime_ns=now),
             self._touched(directory, now),
         ]
-        self._commit(ops, prepared)
+        transition = self.versions.units.naming([(new_parent, new_name, inode)])
+        self._commit([*ops, *transition.operations], prepared)
+        transition.stored()
         self.versions.units.linked(inode, new_parent, new_name)
         self.volume.fence()
         return inode
@@ -365,8 +367,8 @@ class Names:
         ops.append(self._touched(source_directory, now))
         if target_directory is not source_directory:
             ops.append(self._touched(target_directory, now))
-        new_place = (target_directory.ino, new_name)
-        transition = self.versions.units.naming(*new_place, inode, target)
+        named = (target_directory.ino, new_name, inode)
+        transition = self.versions.units.naming([named], target)
         ops += transition.operations
         self._commit_rename(ops, prepared, inode, (source_directory.ino, name))
         transition.stored()
@@ -441,9 +443,12 @@ class Names:
         ]
         if new_directory is not directory:
             ops.append(self._touched(new_directory, now))
-        transition = self.versions.units.ending(inode, target)
+        named = (new_directory.ino, new_name, inode), (directory.ino, name, target)
+        transition = self.versions.units.naming(named)
         self._commit([*ops, *transition.operations])
         transition.stored()
+        for parent, at, moved in named:
+            self.versions.units.linked(moved, parent, at)
 
 
 def root_attributes(uid: int, gid: int, now: int) -> Inode:

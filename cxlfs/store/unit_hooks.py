@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from cxlfs.format.operations import Operation
     from cxlfs.store.namespace import Inode
 
+    Named = tuple[int, bytes, Inode]
+    """Directory and name, and what gets it."""
+
 
 class Transition(Protocol):
     """What a verb's own record says of units, besides; :meth:`stored` when that record is."""
@@ -36,11 +39,9 @@ class UnitHooks(Protocol):
 
     def making(self, parent: Inode, name: bytes, made: Inode) -> Transition: ...
 
-    def ending(self, *inodes: Inode | None) -> Transition: ...
-
     def removing(self, directory: Inode) -> Transition: ...
 
-    def naming(self, parent: int, name: bytes, *inodes: Inode | None) -> Transition: ...
+    def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition: ...
 
     def publishing(self, parent: int, name: bytes) -> None: ...
 
@@ -81,16 +82,12 @@ class NoUnits:
         del parent, name, made
         return NO_TRANSITION
 
-    def ending(self, *inodes: Inode | None) -> Transition:
-        del inodes
-        return NO_TRANSITION
-
     def removing(self, directory: Inode) -> Transition:
         del directory
         return NO_TRANSITION
 
-    def naming(self, parent: int, name: bytes, *inodes: Inode | None) -> Transition:
-        del parent, name, inodes
+    def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition:
+        del names, replaced
         return NO_TRANSITION
 
     def publishing(self, parent: int, name: bytes) -> None: ...

@@ -6,6 +6,8 @@ Never here: deciding it (``units``), undoing a removal (``unit_returns``).
 Invariants
 - Where a removed directory was is said in the record that removes it: a crash finds both or
   neither.
+- That a file stays which gets a name where each file is a checkpoint is said in the record that
+  names it: what comes from elsewhere has no other name then.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from cxlfs.errors import invariant
 from cxlfs.format.operations import Operation, XattrSetOperation
+from cxlfs.store.unit_hooks import NO_TRANSITION
 from cxlfs.store.unit_record import BEFORE_XATTR, encode_place
+from cxlfs.store.unit_rules import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cxlfs.store.namespace import Namespace
+    from cxlfs.store.namespace import Inode, Namespace
     from cxlfs.store.open_unit import OpenUnit
+    from cxlfs.store.unit_hooks import Named, Transition
     from cxlfs.store.unit_policies import Policies
 
 
@@ -28,6 +33,12 @@ class OpensAndEnds(Protocol):
     """Who knows the open units."""
 
     policies: Policies
+
+    def open_at(self, inode: Inode | None) -> OpenUnit | None: ...
+
+    def removed_at(self, parent: int, name: bytes) -> OpenUnit | None: ...
+
+    def decide_named(self, parent: int, inode: Inode) -> tuple[OpenUnit | None, Decision]: ...
 
     def operations_for(self, over: list[OpenUnit], begun: list[OpenUnit]) -> list[Operation]: ...
 
@@ -58,7 +69,9 @@ class Removal:
 
 
 class UnitTransition:
-    """Units that one record ends, and others that it opens; a policy that it moves."""
+    """Units that one record ends, others that it opens or makes stay (``OpenUnit.kept``); a policy
+    that it moves.
+    """
 
     def __init__(
         self,
@@ -66,13 +79,35 @@ class UnitTransition:
         over: list[OpenUnit],
         begun: list[OpenUnit],
         moved: Sequence[Operation] = (),
+        *,
+        kept: Sequence[OpenUnit] = (),
     ) -> None:
         self._units = units
         self._over = over
         self._begun = begun
-        self.operations = [*units.operations_for(over, begun), *moved]
+        self._kept = kept
+        self.operations = [*units.operations_for([*over, *kept], begun), *moved]
 
     def stored(self) -> None:
         """In DRAM it is as the record says."""
         self._units.policies.stored(self.operations)
         self._units.stored(self.operations, self._over, self._begun)
+        for unit in self._kept:
+            unit.kept = True
+
+
+def transition_of_names(
+    units: OpensAndEnds, names: Sequence[Named], replaced: Inode | None
+) -> Transition:
+    """What gets a name, and what loses one to it: directories that are units are done then, a unit
+    that was removed and had the name is, too, and a file may be a checkpoint.
+    """
+    ending = [units.open_at(inode) for inode in (*(named[2] for named in names), replaced)]
+    ending += [units.removed_at(parent, name) for parent, name, _ in names]
+    over = [unit for unit in ending if unit is not None]
+    kept: list[OpenUnit] = []
+    for parent, _, inode in names:
+        unit, decision = units.decide_named(parent, inode)
+        if unit is not None and unit not in over + kept:
+            {Decision.DONE: over, Decision.KEEP: kept}.get(decision, []).append(unit)
+    return UnitTransition(units, over, [], kept=kept) if over or kept else NO_TRANSITION

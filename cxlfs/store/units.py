@@ -37,10 +37,11 @@ from cxlfs.store.unit_record import UNITS_XATTR
 from cxlfs.store.unit_report import set_problem
 from cxlfs.store.unit_returns import Returns
 from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
-from cxlfs.store.unit_transitions import Removal, UnitTransition
+from cxlfs.store.unit_transitions import Removal, UnitTransition, transition_of_names
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
+    from cxlfs.store.unit_hooks import Named
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
 
@@ -261,21 +262,26 @@ class Units:
         unit = self._open.get(directory.ino)
         writer = self.writer()
         if unit is None or unit.before is None or self._ends_before(unit, writer):
-            return self.ending(directory)
+            return self.naming((), directory)
         self._touch(unit, writer)
         return Removal(self._namespace, unit, (directory.parent, directory.name))
 
-    def naming(self, parent: int, name: bytes, *inodes: Inode | None) -> Transition:
-        """As :meth:`ending`; something gets a name, which a unit that was removed had."""
-        removed = self.removed_at(parent, name)
-        return self.ending(*inodes, removed.inode if removed is not None else None)
+    def open_at(self, inode: Inode | None) -> OpenUnit | None:
+        return None if inode is None else self._open.get(inode.ino)
 
-    def ending(self, *inodes: Inode | None) -> Transition:
-        """Directories that are about to be renamed or removed: what that record says besides, if
-        they are units. Those are done then.
+    def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition:
+        """See ``unit_transitions``."""
+        return transition_of_names(self, names, replaced) if self._open else NO_TRANSITION
+
+    def decide_named(self, parent: int, inode: Inode) -> tuple[OpenUnit | None, Decision]:
+        """Where each file is a checkpoint: the unit, and what the file's name there means for it;
+        its content is published in the same record.
         """
-        over = [self._open[i.ino] for i in inodes if i is not None and i.ino in self._open]
-        return UnitTransition(self, over, []) if over else NO_TRANSITION
+        unit = self.places.unit_of(self._namespace.get(parent))
+        if unit is None or unit.kept or inode.live is None or not unit.rule.ends_with_each_file:
+            return None, Decision.WAIT
+        facts = self._facts(unit, closing=False, but=inode)
+        return unit, unit_rules.decide(dataclasses.replace(facts, marked=True))[0]
 
     def publishing(self, parent: int, name: bytes) -> None:
         """A file of that name is about to be published: a marker that lies beside units names them,
@@ -360,22 +366,22 @@ class Units:
             self._killed.clear()
         return worked
 
-    def _facts(self, unit: OpenUnit, *, closing: bool) -> Facts:
-        spoiled = {ino for ino in unit.spoiled if self._is_below(ino, unit)}
-        unit.spoiled = spoiled
+    def _facts(self, unit: OpenUnit, *, closing: bool, but: Inode | None = None) -> Facts:
+        unit.spoiled = {ino for ino in unit.spoiled if self._is_below(ino, unit)}
+        spoiled = unit.spoiled - {but.ino if but is not None else 0}
         return Facts(
             expects_marker=unit.rule.expects_marker and unit.place is None,
             each_file=unit.rule.ends_with_each_file,
             marked=unit.marked,
-            busy=self._is_busy(unit),
+            busy=self._is_busy(unit, but),
             spoiled=bool(spoiled),
             followed=unit.followed,
             quiet=self.clock() - unit.changed >= unit.rule.quiet_seconds,
             closing=closing,
-            endings=frozenset(self._ending(writer) for writer in unit.writers),
+            endings=frozenset(self._ending_of(writer) for writer in unit.writers),
         )
 
-    def _ending(self, writer: Hashable) -> Ending:
+    def _ending_of(self, writer: Hashable) -> Ending:
         ending = self.ending_of(writer)
         if ending in {Ending.UNKNOWN, Ending.BADLY} and writer in self._killed:
             return Ending.KILLED
@@ -385,10 +391,10 @@ class Units:
         inode = self._namespace.inodes.get(ino)
         return inode is not None and inode.links > 0 and self.unit_of(inode) is unit
 
-    def _is_busy(self, unit: OpenUnit) -> bool:
+    def _is_busy(self, unit: OpenUnit, but: Inode | None) -> bool:
         """Something below it waits for its publication."""
         return any(
-            inode.links > 0 and self.unit_of(inode) is unit
+            inode.links > 0 and inode is not but and self.unit_of(inode) is unit
             for inode in self._versions.open_versions.values()
         )
 

@@ -18,7 +18,7 @@ SECONDS = os.environ.get("CXLFS_THREADS_SECONDS", "2")
 @needs_compiler
 def test_a_busy_daemon(tmp_path: Path, seed: int) -> None:
     binary = tmp_path / "threads"
-    compile_program(["threads.c", "threads_store.c"], all_sources(), binary)
+    compile_program(["threads.c", "threads_store.c", "threads_snapshots.c"], all_sources(), binary)
     command = [str(binary), SECONDS, str(seed)]
     if (setarch := shutil.which("setarch")) is not None:
         # ThreadSanitizer does not find its way in the address spaces of kernels that shuffle much.

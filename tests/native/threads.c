@@ -3,8 +3,9 @@
  * Kernels send READ, WRITE and other requests over socket pairs to the workers of transports that share a few files.
  * A control thread does meanwhile, one step at a time, what the store does: it stops ports, takes deltas, applies or
  * cancels them, cuts and punches, moves what lies in a segment, closes leases, puts another content in place, opens
- * and closes handles. Another one asks about everything without any lock. Each slot of a kernel owns a range of each
- * file and knows all its bytes. Usage: threads SECONDS SEED; prints what is wrong and exits 1. */
+ * and closes handles. Another one takes down the references of contents, step by step, and a third one asks about
+ * everything without any lock. Each slot of a kernel owns a range of each file and knows all its bytes.
+ * Usage: threads SECONDS SEED; prints what is wrong and exits 1. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -228,6 +229,15 @@ static void *ask_main(void *unused)
     return unused;
 }
 
+static void *snapshot_main(void *unused)
+{
+    uint64_t rng = seed ^ UINT64_C(0x5555555555);
+    while (!atomic_load(&done))
+        if (!step_snapshots(&rng))
+            usleep(50);
+    return unused;
+}
+
 /* ------------------------------------------------------------------------------------------ one round */
 
 static void start(pthread_t *thread, void *(*body)(void *), void *argument)
@@ -300,8 +310,8 @@ static void check_file(file *f, uint32_t number)
 static void run(uint32_t granularity, double seconds)
 {
     cxl_media *media;
-    pthread_t control, ask;
-    uint64_t empty;
+    pthread_t control, ask, snapshots;
+    uint64_t empty, rng = seed;
     cxl_engine_stats stats;
     atomic_store(&done, false);
     memset(slots, 0, sizeof(slots));
@@ -309,6 +319,7 @@ static void run(uint32_t granularity, double seconds)
     CHECK(cxl_engine_new(media, FIRST, SEGMENT_BYTES, SEGMENTS, CHUNK, &engine) == 0, "engine");
     cxl_engine_statistics(engine, &stats);
     empty = stats.memory;
+    cxl_engine_discard(engine, DISCARDED_MIN);
     store_begin();
     for (uint32_t i = 0; i < FILES; i++) {
         CHECK(cxl_map_new(engine, i, &files[i].live) == 0 && cxl_map_new(engine, i, &files[i].committed) == 0, "map");
@@ -320,16 +331,20 @@ static void run(uint32_t granularity, double seconds)
     }
     start(&control, control_main, NULL);
     start(&ask, ask_main, NULL);
+    start(&snapshots, snapshot_main, NULL);
     usleep((useconds_t)(seconds * 1e6));
     atomic_store(&done, true);
     for (int i = 0; i < KERNELS; i++)
         pthread_join(connections[i].pump, NULL);
     pthread_join(control, NULL);
     pthread_join(ask, NULL);
+    pthread_join(snapshots, NULL);
     for (int i = 0; i < KERNELS; i++)
         disconnect(&connections[i]);
     for (uint32_t i = 0; i < FILES; i++)
         check_file(&files[i], i);
+    end_snapshots(&rng);             /* of contents that are gone, some of them */
+    drop_discarded();
     cxl_engine_statistics(engine, &stats);
     CHECK(stats.extents == 0 && stats.refs == 0 && stats.maps == 0 && stats.memory == empty, "something is still held");
     cxl_engine_free(engine);

@@ -33,12 +33,19 @@ void commit(file *f, bool written)
         CHECK(cxl_delta_apply(delta, f->live, f->committed) == 0, "a delta cannot be applied");
 }
 
+void drop_discarded(void)
+{
+    while (cxl_engine_drop_discarded(engine, DISCARDED_MIN))
+        ;
+}
+
 uint64_t open_extent(void)
 {
     if (free_count == 0)
         collect_dead();
     for (int i = 0; free_count == 0 && i < FILES; i++) {
         commit(&files[i], true);
+        drop_discarded();
         collect_dead();
     }
     CHECK(free_count > 0, "no segment is free");
@@ -135,7 +142,7 @@ void one_step(uint64_t *rng, cxl_transport *transport)
 {
     uint64_t number = random_below(rng, FILES);
     file *f = &files[number];
-    switch (random_below(rng, 12)) {
+    switch (random_below(rng, 15)) {
     case 0: check_stopped(f); break;
     case 1: case 2: commit(f, random_below(rng, 4) != 0); break;
     case 3: close_leases(f); break;
@@ -151,6 +158,8 @@ void one_step(uint64_t *rng, cxl_transport *transport)
         if (number >= STEADY)
             CHECK(cxl_map_punch(f->live, random_below(rng, FILE_BYTES), random_below(rng, REGION)) == 0, "no hole");
         break;
+    case 10: case 11: begin_snapshot(f, rng); break;
+    case 12: cxl_engine_drop_discarded(engine, 1 + random_below(rng, DISCARDED_MIN)); break;
     default: move_segment(random_below(rng, SEGMENTS)); break;
     }
     collect_dead();

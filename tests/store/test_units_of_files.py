@@ -15,7 +15,7 @@ from cxlfs.store.unit_record import policy_rule
 from cxlfs.store.unit_rules import EACH_FILE, QUIET_UNMARKED_SECONDS, Ending
 from tests.support.counting import count_calls
 from tests.support.shop import Shop, close, fill
-from tests.support.stores import write_file
+from tests.support.stores import read_file, write_file
 from tests.support.unit_scenes import (
     Tree,
     Writers,
@@ -186,6 +186,48 @@ def test_what_is_renamed_into_place_is_done(shop: Shop, store: Store) -> None:
     close(store, handle)
     store = shop.reopen(store)
     assert tree(store, b"runs") == {b"model.h5": b"new"}
+
+
+@pytest.mark.parametrize("how", ["rename", "over", "exchange", "link"])
+def test_what_comes_from_elsewhere_stays_in_one_record(
+    shop: Shop, store: Store, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Killed right behind the record that names it: it would be at neither name."""
+    Writers(store)
+    write_file(store, 1, b"elsewhere", b"whole")
+    directory = runs(store)
+    monkeypatch.setattr(store.units, "settle", lambda **_: False)
+    if how == "link":
+        store.link(store.lookup(1, b"elsewhere").ino, directory, b"new")
+    else:
+        new = b"new" if how == "rename" else b"model.h5"
+        store.rename(1, b"elsewhere", directory, new, exchange=how == "exchange")
+    store = shop.reopen(store)
+    there = {b"new": b"whole"} | OLD if how in {"rename", "link"} else {b"model.h5": b"whole"}
+    assert tree(store, b"runs") == there
+    if how == "exchange":
+        assert read_file(store, store.lookup(1, b"elsewhere").ino) == OLD[b"model.h5"]
+
+
+def test_two_that_change_places_are_done(shop: Shop, store: Store) -> None:
+    Writers(store)
+    write_file(store, runs(store), b"other", b"whole")
+    store.rename(runs(store), b"other", runs(store), b"model.h5", exchange=True)
+    store = shop.reopen(store)
+    assert tree(store, b"runs") == {b"model.h5": b"whole", b"other": OLD[b"model.h5"]}
+
+
+def test_what_comes_from_elsewhere_waits_for_one_that_is_being_written(
+    shop: Shop, store: Store
+) -> None:
+    Writers(store)
+    write_file(store, 1, b"elsewhere", b"whole")
+    handle = begin_in_place(store, b"half")
+    store.link(store.lookup(1, b"elsewhere").ino, runs(store), b"new")
+    assert not store.units.open_units()[0].kept
+    close(store, handle)
+    store = shop.reopen(store)
+    assert tree(store, b"runs") == in_place(b"half") | {b"new": b"whole"}
 
 
 def test_whoever_reads_ends_nothing(shop: Shop, store: Store) -> None:

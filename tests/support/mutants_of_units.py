@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from cxlfs.format import operations
 from cxlfs.store import unit_copies, unit_copying, unit_returns, units
 from cxlfs.store.unit_record import UNITS_XATTR
@@ -169,17 +171,99 @@ def rename_and_end_in_two_records(patch: Patch) -> None:
 @mutant("one/LINE/unit_removed_and_made_again", 16)
 def removal_ends_a_unit(patch: Patch) -> None:
     """What was removed is forgotten before its name is made again."""
-    patch.setattr(units.Units, "removing", lambda self, directory: self.ending(directory))
+    patch.setattr(units.Units, "removing", lambda self, directory: self.naming((), directory))
 
 
 @mutant("one/LINE/unit_removed_and_replaced", 16)
 def replaced_removal_kept(patch: Patch) -> None:
     """What has the name of a removed unit ends the removal in a record before its own."""
+    naming = units.Units.naming
 
-    def early(self: units.Units, parent: int, name: bytes, *inodes: Any) -> Any:
-        removed = self.removed_at(parent, name)
-        if removed is not None:
-            self._done(removed)
-        return self.ending(*inodes)
+    def early(self: units.Units, names: Any, *replaced: Any) -> Any:
+        for parent, name, _ in names:
+            removed = self.removed_at(parent, name)
+            if removed is not None:
+                self._done(removed)
+        return naming(self, names, *replaced)
 
     patch.setattr(units.Units, "naming", early)
+
+
+@mutant("one/LINE/unit_removed_and_followed", 16)
+def removal_stands_whoever_goes_on(patch: Patch) -> None:
+    """A unit that was removed is forgotten when anybody begins another one beside it."""
+    original = units.Units._follow
+
+    def follow(self: units.Units, *others: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "writer", lambda: None)
+            original(self, *others)
+
+    patch.setattr(units.Units, "_follow", follow)
+
+
+@mutant("one/LINE/unit_removed_and_followed", 16)
+def removal_stands_wherever_its_remover_goes_on(patch: Patch) -> None:
+    """A unit that was removed is forgotten when its remover begins another one anywhere."""
+
+    def follow(self: units.Units, _parent: int, replaced: Any = None) -> None:
+        for unit in self._open.values():
+            if self.writer() in unit.writers and unit is not replaced:
+                unit.followed = self.pending = True
+
+    patch.setattr(units.Units, "_follow", follow)
+
+
+@mutant("one/PAGE/unit_removed_and_followed", 12)
+def removed_content_dropped_before_its_record(patch: Patch) -> None:
+    """When the next unit is begun what was removed counts as garbage; that its removal stands is
+    said later.
+    """
+    original = units.Units._follow
+
+    def follow(self: units.Units, *others: Any) -> None:
+        original(self, *others)
+        for unit in self._open.values():
+            if unit.followed and unit.place is not None and unit.before is not None:
+                self.copies.drop(unit.before)
+
+    patch.setattr(units.Units, "_follow", follow)
+
+
+@mutant("one/LINE/unit_of_files_renamed_over_and_in", 5)
+def file_lost_on_its_way_into_a_unit(patch: Patch) -> None:
+    """That a file stays which was renamed into a directory of checkpoints is said in a record
+    behind that of the rename: a crash in between finds it nowhere.
+    """
+    patch.setattr(units.Units, "decide_named", lambda *_: (None, None))
+
+
+@mutant("one/LINE/unit_of_files_of_several_writers", 16)
+def closed_beside_one_that_is_being_written(patch: Patch) -> None:
+    """Where each file is a checkpoint what one has closed stays while another is being written."""
+    patch.setattr(units.Units, "_is_busy", lambda *_: False)
+
+
+@mutant("one/LINE/unit_of_files_killed_between_any_two", 16)
+def closed_file_goes_back_with_its_writer(patch: Patch) -> None:
+    """Where each file is a checkpoint that it was closed is known to the living alone."""
+
+    def keep(_self: units.Units, unit: Any) -> None:
+        unit.kept = True
+
+    patch.setattr(units.Units, "_keep", keep)
+
+
+@mutant("one/LINE/unit_removed_on_a_full_store", 12, 16)
+def room_of_a_removed_unit_taken_without_a_record(patch: Patch) -> None:
+    """Where a write needs the room of what was removed, that it does not come back is known to the
+    living alone.
+    """
+
+    def drop_removed(self: units.Units) -> bool:
+        for unit in [unit for unit in self._open.values() if unit.place is not None]:
+            self.stored([], [unit], [])
+            return True
+        return False
+
+    patch.setattr(units.Units, "drop_removed", drop_removed)

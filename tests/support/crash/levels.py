@@ -31,7 +31,7 @@ from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.runner import Failure, Limits, Result, cut_everywhere
 from tests.support.crash.single import SITUATIONS
 from tests.support.crash.unit_operations import UNIT_OPERATIONS, set_the_scene
-from tests.support.crash.unit_workloads import UNIT_WORKLOADS
+from tests.support.crash.unit_workloads import LONG_WORKLOADS, UNIT_WORKLOADS
 from tests.support.slices import records_together, small_slices, step
 
 LEVELS = ("t0", "t1", "t2")
@@ -50,6 +50,12 @@ BY_NAME: dict[str, single.Workload] = {
     work.__name__: work
     for work in (*OPERATIONS, *RANGE_OPERATIONS, *SECOND_ONLY, *_ALONE, *UNIT_OPERATIONS)
 }
+_EACH = [
+    *(work for work in _ALONE if work not in LONG_WORKLOADS),
+    *OPERATIONS,
+    *RANGE_OPERATIONS,
+    *LONG_WORKLOADS,
+]
 _OF_UNITS = {work.__name__ for work in UNIT_OPERATIONS}
 _MEDIA = ("LINE", "PAGE")
 
@@ -61,14 +67,14 @@ def units_of(level: str, seed: int) -> list[str]:
 
 def units_of_each_test_run(seed: int) -> list[str]:
     """Level t0 without most of what is long. Of each workload over checkpoint units one variant: on
-    lines and on pages by turns. On lines every third of those beside a rollover, of those that
-    continue the journal, and of those that apply records at once: few of their recoveries have much
-    in common, so that nearly every image costs one, and each of these workloads is cut on lines by
-    itself as well.
+    lines and on pages by turns, of the longest ones on pages. On lines every third of those beside
+    a rollover, of those that continue the journal, and of those that apply records at once: few of
+    their recoveries have much in common, so that nearly every image costs one, and each of these
+    workloads is cut on lines by itself as well.
     """
-    chosen = {
-        f"one/{_MEDIA[number % 2]}/{work.__name__}" for number, work in enumerate(UNIT_WORKLOADS)
-    }
+    short = (work for work in UNIT_WORKLOADS if work not in LONG_WORKLOADS)
+    chosen = {f"one/{_MEDIA[n % 2]}/{work.__name__}" for n, work in enumerate(short)}
+    chosen |= {f"one/PAGE/{work.__name__}" for work in LONG_WORKLOADS}
     long = {work.__name__ for work in UNIT_WORKLOADS}
     units = [u for u in units_of("t0", seed) if u in chosen or u.split("/")[2] not in long]
     for kind in ("sliced/LINE/", "continued/LINE/", "together/LINE/"):
@@ -79,15 +85,15 @@ def units_of_each_test_run(seed: int) -> list[str]:
 
 
 def _t0(_seed: int) -> Iterator[str]:
-    for work in (*_ALONE, *OPERATIONS, *RANGE_OPERATIONS):
+    for work in _EACH:
         for media in _MEDIA:
             yield f"one/{media}/{work.__name__}"
     yield from (f"one/BYTE/{work.__name__}" for work in (*_ALONE[::3], *OPERATIONS[::4]))
-    for number, work in enumerate((*_ALONE, *OPERATIONS, *RANGE_OPERATIONS)):
+    for number, work in enumerate(_EACH):
         yield f"sliced/{_MEDIA[number % 2]}/{work.__name__}"
         if number % 4 == 0:
             yield f"continued/{_MEDIA[number // 4 % 2]}/{work.__name__}"
-    for number, work in enumerate((*_ALONE, *OPERATIONS, *RANGE_OPERATIONS)):
+    for number, work in enumerate(_EACH):
         if work not in UNIT_WORKLOADS or number % 4 == 0:
             yield f"together/{_MEDIA[number % 2]}/{work.__name__}"
     for media in _MEDIA:
@@ -115,7 +121,7 @@ def _t1(_seed: int) -> Iterator[str]:
 def _t2(seed: int) -> Iterator[str]:
     rng = random.Random(seed)
     firsts = [*OPERATIONS, *RANGE_OPERATIONS]
-    for work in (*_ALONE, *OPERATIONS, *RANGE_OPERATIONS):
+    for work in _EACH:
         for media in _MEDIA:
             yield f"kill/{media}/{work.__name__}"
     for number in range(PROGRAMS):
@@ -125,7 +131,7 @@ def _t2(seed: int) -> Iterator[str]:
         third = rng.choice([*firsts, *SECOND_ONLY])
         names = "+".join(work.__name__ for work in (first, second, third))
         yield f"three/{media}/{names}"
-    for work in (*_ALONE, *OPERATIONS, *RANGE_OPERATIONS):
+    for work in _EACH:
         for media in _MEDIA:
             yield f"recovery/{media}/{work.__name__}"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from cxlfs.store.space import State as SpaceState
 from cxlfs.store.unit_rules import Ending
 from tests.support.crash.bench import Bench
-from tests.support.crash.unit_scene import MARKER, SET, Scene, complete_set
+from tests.support.crash.unit_scene import MARKER, SET, Scene, complete_set, short_removals
 
 
 def _remove(scene: Scene) -> None:
@@ -83,7 +84,52 @@ def unit_removed_and_replaced(bench: Bench) -> None:
     scene.ending("rename", SET, lambda: bench.store.rename(1, b"new", 1, SET))
 
 
+def unit_removed_and_followed(bench: Bench) -> None:
+    """What somebody else begins beside it, or its remover elsewhere, does not make the removal
+    stand; what its remover begins beside it does, with the next commit.
+    """
+    scene = complete_set(bench)
+    present = ["saver"]
+    scene.units.writer = lambda: present[0]
+    scene.begin(SET)
+    _remove(scene)
+    present[0] = "other"
+    scene.begin(b"checkpoint-2")
+    scene.make(b"checkpoint-2")
+    scene.save(b"checkpoint-2/a", 700)
+    scene.finish(b"checkpoint-2/" + MARKER, 92, b"checkpoint-2")
+    present[0] = "saver"
+    scene.begin(b"dir/checkpoint-3")
+    scene.make(b"dir/checkpoint-3")
+    scene.save(b"dir/checkpoint-3/a", 500)
+    scene.begin(b"checkpoint-4")
+    scene.make(b"checkpoint-4")
+    bench.do("remove some", scene.units.copies.remove_some, late=True, keeps=True)
+    scene.save(b"checkpoint-4/a", 300)
+    assert not scene.is_open(SET)
+    bench.do("maintain", scene.units.maintain, late=True, keeps=True)
+    scene.save(b"unrelated", 3000)
+
+
+def unit_removed_on_a_full_store(bench: Bench) -> None:
+    """A write gets its room, when there is no other: all that was removed comes back, or nothing,
+    also while it is taken apart.
+    """
+    scene = complete_set(bench)
+    scene.begin(SET)
+    _remove(scene)
+    space = bench.store.volume.space
+    while space.free_count > bench.store.volume.refresh_reserve() + 1:
+        space.take(SpaceState.IMAGE)
+    handle = scene.open(b"unrelated")
+    with short_removals():
+        while scene.is_open(SET):
+            assert bench.write(handle, bench.store.files.get(handle).inode.content.size, 16_000)
+    bench.close(handle)
+
+
 REMOVAL_WORKLOADS = [
     unit_removed, unit_removed_and_made_again, unit_removed_that_gives_its_room,
     unit_removed_by_whom_a_kill_stops, unit_removed_and_replaced,
 ]  # fmt: skip
+LONG_REMOVAL_WORKLOADS = [unit_removed_and_followed, unit_removed_on_a_full_store]

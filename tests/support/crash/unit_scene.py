@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
-from cxlfs.store import unit_copying
+from cxlfs.store import unit_copies, unit_copying
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind
+from cxlfs.store.space import LEASE_BYTES_LEAST
 from cxlfs.store.unit_copies import ASIDE_NAME
 from cxlfs.store.unit_rules import UnitsMode
 from tests.support.crash.bench import Bench
@@ -57,6 +58,12 @@ class Scene:
         self.now = 0.0
         self.units.clock = lambda: self.now
         self._open: dict[bytes, State] = {}
+        self._removed: dict[bytes, Hashable | None] = {}
+        """Units that were removed and can come back, the oldest first: by whom."""
+        self._followed: set[bytes] = set()
+        """Those behind which their remover has begun the next one beside them."""
+        self._drop_removed = bench.store.room.drop_removed
+        bench.store.room.drop_removed = self._give_up_oldest
         bench.tape.view = user_view
         bench.tape.committed = self._committed
 
@@ -70,10 +77,12 @@ class Scene:
 
     def begin(self, path: bytes) -> None:
         """From here on the directory is an open unit."""
+        self._follow(path)
         self._open[path] = _below(user_view(committed_state(self.bench.store)), path)
 
     def begin_without(self, path: bytes) -> None:
         """The same of an empty directory: it goes away with what is in it."""
+        self._follow(path)
         self._open[path] = {}
 
     def is_open(self, path: bytes) -> bool:
@@ -81,16 +90,59 @@ class Scene:
 
     def end(self, path: bytes) -> None:
         del self._open[path]
+        self._removed.pop(path, None)
+        self._followed.discard(path)
+
+    # --- removals that stand ------------------------------------------------------------------
+
+    def _follow(self, path: bytes) -> None:
+        """The program that begins this unit has removed some beside it."""
+        who = self.units.writer()
+        for removed, remover in self._removed.items():
+            beside = os.path.dirname(removed) == os.path.dirname(path)  # noqa: PTH120  bytes
+            if beside and removed != path and who in {None, remover}:
+                self._followed.add(removed)
+
+    def _let_stand(self) -> None:
+        """Whoever commits next makes removals stand that were followed: in a record behind his."""
+        for path in list(self._followed):
+            self.end(path)
+
+    def _give_up_oldest(self) -> bool:
+        """A write asks for the room of what was removed: it gets it only where no other is, and
+        then the removal that is the oldest one stands.
+        """
+        store, space = self.bench.store, self.bench.store.volume.space
+        assert space.available_bytes < LEASE_BYTES_LEAST, "there is room"
+        assert not space.collect_dead(), "there is room when what is dead is given back"
+        asides = store.versions.asides.values()
+        assert all(inode.version is not None for inode in asides), "a killed writer left some"
+        assert not self.units.copies.is_removing, "there is some that nobody wants"
+        used = [int(each) for each in store.volume.engine.usage() if each]
+        payload_bytes = store.superblock.segment_payload_bytes
+        assert sum(used) > (len(used) - 1) * payload_bytes, "there is room when it is gathered"
+        gave = self._drop_removed()
+        assert gave == bool(self._removed), "what nobody has removed is given up"
+        if gave:
+            self.end(next(iter(self._removed)))
+        return gave
 
     # --- verbs ------------------------------------------------------------------------------
 
     def make(self, path: bytes) -> None:
         store, place = self.bench.store, self.bench.place(path)
         self.bench.do("mkdir", lambda: store.make_directory(*place, 0o755, 0, 0))
+        self._removed.pop(path, None)  # it takes over what comes back
 
     def remove(self, path: bytes) -> None:
         store, place = self.bench.store, self.bench.place(path)
         self.bench.do("rmdir", lambda: store.remove_directory(*place))
+        if self._open.get(path):
+            self._removed[path] = self.units.writer()
+
+    def close(self, handle: int) -> None:
+        self._let_stand()
+        self.bench.close(handle)
 
     def open(self, path: bytes, flags: int = TRUNCATE) -> int:
         """A handle; where it begins a unit, a copy is committed."""
@@ -114,7 +166,7 @@ class Scene:
     def save(self, path: bytes, length: int) -> None:
         handle = self.open(path)
         self.bench.write(handle, 0, length)
-        self.bench.close(handle)
+        self.close(handle)
 
     def finish(self, path: bytes, length: int, of: bytes) -> None:
         """Save the file that ends the unit ``of``."""
@@ -141,6 +193,7 @@ class Scene:
 
     def ending(self, name: str, path: bytes, action: Callable[[], object]) -> None:
         """A verb that ends a unit: durable when it returns, one step for whoever looks."""
+        assert not self._followed, "it ends two, in two steps"
 
         def whole() -> None:
             action()
@@ -210,6 +263,16 @@ def short_steps() -> Iterator[None]:
         yield
     finally:
         unit_copying.FILES_AT_ONCE, unit_copying.NAMES_AT_ONCE = usual
+
+
+@contextlib.contextmanager
+def short_removals() -> Iterator[None]:
+    """Two names in each record that takes a copy apart."""
+    usual, unit_copies._NAMES_AT_ONCE = unit_copies._NAMES_AT_ONCE, 2
+    try:
+        yield
+    finally:
+        unit_copies._NAMES_AT_ONCE = usual
 
 
 def complete_set(bench: Bench) -> Scene:

@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable
 
 from cxlfs.store.space import State as SpaceState
-from cxlfs.store.unit_record import policy_rule
-from cxlfs.store.unit_rules import EACH_FILE, Ending
+from cxlfs.store.unit_rules import Ending
 from tests.support.crash.bench import Bench
-from tests.support.crash.tape import State
 from tests.support.crash.unit_ending_workloads import ENDING_WORKLOADS
-from tests.support.crash.unit_removal_workloads import REMOVAL_WORKLOADS
+from tests.support.crash.unit_file_workloads import FILE_WORKLOADS, unit_of_files
+from tests.support.crash.unit_removal_workloads import LONG_REMOVAL_WORKLOADS, REMOVAL_WORKLOADS
 from tests.support.crash.unit_scene import MARKER, SET, Scene, complete_set, short_steps
 
 # --- workloads --------------------------------------------------------------------------------
@@ -288,31 +287,6 @@ def unit_that_no_marker_ends(bench: Bench) -> None:
     scene.ending("quiet", SET, scene.units.maintain)
 
 
-def unit_of_files(bench: Bench) -> None:
-    """Each file is a checkpoint: what is closed stays, until an error takes it back as one."""
-    scene = Scene(bench)
-    endings = {"trainer": Ending.ALIVE}
-    scene.units.writer = lambda: "trainer"
-    scene.units.ending_of = endings.__getitem__  # type: ignore[assignment]
-    scene.make(b"runs")
-    scene.save(b"runs/a", 9000)
-    rules = (policy_rule((b".",), (EACH_FILE,), None),)
-    scene.units.set_policy(bench.inode(b"runs"), rules)
-    scene.start()
-    before: State = {}
-    for length in (500, 6000):
-        scene.begin(b"runs")
-        before = scene.before(b"runs")
-        handle = scene.open(b"runs/a", os.O_RDWR)
-        scene.write_in_place(handle, length)
-        bench.fsync(handle)
-        scene.write_in_place(handle, length + 900)
-        scene.keeping(b"runs", lambda handle=handle: bench.store.flush(handle, writer_killed=False))  # type: ignore[misc]
-        bench.do("release", lambda handle=handle: bench.store.release(handle), late=True)  # type: ignore[misc]
-    endings["trainer"] = Ending.BADLY
-    scene.back_to(b"runs", before)
-
-
 def unit_on_a_full_store(bench: Bench) -> None:
     """There is no room for the second file: what the first one was comes back."""
     scene = complete_set(bench)
@@ -352,6 +326,8 @@ def unit_at_the_close_of_the_store(bench: Bench) -> None:
     bench.do("close", close, commits=True)
 
 
+LONG_WORKLOADS = [*FILE_WORKLOADS, *LONG_REMOVAL_WORKLOADS]
+"""On lines 5 to 8 s each, on pages one."""
 UNIT_WORKLOADS = [
     unit_of_a_new_directory, unit_overwritten, unit_copied_in_steps, unit_changed_in_place,
     unit_marker_first,
@@ -359,5 +335,5 @@ UNIT_WORKLOADS = [
     unit_marker_beside, unit_renamed, unit_under_a_moved_directory, units_in_each_other,
     units_side_by_side, unit_of_files, *REMOVAL_WORKLOADS, *ENDING_WORKLOADS,
     unit_back_with_several_writers, unit_back_twice, unit_that_no_marker_ends,
-    unit_on_a_full_store, unit_at_the_close_of_the_store,
+    unit_on_a_full_store, unit_at_the_close_of_the_store, *LONG_WORKLOADS,
 ]  # fmt: skip
