@@ -1,0 +1,89 @@
+"""Who saves when, when a checkpoint of all ranks is committed, and which one all of them load.
+
+``saving`` and ``restoring`` are machines: events in, actions out. The proof obligations are in
+``docs/job.md``; ``tests/job`` runs histories with lost, late and doubled messages, crashes at every
+action and lost stores against them.
+
+Never: input, output, clocks, random numbers, frameworks. A deadline is an event.
+"""
+
+from cxlfs.job.protocol.machine import (
+    Action,
+    Collect,
+    DeadlinePassed,
+    Discard,
+    Done,
+    Event,
+    Failed,
+    Gather,
+    Heard,
+    Load,
+    Machine,
+    Place,
+    RecordCommit,
+    Replicate,
+    Save,
+    TakeStock,
+    WriteManifest,
+)
+from cxlfs.job.protocol.messages import Body, decode, encode
+from cxlfs.job.protocol.model import (
+    Aborted,
+    Attempt,
+    Commit,
+    Committed,
+    Held,
+    Inventory,
+    Key,
+    Nothing,
+    NotRestored,
+    Outcome,
+    Restored,
+    Undecided,
+    digest_of,
+)
+from cxlfs.job.protocol.planning import Choice, choose, collectable, next_number
+from cxlfs.job.protocol.restoring import Restoring
+from cxlfs.job.protocol.saving import Saving
+
+__all__ = [
+    "Aborted",
+    "Action",
+    "Attempt",
+    "Body",
+    "Choice",
+    "Collect",
+    "Commit",
+    "Committed",
+    "DeadlinePassed",
+    "Discard",
+    "Done",
+    "Event",
+    "Failed",
+    "Gather",
+    "Heard",
+    "Held",
+    "Inventory",
+    "Key",
+    "Load",
+    "Machine",
+    "NotRestored",
+    "Nothing",
+    "Outcome",
+    "Place",
+    "RecordCommit",
+    "Replicate",
+    "Restored",
+    "Restoring",
+    "Save",
+    "Saving",
+    "TakeStock",
+    "Undecided",
+    "WriteManifest",
+    "choose",
+    "collectable",
+    "decode",
+    "digest_of",
+    "encode",
+    "next_number",
+]

@@ -1,0 +1,122 @@
+"""Which checkpoint all ranks load, and from whom; what may be given back; the next number.
+
+Pure functions of what was gathered: every rank computes the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+from cxlfs.job.protocol.model import Attempt, Held, Inventory, digest_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Excluded:
+    """A holder whose shards of an attempt could not be loaded."""
+
+    attempt: Attempt
+    shard: int
+    holder: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """Rank i loads shard i: of manifest ``manifests[i]``, from store ``holders[i]``."""
+
+    attempt: Attempt
+    digest: str
+    manifests: tuple[str, ...]
+    holders: tuple[str, ...]
+
+
+class Refusal(Exception):  # noqa: N818 - a reason why an attempt is not chosen, no error of anybody's
+    """Why an attempt cannot be loaded."""
+
+
+def choose(
+    inventories: Sequence[Inventory], excluded: Collection[Excluded] = (), *, can_fetch: bool
+) -> tuple[Choice | None, tuple[str, ...]]:
+    """The newest attempt that all have voted for, and of which each rank's shards have a holder
+    that is not excluded; ``inventories[i]`` is that of the store which rank i has now. Without
+    ``can_fetch`` a rank loads from that store alone. Else None; and why not newer ones, or any.
+    """
+    by_attempt: dict[Attempt, set[tuple[Held, str]]] = {}
+    for inventory in inventories:
+        for held in inventory.held:
+            by_attempt.setdefault(held.attempt, set()).add((held, inventory.store))
+    for inventory in inventories:
+        for commit in inventory.commits:
+            by_attempt.setdefault(commit.attempt, set())
+    reasons = []
+    for attempt in sorted(by_attempt, reverse=True):
+        try:
+            choice = _choice_of(
+                attempt, by_attempt[attempt], inventories, excluded, can_fetch=can_fetch
+            )
+        except Refusal as refusal:
+            reasons.append(f"{attempt}: {refusal}")
+        else:
+            return choice, tuple(reasons)
+    return None, tuple(reasons)
+
+
+def _choice_of(
+    attempt: Attempt,
+    holdings: Collection[tuple[Held, str]],
+    inventories: Sequence[Inventory],
+    excluded: Collection[Excluded],
+    *,
+    can_fetch: bool,
+) -> Choice:
+    """Raises Refusal."""
+    world = len(inventories)
+    if any(held.world != world for held, _ in holdings):
+        raise Refusal(f"it is of another number of ranks than {world}")
+    by_rank: dict[int, list[tuple[str, str]]] = {}
+    for held, store in holdings:
+        by_rank.setdefault(held.rank, []).append((held.manifest, store))
+    manifests, holders = [], []
+    for rank, inventory in enumerate(inventories):
+        found = by_rank.get(rank)
+        if not found:
+            raise Refusal(f"no store has the shards of rank {rank}")
+        if len({manifest for manifest, _ in found}) > 1:
+            raise Refusal(f"stores differ in the shards of rank {rank}")
+        stores = {store for _, store in found}
+        usable = {s for s in stores if Excluded(attempt, rank, s) not in excluded}
+        if not can_fetch:
+            usable &= {inventory.store}
+        if not usable:
+            raise Refusal(f"rank {rank} can load its shards from none of {_list_of(stores)}")
+        manifests.append(found[0][0])
+        holders.append(inventory.store if inventory.store in usable else min(usable))
+    digest = digest_of(manifests)
+    known = {
+        commit.digest for i in inventories for commit in i.commits if commit.attempt == attempt
+    }
+    if known - {digest}:
+        raise Refusal("the shards are not those that were voted for")
+    return Choice(attempt, digest, tuple(manifests), tuple(holders))
+
+
+def _list_of(stores: Collection[str]) -> str:
+    return ", ".join(sorted(stores))
+
+
+def next_number(inventories: Sequence[Inventory]) -> int:
+    """Larger than that of every attempt that any of the stores knows."""
+    numbers = [held.attempt.number for inventory in inventories for held in inventory.held]
+    numbers += [commit.attempt.number for inventory in inventories for commit in inventory.commits]
+    return max(numbers, default=0) + 1
+
+
+def collectable(inventory: Inventory, committed: Attempt, keep: int) -> list[Attempt]:
+    """What a store gives back once every rank has recorded ``committed``: all that is older, but
+    for the newest ``keep`` that are recorded as committed, ``committed`` among them.
+    """
+    recorded = {commit.attempt for commit in inventory.commits} | {committed}
+    older = sorted((a for a in recorded if a <= committed), reverse=True)
+    kept = set(older[: max(keep, 1)])
+    known = {held.attempt for held in inventory.held} | recorded
+    return sorted(attempt for attempt in known if attempt < committed and attempt not in kept)

@@ -1,0 +1,93 @@
+"""Messages on the way: what goes out comes back, and nothing else comes in."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from cxlfs.job.protocol import Attempt, Body, Commit, Held, Inventory, decode, encode, messages
+from cxlfs.job.protocol.messages import Loaded, MessageError, Prepare, Recorded, Stock, Vote
+
+ATTEMPT = Attempt(7, 100, "0123abcd")
+BODIES: tuple[Body, ...] = (
+    Prepare(ATTEMPT, 4),
+    Vote(ATTEMPT, "digest"),
+    Vote(None, "", "no room: \N{GREEK SMALL LETTER ALPHA}"),
+    Recorded(ATTEMPT, durable=False),
+    Stock(None, "unreadable"),
+    Stock(Inventory("uuid", (Held(ATTEMPT, 3, 4, "digest"),), (Commit(ATTEMPT, "all"),))),
+    Loaded(ATTEMPT, 3, "uuid", "damaged"),
+)
+SEEN = pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+
+
+@SEEN
+def test_what_goes_out_comes_back(body: Body) -> None:
+    assert decode(encode(body)) == body
+
+
+@SEEN
+def test_what_is_cut_or_changed_is_refused_or_another_message(
+    body: Body, rng: random.Random
+) -> None:
+    data = encode(body)
+    for length in range(len(data)):
+        with pytest.raises(MessageError):
+            decode(data[:length])
+    for _ in range(300):
+        changed = bytearray(data)
+        changed[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            found = decode(bytes(changed))
+        except MessageError:
+            continue
+        assert decode(encode(found)) == found
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        None,
+        [],
+        {"kind": "Prepare"},
+        {"kind": ["Prepare"], "body": {}},
+        {"kind": "Machine", "body": {}},
+        {"kind": "Prepare", "body": {"attempt": None, "world": 1}},
+        {"kind": "Recorded", "body": {"attempt": {}, "durable": True}},
+        {"kind": "Stock", "body": {"inventory": [], "reason": ""}},
+        {"kind": "Stock", "body": {"inventory": None, "reason": 3}},
+        {"kind": "Stock", "body": {"inventory": None, "reason": "x" * 5000}},
+        {"kind": "Stock", "body": {"inventory": None, "reason": "", "more": 1}},
+    ],
+)
+def test_what_is_no_message_is_refused(plain: object) -> None:
+    with pytest.raises(MessageError):
+        decode(json.dumps(plain).encode())
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 63, True, 1.5, "1", None])
+def test_numbers_have_their_bounds(number: object) -> None:
+    attempt = {"number": number, "step": 1, "id": "x"}
+    plain = {"kind": "Prepare", "body": {"attempt": attempt, "world": 1}}
+    with pytest.raises(MessageError):
+        decode(json.dumps(plain).encode())
+
+
+def test_depth_and_size_have_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MessageError):
+        decode(b"[" * 100_000)
+    with pytest.raises(MessageError):
+        decode(b"1" * 10_000)
+    monkeypatch.setattr(messages, "MESSAGE_BYTES_MAX", 10)
+    with pytest.raises(MessageError):
+        decode(encode(BODIES[0]))
+
+
+@hypothesis.given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(data)

@@ -1,0 +1,104 @@
+"""Which checkpoint is chosen, why others are not, and what may be given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from cxlfs.job.protocol import (
+    Attempt,
+    Commit,
+    Held,
+    Inventory,
+    choose,
+    collectable,
+    digest_of,
+    next_number,
+)
+from cxlfs.job.protocol.planning import Excluded
+
+OLD, NEW = Attempt(1, 100, "a"), Attempt(2, 50, "b")
+
+
+def held(attempt: Attempt, rank: int, world: int = 2, manifest: str = "") -> Held:
+    return Held(attempt, rank, world, manifest or f"{attempt.id}{rank}")
+
+
+def stores(*rows: tuple[Held, ...]) -> list[Inventory]:
+    return [Inventory(f"s{index}", row) for index, row in enumerate(rows)]
+
+
+def test_the_newest_is_that_of_the_largest_number() -> None:
+    rows = [(held(OLD, rank), held(NEW, rank)) for rank in range(2)]
+    choice, reasons = choose(stores(*rows), can_fetch=False)
+    assert choice is not None
+    assert (choice.attempt, choice.holders, reasons) == (NEW, ("s0", "s1"), ())
+    assert choice.digest == digest_of(["b0", "b1"])
+
+
+def test_one_that_a_rank_did_not_vote_for_is_none() -> None:
+    choice, reasons = choose(stores((held(OLD, 0), held(NEW, 0)), (held(OLD, 1),)), can_fetch=True)
+    assert choice is not None
+    assert choice.attempt == OLD
+    assert reasons == ("step 50 (attempt b, number 2): no store has the shards of rank 1",)
+
+
+def test_ranks_that_changed_places_fetch_or_do_without() -> None:
+    swapped = stores((held(OLD, 1),), (held(OLD, 0),))
+    choice, _ = choose(swapped, can_fetch=True)
+    assert choice is not None
+    assert choice.holders == ("s1", "s0")
+    choice, reasons = choose(swapped, can_fetch=False)
+    assert choice is None
+    assert "rank 0 can load its shards from none of s1" in reasons[0]
+
+
+def test_the_own_store_comes_first_and_then_a_copy() -> None:
+    rows = stores((held(OLD, 0), held(OLD, 1)), (held(OLD, 1), held(OLD, 0)))
+    choice, _ = choose(rows, can_fetch=True)
+    assert choice is not None
+    assert choice.holders == ("s0", "s1")
+    choice, _ = choose(rows, {Excluded(OLD, 1, "s1")}, can_fetch=True)
+    assert choice is not None
+    assert choice.holders == ("s0", "s0")
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (((held(OLD, 0, 3),), (held(OLD, 1, 3),)), "another number of ranks than 2"),
+        (
+            ((held(OLD, 0), held(OLD, 1)), (held(OLD, 1, manifest="other"),)),
+            "stores differ in the shards of rank 1",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_not_chosen(
+    rows: tuple[tuple[Held, ...], ...], reason: str
+) -> None:
+    choice, reasons = choose(stores(*rows), can_fetch=True)
+    assert choice is None
+    assert reason in reasons[0]
+
+
+def test_shards_that_were_not_voted_for_are_not_chosen() -> None:
+    rows = stores((held(OLD, 0),), (held(OLD, 1),))
+    right = Commit(OLD, digest_of(["a0", "a1"]))
+    wrong = Commit(OLD, digest_of(["a0", "x"]))
+    for commit, chosen in ((right, True), (wrong, False)):
+        found = [Inventory("s0", rows[0].held, (commit,)), rows[1]]
+        assert (choose(found, can_fetch=True)[0] is not None) == chosen
+
+
+def test_the_next_number_is_larger_than_any() -> None:
+    assert next_number(stores((), ())) == 1
+    assert next_number([Inventory("s0", (held(OLD, 0),), (Commit(Attempt(9, 1, "c"), ""),))]) == 10
+
+
+def test_what_is_given_back() -> None:
+    attempts = [Attempt(number, number, "x") for number in range(1, 7)]
+    commits = tuple(Commit(attempts[i], "") for i in (0, 2, 3))
+    inventory = Inventory("s", tuple(held(attempt, 0) for attempt in attempts), commits)
+    committed = attempts[4]
+    for keep, kept in ((1, {5}), (2, {4, 5}), (3, {3, 4, 5}), (9, {1, 3, 4, 5}), (0, {5})):
+        gone = {attempt.number for attempt in collectable(inventory, committed, keep)}
+        assert gone == {1, 2, 3, 4, 5} - kept

@@ -1,0 +1,64 @@
+"""The protocol under histories of faults: what must hold holds, and planted mistakes are found."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.job_histories import histories
+from tests.support.job_mutants import MUTANTS
+from tests.support.job_stores import ViolationError
+
+COUNT = 1000
+CAMPAIGN_COUNT = 100_000
+CAUGHT_WITHIN = 3000
+
+MET = (
+    "Aborted",
+    "Committed",
+    "Nothing",
+    "NotRestored",
+    "Restored",
+    "Undecided",
+    "collections",
+    "damaged copies",
+    "deadlines",
+    "deaths",
+    "doubled messages",
+    "failed actions",
+    "late messages",
+    "lost messages",
+    "lost stores",
+    "messages of a former incarnation",
+)
+
+
+def run(first: int, count: int) -> None:
+    met: collections.Counter[str] = collections.Counter()
+    for _, history in histories(first, count):
+        met.update(history.counts)
+    print(f"{count} histories from {first} on: {dict(met)}")
+    assert [what for what in MET if met[what] < count // 100] == []
+
+
+def test_histories(seed: int) -> None:
+    run(seed, COUNT)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_a_campaign_of_histories(seed: int) -> None:
+    run(seed, CAMPAIGN_COUNT)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_planted_mistake_is_found(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(ViolationError) as caught:
+        for _ in histories(1, CAUGHT_WITHIN):
+            pass
+    print(caught.value)

@@ -1,0 +1,485 @@
+"""Histories of a job of 2 to 5 ranks under the protocol of ``cxlfs.job``: messages are lost, late
+and doubled, ranks die before and behind each action, stores are lost and damaged, ranks change
+places, steps are done again. What must hold whatever happens raises ``ViolationError``.
+
+A history is made of one seed. Nothing in it takes time: a deadline may pass at any moment, and does
+when nothing else can happen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from cxlfs.job.protocol import (
+    Aborted,
+    Attempt,
+    Body,
+    Collect,
+    Committed,
+    DeadlinePassed,
+    Discard,
+    Done,
+    Failed,
+    Gather,
+    Heard,
+    Held,
+    Key,
+    Load,
+    Machine,
+    Nothing,
+    NotRestored,
+    Outcome,
+    Place,
+    RecordCommit,
+    Replicate,
+    Restored,
+    Restoring,
+    Save,
+    Saving,
+    TakeStock,
+    Undecided,
+    WriteManifest,
+    collectable,
+    next_number,
+)
+from tests.support.job_stores import QUIET, Copy, Faults, Rank, Store, ViolationError, some_faults
+
+TURNS_MAX = 2000
+"""Of one start of all processes; most take some 100."""
+
+
+class History:
+    """``run`` raises ViolationError. ``counts``: what was met, so that tests know they see it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        choose = self.random.choice
+        self.world = choose([2, 2, 3, 3, 4, 5])
+        self.replicas = choose([1, 1, min(2, self.world), min(3, self.world)])
+        self.keep = choose([1, 1, 2])
+        volatile = self.random.random() < 0.05
+        self.stores = [
+            Store(f"store{i}", is_volatile=volatile and i == 0) for i in range(self.world)
+        ]
+        self.made = self.world
+        self.seats = list(range(self.world))
+        """Which store each rank has."""
+        self.incarnation = 0
+        self.flying: list[tuple[int, Key, int, Body]] = []
+        """(to, key, from, body), of all incarnations: a late message may come to the next."""
+        self.late: list[tuple[int, Key, int, Body]] = []
+        self.ranks: list[Rank] = []
+        self.failing = -1
+        """The rank that cannot save."""
+        self.faults = QUIET
+        self.saves_wanted = 0
+        self.serial = 0
+        self.voted: dict[tuple[Attempt, int], set[str]] = {}
+        self.committed: dict[Attempt, set[int]] = {}
+        """Attempts that somebody was told are committed, with the stores lost since they began."""
+        self.begun: dict[Attempt, set[int]] = {}
+        self.recorded: dict[Attempt, set[int]] = {}
+        self.excused: set[int] = set()
+        """Stores from which a load failed in this incarnation."""
+        self.counts: dict[str, int] = {}
+
+    # --- the whole --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        for _ in range(self.random.randint(1, 5)):
+            self._between()
+            if self.random.random() < 0.25:
+                self._incarnate(QUIET, self.random.randint(0, 2))
+            else:
+                self._incarnate(some_faults(self.random), self.random.randint(0, 3))
+        self._between()
+        self._end_quietly()
+
+    def _between(self) -> None:
+        """All processes are gone: stores may be, too, and ranks come back elsewhere."""
+        for index, store in enumerate(self.stores):
+            if store.is_volatile or self.random.random() < 0.04:
+                self._lose(index)
+            elif store.copies and self.random.random() < 0.05:
+                self.random.choice(list(store.copies.values())).is_damaged = True
+                self._count("damaged copies")
+                self._note_loss(index)
+        if self.random.random() < 0.5:
+            self.random.shuffle(self.seats)
+
+    def _lose(self, index: int) -> None:
+        self._count("lost stores")
+        self.stores[index] = Store(f"store{self.made}", is_volatile=self.stores[index].is_volatile)
+        self.made += 1
+        self._note_loss(index)
+
+    def _note_loss(self, index: int) -> None:
+        for lost in self.begun.values():
+            lost.add(index)
+
+    def _end_quietly(self) -> None:
+        """Without faults all ranks save and come back to it; with one that cannot, none does."""
+        due = [attempt for attempt, lost in self.committed.items() if len(lost) < self.replicas]
+        outcomes = self._incarnate(QUIET, 2)
+        first = [row[0] for row in outcomes]
+        if any(isinstance(outcome, Undecided) for outcome in first):
+            raise ViolationError(f"undecided though nothing was lost: {first}")
+        if any(isinstance(outcome, NotRestored) for outcome in first):
+            if due:
+                raise ViolationError(f"not restored: {due}, {first}")
+        elif any(store.is_volatile for store in self.stores):
+            self._want(outcomes, Aborted)
+        else:
+            self._want(outcomes, Committed)
+            self._judge_kept()
+            self._fail_quietly(outcomes[0][2])
+
+    def _want(self, outcomes: list[list[Outcome]], kind: type[Outcome]) -> None:
+        for row in outcomes:
+            for saved in row[1:]:
+                if not isinstance(saved, kind):
+                    raise ViolationError(f"saved without faults: {row}")
+                if isinstance(saved, Committed) and not saved.is_cleaned:
+                    raise ViolationError(f"not cleaned without faults: {row}")
+
+    def _judge_kept(self) -> None:
+        for store in self.stores:
+            kept = {attempt for attempt, _ in store.copies}
+            if len(kept) > self.keep:
+                raise ViolationError(f"{store.name} keeps {sorted(kept)}")
+
+    def _fail_quietly(self, last: Outcome) -> None:
+        """One rank cannot save: all hear of it, and all come back to the step before."""
+        self.failing = self.random.randrange(self.world)
+        for row in self._incarnate(QUIET, 1):
+            if not isinstance(row[0], Restored) or not isinstance(last, Committed):
+                raise ViolationError(f"{last} was saved, {row[0]} restored")
+            if row[0].attempt != last.attempt:
+                raise ViolationError(f"{last} was saved, {row[0]} restored")
+            if row[1] != Aborted(last.attempt.step + 1, ((self.failing, "it cannot"),)):
+                raise ViolationError(f"rank {self.failing} could not save: {row[1]}")
+
+    # --- one incarnation --------------------------------------------------------------------
+
+    def _incarnate(self, faults: Faults, saves: int) -> list[list[Outcome]]:
+        self.incarnation += 1
+        self.faults = faults
+        self.saves_wanted = saves
+        self.excused = set()
+        self.ranks = [Rank(number) for number in range(self.world)]
+        for rank in self.ranks:
+            self._begin_restore(rank)
+        for _ in range(TURNS_MAX):
+            if not self._turn():
+                break
+        else:
+            raise ViolationError("it does not end")
+        outcomes = [rank.outcomes for rank in self.ranks]
+        self._judge(outcomes)
+        return outcomes
+
+    def _turn(self) -> bool:
+        """Something happens; False: nothing can any more."""
+        acting, waiting = [], []
+        for rank in self.ranks:
+            if rank.machine is not None:
+                gathers = isinstance(rank.machine.action, Gather)
+                (waiting if gathers else acting).append(rank)
+        if not acting and not waiting:
+            return False
+        if self.late and self.random.random() < 0.02:
+            self.flying.append(self.late.pop(self.random.randrange(len(self.late))))
+        if waiting and self.random.random() < self.faults.early_deadline:
+            self._pass_deadline(self.random.choice(waiting))
+            return True
+        choices = len(acting) + len(self.flying)
+        if not choices:
+            self._pass_deadline(self.random.choice(waiting))
+            return True
+        number = self.random.randrange(choices)
+        if number < len(acting):
+            self._act(acting[number])
+        else:
+            self._deliver(number - len(acting))
+        return True
+
+    def _pass_deadline(self, rank: Rank) -> None:
+        machine = rank.machine
+        if machine is not None and isinstance(machine.action, Gather):
+            self._count("deadlines")
+            machine.on(DeadlinePassed(machine.action.key))
+            self._after(rank)
+
+    def _deliver(self, index: int) -> None:
+        to, key, sender, body = self.flying[index]
+        if self.random.random() < self.faults.doubled:
+            self._count("doubled messages")
+        else:
+            self.flying[index] = self.flying[-1]
+            self.flying.pop()
+        rank = self.ranks[to]
+        if rank.machine is None:
+            return
+        if key.incarnation != str(self.incarnation):
+            self._count("messages of a former incarnation")
+        rank.mailbox.append(Heard(key, sender, body))
+        if isinstance(rank.machine.action, Gather):
+            rank.machine.on(rank.mailbox[-1])
+            self._after(rank)
+
+    # --- what a rank does -------------------------------------------------------------------
+
+    def _place(self, rank: Rank) -> Place:
+        rank.call += 1
+        return Place(rank.number, self.world, str(self.incarnation), rank.call)
+
+    def _begin_restore(self, rank: Rank) -> None:
+        self._start(rank, Restoring(self._place(rank), can_fetch=True))
+
+    def _begin_save(self, rank: Rank) -> None:
+        rank.step += 1
+        self.serial += 1
+        attempt = Attempt(rank.first_number + rank.saves, rank.step, f"id{self.serial}")
+        rank.saves += 1
+        volatile = self.stores[self.seats[rank.number]].is_volatile
+        refusal = "volatile" if volatile else ""
+        place = self._place(rank)
+        self._start(rank, Saving(place, attempt, replicas=self.replicas, refusal=refusal))
+
+    def _start(self, rank: Rank, machine: Machine) -> None:
+        rank.machine = machine
+        machine.start()
+        self._after(rank)
+
+    def _after(self, rank: Rank) -> None:
+        """A gathering that has begun tells all; a call that has ended is followed by the next."""
+        while rank.machine is not None:
+            machine, action = rank.machine, rank.machine.action
+            if action is None:
+                self._ended(rank, machine)
+            elif isinstance(action, Gather) and action is not rank.told:
+                rank.told = action
+                self._tell(rank, machine, action)
+            else:
+                return
+
+    def _tell(self, rank: Rank, machine: Machine, action: Gather) -> None:
+        """All others, and itself; then it listens to what came before it asked."""
+        if action.body is not None:
+            for other in self.ranks:
+                if other is not rank:
+                    self._send((other.number, action.key, rank.number, action.body))
+            rank.mailbox.append(Heard(action.key, rank.number, action.body))
+        for message in rank.mailbox:
+            if machine.action is action:
+                machine.on(message)
+
+    def _send(self, message: tuple[int, Key, int, Body]) -> None:
+        fate = self.random.random()
+        if fate < self.faults.lost:
+            self._count("lost messages")
+        elif fate < self.faults.lost + self.faults.late:
+            self._count("late messages")
+            self.late.append(message)
+        else:
+            self.flying.append(message)
+
+    def _ended(self, rank: Rank, machine: Machine) -> None:
+        outcome = machine.outcome
+        if outcome is None:
+            raise ViolationError("a machine ended without an outcome")
+        rank.outcomes.append(outcome)
+        self._count(type(outcome).__name__)
+        rank.machine = None
+        if isinstance(outcome, Undecided | NotRestored):
+            return
+        if isinstance(machine, Restoring):
+            self._restored(rank, machine, outcome)
+        elif isinstance(outcome, Committed):
+            known = self.begun.get(outcome.attempt)
+            if known is None:
+                raise ViolationError(f"{outcome.attempt} was never begun")
+            self.committed[outcome.attempt] = known
+        if rank.saves < self.saves_wanted:
+            self._begin_save(rank)
+
+    def _restored(self, rank: Rank, machine: Restoring, outcome: Outcome) -> None:
+        rank.first_number = next_number(machine.inventories)
+        if isinstance(outcome, Restored):
+            rank.step = outcome.attempt.step
+        elif any(store.commits for store in self.stores):
+            raise ViolationError("it begins anew, though something was committed")
+
+    # --- actions ----------------------------------------------------------------------------
+
+    def _act(self, rank: Rank) -> None:
+        machine = rank.machine
+        if machine is None or machine.action is None:
+            return
+        action = machine.action
+        fate = self.random.random()
+        if fate < self.faults.died / 2:
+            self._die(rank)
+            return
+        if self.random.random() < self.faults.failed:
+            self._count("failed actions")
+            if self.random.random() < 0.5:
+                self._effect(rank, action)  # done, and nobody knows
+            if isinstance(action, Load):
+                self._excuse(action.holder)
+            machine.on(Failed(action, "failed"))
+        else:
+            event = self._effect(rank, action)
+            if fate < self.faults.died:
+                self._die(rank)
+                return
+            machine.on(event)
+        self._after(rank)
+
+    def _die(self, rank: Rank) -> None:
+        self._count("deaths")
+        rank.machine = None
+        if self.random.random() < self.faults.store_lost:
+            self._lose(self.seats[rank.number])
+
+    def _excuse(self, name: str) -> None:
+        self.excused |= {i for i, store in enumerate(self.stores) if store.name == name}
+
+    def _effect(self, rank: Rank, action: object) -> Done | Failed:
+        store = self.stores[self.seats[rank.number]]
+        number = rank.number
+        match action:
+            case Save(attempt):
+                self.begun.setdefault(attempt, set())
+                if number == self.failing:
+                    return Failed(action, "it cannot")
+                content = f"content {attempt.id} {number} {self.incarnation}.{rank.call}"
+                store.staged[attempt, number] = content
+                return Done(action)
+            case Replicate(attempt):
+                return self._replicate(rank, action)
+            case WriteManifest(attempt, _):
+                content = store.staged.pop((attempt, number), "nothing")
+                held = self._held(attempt, number, content)
+                store.copies[attempt, number] = Copy(held, content)
+                return Done(action, held.manifest)
+            case RecordCommit(attempt, digest):
+                store.commits[attempt] = digest
+                self.recorded.setdefault(attempt, set()).add(number)
+                return Done(action)
+            case Collect(attempt):
+                self._collect(store, attempt)
+                return Done(action)
+            case Discard(attempt):
+                store.staged.pop((attempt, number), None)
+                store.copies.pop((attempt, number), None)
+                return Done(action)
+            case TakeStock():
+                return Done(action, store.inventory())
+            case Load():
+                return self._load(rank, action)
+        raise ViolationError(f"an action that is not known: {action}")
+
+    def _held(self, attempt: Attempt, number: int, content: str) -> Held:
+        self.voted.setdefault((attempt, number), set()).add(content)
+        return Held(attempt, number, self.world, f"manifest of {content}")
+
+    def _replicate(self, rank: Rank, action: Replicate) -> Done | Failed:
+        """To the ranks behind it: a ring."""
+        number, attempt = rank.number, action.attempt
+        content = self.stores[self.seats[number]].staged.get((attempt, number), "nothing")
+        for distance in range(1, self.replicas):
+            other = self.ranks[(number + distance) % self.world]
+            if other.machine is None:
+                return Failed(action, f"rank {other.number} is gone")
+            if self.random.random() < self.faults.failed:
+                return Failed(action, "a copy failed")
+            held = self._held(attempt, number, content)
+            target = self.stores[self.seats[other.number]]
+            target.copies[attempt, number] = Copy(held, content)
+        return Done(action)
+
+    def _collect(self, store: Store, attempt: Attempt) -> None:
+        gone = collectable(store.inventory(), attempt, self.keep)
+        if gone:
+            self._count("collections")
+        if len(self.recorded.get(attempt, ())) < self.world:
+            raise ViolationError(f"{store.name} collects, not all have recorded {attempt}")
+        for old in gone:
+            store.remove(old)
+            if self.random.random() < self.faults.died / 2:
+                break
+
+    def _load(self, rank: Rank, action: Load) -> Done | Failed:
+        for store in self.stores:
+            copy = store.copies.get((action.attempt, action.shard))
+            if store.name != action.holder or copy is None:
+                continue
+            if copy.is_damaged or copy.held.manifest != action.manifest:
+                return Failed(action, "damaged")
+            if copy.content not in self.voted.get((copy.held.attempt, action.shard), set()):
+                raise ViolationError(f"{copy.content} was never voted for")
+            rank.loaded = copy.content
+            return Done(action)
+        return Failed(action, "not there")
+
+    # --- what must hold ---------------------------------------------------------------------
+
+    def _judge(self, outcomes: list[list[Outcome]]) -> None:
+        first = [row[0] for row in outcomes if row]
+        restored = {(o.attempt, o.digest) for o in first if isinstance(o, Restored)}
+        if len(restored) > 1 or (restored and any(isinstance(o, Nothing) for o in first)):
+            raise ViolationError(f"ranks resume differently: {first}")
+        tries = set()
+        for rank in self.ranks:
+            outcome = rank.outcomes[0] if rank.outcomes else None
+            if isinstance(outcome, Restored):
+                tries.add(rank.loaded.split()[-1])
+                if not rank.loaded.startswith(f"content {outcome.attempt.id} {rank.number} "):
+                    raise ViolationError(f"rank {rank.number}: {outcome} with {rank.loaded!r}")
+            if isinstance(outcome, Restored | Nothing):
+                self._judge_not_back(outcome)
+        if len(tries) > 1:
+            raise ViolationError(f"two tries are mixed: {tries}")
+        for call in range(1, max((len(row) for row in outcomes), default=0)):
+            kinds = {type(row[call]) for row in outcomes if len(row) > call}
+            if {Committed, Aborted} <= kinds:
+                raise ViolationError(f"verdicts differ in call {call}: {[r[1:] for r in outcomes]}")
+            said = {
+                (o.attempt, o.digest)
+                for o in (row[call] for row in outcomes if len(row) > call)
+                if isinstance(o, Committed)
+            }
+            if len(said) > 1:
+                raise ViolationError(f"other attempts were committed: {said}")
+
+    def _judge_not_back(self, outcome: Restored | Nothing) -> None:
+        number = outcome.attempt.number if isinstance(outcome, Restored) else 0
+        for attempt, lost in self.committed.items():
+            if self.begun_in_this(attempt):
+                continue
+            if attempt.number > number and len(lost | self.excused) < self.replicas:
+                raise ViolationError(f"{attempt} was committed, {outcome} resumed")
+
+    def begun_in_this(self, attempt: Attempt) -> bool:
+        """It came behind the restore that is judged."""
+        return any(
+            isinstance(outcome, Committed) and outcome.attempt == attempt
+            for rank in self.ranks
+            for outcome in rank.outcomes
+        )
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+
+def histories(first: int, count: int) -> Iterator[tuple[int, History]]:
+    """One after the other, each run; a ViolationError names its seed."""
+    for seed in range(first, first + count):
+        history = History(seed)
+        try:
+            history.run()
+        except ViolationError as violation:
+            raise ViolationError(f"history {seed}: {violation}") from None
+        yield seed, history
