@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,18 @@ T0_PARTS = 16
 """Which processes that test side by side share."""
 SOME_RECOVERIES = ["rename", "rollover"]
 SOME_KILLS = ["append", "overwrite", "create_big", "rollovers_around_the_ring"]
+LONG_UNITS = 4
+"""Of each kind and media: so many tell whether the long levels run at all."""
+
+
+def by_turns(names: list[str], first: str) -> list[Any]:
+    """Each on one media in each test run, on the other one in campaigns."""
+    media = ["LINE", "PAGE"] if first == "LINE" else ["PAGE", "LINE"]
+    return [
+        pytest.param(name, media[number % 2 ^ other], marks=[pytest.mark.campaign] * other)
+        for number, name in enumerate(names)
+        for other in (0, 1)
+    ]
 
 
 def must_be_right(result: UnitResult) -> None:
@@ -59,20 +72,18 @@ def test_one_operation(part: int, base_seed: int) -> None:
 def test_some_of_the_long_levels(kind: str, media: str, base_seed: int) -> None:
     level = "t1" if kind == "two" else "t2"
     units = [u for u in units_of(level, base_seed) if u.startswith(f"{kind}/{media}/")]
-    for unit in units[:: len(units) // 6]:
+    for unit in units[:: len(units) // LONG_UNITS]:
         must_be_right(campaign.repeat(unit, base_seed, None))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("media", ["LINE", "PAGE"])
-@pytest.mark.parametrize("name", SOME_RECOVERIES)
+@pytest.mark.parametrize(("name", "media"), by_turns(SOME_RECOVERIES, "PAGE"))
 def test_recovery_is_cut(name: str, media: str, base_seed: int) -> None:
     must_be_right(campaign.repeat(f"recovery/{media}/{name}", base_seed, None))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("media", ["LINE", "PAGE"])
-@pytest.mark.parametrize("name", SOME_KILLS)
+@pytest.mark.parametrize(("name", "media"), by_turns(SOME_KILLS, "LINE"))
 def test_daemon_is_killed_before_the_cut(name: str, media: str, base_seed: int) -> None:
     """Stores that were never fenced survive the first and not the second."""
     must_be_right(campaign.repeat(f"kill/{media}/{name}", base_seed, None))

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -39,8 +40,8 @@ TRIPLES = PROGRAMS = 10_000
 KILLS = 12
 STEPS = 6
 """After so many, in the smallest slices, all inodes of the tiny store are taken down."""
-SOME_EVERY = 3
-"""Of long units: one in so many is part of each test run."""
+SOME_EVERY = {"sliced": 4, "continued": 5, "together": 4}
+"""Of long units on each media: one in so many is part of each test run."""
 TWICE = 0.002
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
 
@@ -66,20 +67,21 @@ def units_of(level: str, seed: int) -> list[str]:
 
 
 def units_of_each_test_run(seed: int) -> list[str]:
-    """Level t0 without most of what is long. Of each workload over checkpoint units one variant: on
-    lines and on pages by turns, of the longest ones on pages. On lines every third of those beside
-    a rollover, of those that continue the journal, and of those that apply records at once: few of
-    their recoveries have much in common, so that nearly every image costs one, and each of these
-    workloads is cut on lines by itself as well.
+    """Level t0 without most of what is long. Of each workload over checkpoint units one variant,
+    every third on lines, but none of the longest ones. Of those beside a rollover, of those that
+    continue the journal, and of those that apply records at once one in SOME_EVERY: few of their
+    recoveries have much in common, so that nearly every image costs one, and each of these
+    workloads is cut by itself as well.
     """
-    short = (work for work in UNIT_WORKLOADS if work not in LONG_WORKLOADS)
-    chosen = {f"one/{_MEDIA[n % 2]}/{work.__name__}" for n, work in enumerate(short)}
-    chosen |= {f"one/PAGE/{work.__name__}" for work in LONG_WORKLOADS}
+    on_lines = [work for work in UNIT_WORKLOADS if work not in LONG_WORKLOADS][::3]
+    chosen = {
+        f"one/{'LINE' if work in on_lines else 'PAGE'}/{work.__name__}" for work in UNIT_WORKLOADS
+    }
     long = {work.__name__ for work in UNIT_WORKLOADS}
     units = [u for u in units_of("t0", seed) if u in chosen or u.split("/")[2] not in long]
-    for kind in ("sliced/LINE/", "continued/LINE/", "together/LINE/"):
-        of_kind = [unit for unit in units if unit.startswith(kind)]
-        left_out = {*of_kind} - {*of_kind[::SOME_EVERY]}
+    for kind, media in itertools.product(SOME_EVERY, _MEDIA):
+        of_kind = [unit for unit in units if unit.startswith(f"{kind}/{media}/")]
+        left_out = {*of_kind} - {*of_kind[:: SOME_EVERY[kind]]}
         units = [unit for unit in units if unit not in left_out]
     return units
 
