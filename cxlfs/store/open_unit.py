@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(slots=True, eq=False)
 class OpenUnit:
     """``before``: the copy of what was there, None: nothing was. ``published``: inode numbers
-    of the files that were, since it began; ``spoiled``: of those that could not be finished.
+    of the files that were, since it began; ``spoiled``: of those that could not be finished;
+    ``unclosed``, where each file is a checkpoint: of those that were published by fsync or the
+    periodic commit, and may be half of a save.
     """
 
     inode: Inode
@@ -38,6 +40,7 @@ class OpenUnit:
     writers: dict[Hashable, None] = dataclasses.field(default_factory=dict)
     published: set[int] = dataclasses.field(default_factory=set)
     spoiled: set[int] = dataclasses.field(default_factory=set)
+    unclosed: set[int] = dataclasses.field(default_factory=set)
 
     @property
     def record(self) -> OpenRecord:

@@ -172,8 +172,8 @@ class Decision(enum.Enum):
 class Facts:
     """What is known of an open unit.
 
-    ``marked``: its marker was published behind other files; with ``each_file`` what was written was
-    closed by who lived. ``busy``: something below it is not
+    ``marked``: its marker was published behind other files; with ``each_file`` all that was written
+    was closed by who lived. ``busy``: something below it is not
     published yet. ``spoiled``: a write failed, or a killed writer left something unfinished.
     ``followed``: its writers have begun the next one beside it. ``quiet``: nothing has changed for
     the time of its rule. ``closing``: the store is about to be closed.

@@ -34,9 +34,7 @@ class OpensAndEnds(Protocol):
 
     policies: Policies
 
-    def open_at(self, inode: Inode | None) -> OpenUnit | None: ...
-
-    def removed_at(self, parent: int, name: bytes) -> OpenUnit | None: ...
+    def open_units(self) -> list[OpenUnit]: ...
 
     def decide_named(self, parent: int, inode: Inode) -> tuple[OpenUnit | None, Decision]: ...
 
@@ -102,9 +100,9 @@ def transition_of_names(
     """What gets a name, and what loses one to it: directories that are units are done then, a unit
     that was removed and had the name is, too, and a file may be a checkpoint.
     """
-    ending = [units.open_at(inode) for inode in (*(named[2] for named in names), replaced)]
-    ending += [units.removed_at(parent, name) for parent, name, _ in names]
-    over = [unit for unit in ending if unit is not None]
+    places = {(parent, name) for parent, name, _ in names}
+    inodes = [replaced, *(inode for _, _, inode in names)]
+    over = [u for u in units.open_units() if u.inode in inodes or u.place in places]
     kept: list[OpenUnit] = []
     for parent, _, inode in names:
         unit, decision = units.decide_named(parent, inode)

@@ -266,9 +266,6 @@ class Units:
         self._touch(unit, writer)
         return Removal(self._namespace, unit, (directory.parent, directory.name))
 
-    def open_at(self, inode: Inode | None) -> OpenUnit | None:
-        return None if inode is None else self._open.get(inode.ino)
-
     def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition:
         """See ``unit_transitions``."""
         return transition_of_names(self, names, replaced) if self._open else NO_TRANSITION
@@ -281,7 +278,8 @@ class Units:
         if unit is None or unit.kept or inode.live is None or not unit.rule.ends_with_each_file:
             return None, Decision.WAIT
         facts = self._facts(unit, closing=False, but=inode)
-        return unit, unit_rules.decide(dataclasses.replace(facts, marked=True))[0]
+        closed = unit.unclosed <= {inode.ino}
+        return unit, unit_rules.decide(dataclasses.replace(facts, marked=closed))[0]
 
     def publishing(self, parent: int, name: bytes) -> None:
         """A file of that name is about to be published: a marker that lies beside units names them,
@@ -307,6 +305,7 @@ class Units:
         """A file was closed by a writer that lives, or renamed."""
         unit = self.unit_of(inode)
         if unit is not None and unit.rule.ends_with_each_file and inode.ino in unit.published:
+            unit.unclosed.discard(inode.ino)
             unit.marked = self.pending = True
 
     def _seen(self, inode: Inode, parent: int, name: bytes, *, incomplete: bool) -> None:
@@ -314,6 +313,7 @@ class Units:
         unit = self.unit_of(directory) if directory is not None else None
         if unit is not None:
             self._touch(unit, self.writer())
+            unit.unclosed |= {inode.ino} if unit.rule.ends_with_each_file else set()
             if not incomplete:
                 unit.spoiled.discard(inode.ino)
                 is_marker = parent == unit.inode.ino and name in unit.rule.done
@@ -330,11 +330,12 @@ class Units:
             if beside and unit.published:
                 unit.marked = self.pending = True
 
-    def spoil(self, inode: Inode) -> None:
-        """A file could not be finished: its writer was killed, or a write failed."""
+    def spoil(self, inode: Inode, *, reverted: bool = False) -> None:
+        """A file could not be finished (``reverted``: what was committed is there again)."""
         unit = self.unit_of(inode)
         if unit is not None:
-            unit.spoiled.add(inode.ino)
+            whole = reverted and unit.rule.ends_with_each_file and inode.ino not in unit.published
+            unit.spoiled |= set() if whole else {inode.ino}
 
     def writers(self) -> set[Hashable]:
         """Tokens of all who have written to what is open."""
@@ -372,7 +373,7 @@ class Units:
         return Facts(
             expects_marker=unit.rule.expects_marker and unit.place is None,
             each_file=unit.rule.ends_with_each_file,
-            marked=unit.marked,
+            marked=unit.marked and not unit.unclosed,
             busy=self._is_busy(unit, but),
             spoiled=bool(spoiled),
             followed=unit.followed,

@@ -405,7 +405,7 @@ class Versions:
     def revert(self, inode: Inode, reason: str) -> None:
         """The committed content is live again; what was written is kept aside, incomplete."""
         inode.stop_writes()
-        self.units.spoil(inode)
+        self.units.spoil(inode, reverted=True)
         version = inode.version
         invariant(isinstance(version, Version) and not inode.uncommitted, "nothing to go back to")
         if inode.content.allocated and not self.volume.read_only:

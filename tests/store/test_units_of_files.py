@@ -217,6 +217,29 @@ def test_two_that_change_places_are_done(shop: Shop, store: Store) -> None:
     assert tree(store, b"runs") == {b"model.h5": b"whole", b"other": OLD[b"model.h5"]}
 
 
+def test_one_waits_while_another_is_synced_and_not_closed(shop: Shop, store: Store) -> None:
+    """By fsync or the periodic commit: it may be half of a save."""
+    Writers(store)
+    handle = open_writing(store, runs(store), b"new one", b"half")
+    assert store.commits.commit_all()
+    write_file(store, runs(store), b"other", b"whole")
+    assert not store.units.open_units()[0].kept
+    close(store, handle)
+    store.unlink(runs(store), b"new one")
+    handle = begin_in_place(store, b"half")
+    store.fsync(handle)
+    write_file(store, runs(store), b"other", b"whole")
+    assert not store.units.open_units()[0].kept
+    close(store, handle)
+    assert store.units.open_units()[0].kept
+    handle = begin_in_place(store, b"next")
+    store.fsync(handle)
+    write_file(store, 1, b"elsewhere", b"whole")
+    store.rename(1, b"elsewhere", runs(store), b"new")
+    store = shop.reopen(store)
+    assert tree(store, b"runs") == in_place(b"half") | {b"other": b"whole"}
+
+
 def test_what_comes_from_elsewhere_waits_for_one_that_is_being_written(
     shop: Shop, store: Store
 ) -> None:
@@ -228,6 +251,32 @@ def test_what_comes_from_elsewhere_waits_for_one_that_is_being_written(
     close(store, handle)
     store = shop.reopen(store)
     assert tree(store, b"runs") == in_place(b"half") | {b"new": b"whole"}
+
+
+@pytest.mark.parametrize("how", ["in place", "in place, with fsync", "over", "a new one"])
+def test_a_kill_of_one_of_two_savers_takes_back_what_it_spoiled_alone(
+    shop: Shop, store: Store, how: str
+) -> None:
+    """What was there before of a file that was written anew is whole: the other saver's stay."""
+    writers = Writers(store)
+    writers.present = "other"
+    if how == "over":
+        handle = open_writing(store, runs(store), b"model.h5", b"half")
+    elif how == "a new one":
+        handle = open_writing(store, runs(store), b"model_2", b"half")
+    else:
+        handle = begin_in_place(store, b"half")
+        if "fsync" in how:
+            store.fsync(handle)
+    writers.present = "trainer"
+    write_file(store, runs(store), b"mine", b"whole")
+    store.units.killed("other")
+    close(store, handle, killed=True)
+    writers.endings["other"] = Ending.KILLED
+    store.units.maintain()
+    assert store.units.open_units()[0].kept == (how == "over")
+    store = shop.reopen(store)
+    assert tree(store, b"runs") == (OLD | {b"mine": b"whole"} if how == "over" else OLD)
 
 
 def test_whoever_reads_ends_nothing(shop: Shop, store: Store) -> None:

@@ -267,3 +267,22 @@ def room_of_a_removed_unit_taken_without_a_record(patch: Patch) -> None:
         return False
 
     patch.setattr(units.Units, "drop_removed", drop_removed)
+
+
+@mutant("one/LINE/unit_of_files_of_several_writers", 16)
+def synced_half_stays_with_what_is_closed(patch: Patch) -> None:
+    """Where each file is a checkpoint one that is synced counts as closed."""
+    original = units.Units._facts
+
+    def facts(self: units.Units, unit: Any, **options: Any) -> Any:
+        unit.unclosed.clear()
+        return original(self, unit, **options)
+
+    patch.setattr(units.Units, "_facts", facts)
+
+
+@mutant("one/LINE/unit_of_files_of_several_writers", 16)
+def kill_in_one_file_spoils_the_others(patch: Patch) -> None:
+    """Where each file is a checkpoint one that was reverted takes back what others have closed."""
+    original = units.Units.spoil
+    patch.setattr(units.Units, "spoil", lambda self, inode, **_: original(self, inode))

@@ -141,26 +141,27 @@ def unit_of_files_renamed_over_and_in(bench: Bench) -> None:
 
 
 def unit_of_files_of_several_writers(bench: Bench) -> None:
-    """What one has closed stays when no other one is writing; nothing of it is lost with who is
-    killed later.
+    """What one has closed stays when no other one is writing, or who was is killed; nothing of it
+    is lost with who is killed later.
     """
     files = FileScene(bench)
     files.start()
+    units = files.scene.units
     first = files.begin(b"a", 2000)
+    bench.fsync(first)
     files.present = "rank 1"
-    second = files.go_on(b"b", 700)
-    bench.close(second)
-    files.present = "trainer"
+    bench.close(files.go_on(b"b", 700))
     files.close(first)
-    files.save(b"a", 400)
-    files.present = "rank 1"
-    files.save(b"c", 5000)
+    first = files.begin(b"a", 7000)
+    bench.close(files.go_on(b"b", 5000))
     files.present = "trainer"
+    files.kill_in(first)
+    files.scene.keeping(RUNS, units.settle)
+    files.present = "rank 2"
+    files.save(b"c", 5000)
     files.kill_in(files.begin(b"a", 7000))
-    files.present = "rank 1"
-    files.endings["rank 1"] = Ending.WELL
     files.scene.back(RUNS)
-    bench.do("maintain", files.scene.units.maintain, late=True, keeps=True)
+    bench.do("maintain", units.maintain, late=True, keeps=True)
     files.scene.save(b"unrelated", 3000)
 
 
