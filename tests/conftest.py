@@ -39,6 +39,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.disable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        from tests.support.order import long_first
+
+        long = [item for item in items if item.get_closest_marker("slow") is not None]
+        others = [item for item in items if item.get_closest_marker("slow") is None]
+        items[:] = long_first(long, others, workers)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

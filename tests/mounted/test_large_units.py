@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.mount import Workplace, kill, tell, wait_for_line, wait_until
 
+pytestmark = pytest.mark.slow
+
 MARKER = "trainer_state.json"
 
 
