@@ -12,7 +12,6 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,20 +44,22 @@ def load(
 ) -> tuple[Namespace, ImageInfo]:
     """Fill an empty engine and make the namespace; raises CorruptionError."""
     data_columns = image_columns.decode_data(data, uuid=uuid, header_crc=header_crc)
+    namespace = Namespace()
     with _filling(engine, data_columns, beside=len(data) > ALONE_BYTES_MAX) as filled:
         columns = image_columns.decode_rest(data_columns)
         entries = _entries(columns.names)
         order = np.argsort(data_columns.inodes["ino"], kind="stable")
         asleep = _sleepers(columns, order)
+        sleeping = Sleepers(engine, asleep)
+        namespace.inodes.put_to_sleep(sleeping)
+        _wake_special(namespace, sleeping, asleep.rows)
         maps = filled()
     info, contents = data_columns.info, data_columns.contents
-    namespace = Namespace()
     addresses = np.zeros(len(order), dtype=np.uintp)
     addresses[contents.live_places] = maps[contents.live]
-    asleep = dataclasses.replace(asleep, contents=addresses[order])
-    sleeping = Sleepers(engine, asleep)
-    namespace.inodes.put_to_sleep(sleeping)
-    _wake(namespace, sleeping, asleep.rows)
+    asleep.contents[:] = addresses[order]
+    large = np.flatnonzero(asleep.rows["ref_count"] > REFERENCES_MAX)
+    namespace.inodes.add_awake(sleeping.wake_rows(large))
     asides = zip(contents.owners[contents.asides].tolist(), maps[contents.asides], strict=True)
     for ino, address in asides:
         namespace.inodes[ino].aside = FileMap.at(engine, ino, int(address))
@@ -100,7 +101,9 @@ def _fill(engine: Engine, columns: DataColumns) -> npt.NDArray[np.uintp]:
 
 
 def _sleepers(columns: ImageColumns, order: npt.NDArray[np.int64]) -> SleeperColumns:
-    """All inodes of the image, but for their contents; nothing of this keeps the bytes of it."""
+    """All inodes of the image, whose contents are not there yet; nothing of this keeps the bytes of
+    it.
+    """
     inodes, names = columns.data.inodes, columns.names
     name_indexes = np.full(len(inodes), -1, dtype=np.int64)
     name_indexes[names.meant] = np.arange(len(names.meant))
@@ -111,12 +114,12 @@ def _sleepers(columns: ImageColumns, order: npt.NDArray[np.int64]) -> SleeperCol
         parents=columns.parents[order],
         name_indexes=name_indexes[order],
         names=names.names,
-        contents=np.empty(0, dtype=np.uintp),
+        contents=np.zeros(len(inodes), dtype=np.uintp),
     )
 
 
-def _wake(namespace: Namespace, sleeping: Sleepers, inodes: Rows) -> None:
-    """Whatever others expect to be awake, of all that sleep now; and count all kinds."""
+def _wake_special(namespace: Namespace, sleeping: Sleepers, inodes: Rows) -> None:
+    """What has no content and is expected to be awake, of all that sleep now; count all kinds."""
     types, which, counts = np.unique(
         inodes["mode"] & _TYPE_BITS, return_inverse=True, return_counts=True
     )
@@ -125,8 +128,7 @@ def _wake(namespace: Namespace, sleeping: Sleepers, inodes: Rows) -> None:
         if kind is not None:
             namespace.kind_counts[kind] += count
     is_special = np.array([kind in (FileKind.DIRECTORY, FileKind.SYMLINK) for kind in kinds])
-    awake = is_special[which] | (inodes["ref_count"] > REFERENCES_MAX)
-    namespace.inodes.add_awake(sleeping.wake_rows(np.flatnonzero(awake)))
+    namespace.inodes.add_awake(sleeping.wake_rows(np.flatnonzero(is_special[which])))
 
 
 def _entries(names: NameColumns) -> list[tuple[int, dict[bytes, int]]]:
