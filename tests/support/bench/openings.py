@@ -134,14 +134,15 @@ def measure_openings(settings: Settings, say: Progress) -> Figures:
     image, source = settings.memory / "image.img", settings.memory / "openings.img"
     result: Figures = {"files": count, "journal_bytes": segment_bytes, "kinds": {}}
     say(f"openings: making {count} files")
-    made = apart(_make, str(image), count, segment_bytes)
+    quick = settings.quick
+    made = apart(_make, str(image), count, segment_bytes, quick=quick)
     for kind in KINDS:
         say(f"openings: {kind}")
         copy_sparse(image, source)
-        found = apart(_change, str(source), kind, count, made)
+        found = apart(_change, str(source), kind, count, made, quick=quick)
         if found is None:
             raise WorkError(f"no changes of this kind: {kind}")
-        result["kinds"][kind] = found | open_apart(str(source), found["records"])
+        result["kinds"][kind] = found | open_apart(str(source), found["records"], quick=quick)
         source.unlink()
     image.unlink()
     return result

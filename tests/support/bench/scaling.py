@@ -77,9 +77,10 @@ def measure_scaling(settings: Settings, say: Progress) -> Figures:
                 continue
             say(f"scaling: {count} {kind}")
             source = settings.memory / "scaling.img"
-            found = apart(measure, str(source), size_bytes, count)
+            found = apart(measure, str(source), size_bytes, count, quick=settings.quick)
             if found is not None:
-                result[kind][str(count)] = found | _openings(str(source), kind, count)
+                openings = _openings(str(source), kind, count, quick=settings.quick)
+                result[kind][str(count)] = found | openings
             source.unlink()
     return result
 
@@ -97,15 +98,15 @@ def _record_segment_bytes(count: int) -> int:
     return FULL_SEGMENT_BYTES if count > 4000 else 2 * MIB
 
 
-def _openings(source: str, kind: str, count: int) -> Figures:
+def _openings(source: str, kind: str, count: int, *, quick: bool) -> Figures:
     """Seconds of an opening after a clean end, where the store had one, and of one after an end
     without warning; how many records were read then.
     """
     figures: Figures = {}
     if kind in CLOSED_KINDS:
-        figures["clean_open_s"] = open_apart(source, 0)["open_s"]
+        figures["clean_open_s"] = open_apart(source, 0, quick=quick)["open_s"]
     least = {"records": count, "saves": min(count, 1000)}.get(kind, 0)
-    found = open_apart(source, least)
+    found = open_apart(source, least, quick=quick)
     figures["crash_open_s"], figures["crash_records"] = found["open_s"], found["records"]
     return figures
 
