@@ -33,7 +33,7 @@ from cxlfs.errors import (
     NoSpaceError,
 )
 from cxlfs.format import layout
-from cxlfs.store.handle import Handle, UnfinishedError, left_by_killed
+from cxlfs.store.handle import Handle, UnfinishedError, is_atomic, left_by_killed
 from cxlfs.store.namespace import FileKind, Inode, Port
 from cxlfs.store.version import Version
 
@@ -148,17 +148,19 @@ class Files:
         """The last writer is gone."""
         if inode.links == 0 or self.volume.read_only:
             return
-        version = inode.version
-        if not isinstance(version, Version) and not inode.uncommitted:
+        if not isinstance(inode.version, Version) and not inode.uncommitted:
             return
         failed = self.versions.error_of(inode)
         killed = handle.killed or left_by_killed(inode, handle)
-        if isinstance(version, Version) and version.atomic and not inode.uncommitted:
+        if is_atomic(inode) and not inode.uncommitted:
             if killed:
                 self.versions.revert(inode, "the writer was killed")
                 return
             if failed is not None:
                 self.versions.revert(inode, f"a write failed ({failed.message})")
+                return
+            if self.versions.units.is_emptied_marker(inode):
+                self.versions.revert(inode, "nothing was written to it")
                 return
         self.versions.publish_left(inode, spoiled=killed or failed is not None)
 
@@ -416,7 +418,7 @@ class Files:
                 version = self._writing_version(inode, handle)
                 handle.wrote = True
             else:
-                version = self.versions.begin(inode, atomic=_is_atomic(inode), now=time.monotonic())
+                version = self.versions.begin(inode, atomic=is_atomic(inode), now=time.monotonic())
             inode.content.truncate(size)
             version.cut(size)
             self.versions.promises.remove(inode, size, layout.FILE_SIZE_MAX)
@@ -484,7 +486,9 @@ class Files:
         error = self.versions.error_of(inode)
         if error is not None:
             raise error
-        if inode.links and not left_by_killed(inode, handle):
+        if not inode.links or left_by_killed(inode, handle):
+            return
+        if not is_atomic(inode) or not self.versions.units.is_emptied_marker(inode):
             self.versions.publish(inode, incomplete=False)
 
     def writers(self) -> set[int]:
@@ -494,7 +498,3 @@ class Files:
     @property
     def open_count(self) -> int:
         return len(self._handles)
-
-
-def _is_atomic(inode: Inode) -> bool:
-    return isinstance(inode.version, Version) and inode.version.atomic

@@ -55,6 +55,11 @@ class UnfinishedError(Exception):
         self.done = done
 
 
+def is_atomic(inode: Inode) -> bool:
+    """It is being overwritten, and what is committed comes back unless that is finished."""
+    return isinstance(inode.version, Version) and inode.version.atomic
+
+
 def left_by_killed(inode: Inode, handle: Handle) -> bool:
     """What is not committed is a killed writer's, and ``handle`` has nothing to do with it."""
     version = inode.version

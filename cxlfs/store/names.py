@@ -275,7 +275,7 @@ class Names:
         if inode.links == 0:
             raise NotFoundError("the file was removed")
         self._changing(directory, new_name)
-        self.versions.units.publishing(new_parent, new_name)
+        self.versions.units.publishing(inode, new_parent, new_name)
         prepared = self._prepare(inode, with_name=True)
         now = self.volume.now()
         ops: list[Operation] = [
@@ -335,7 +335,7 @@ class Names:
             self.require_metadata_room()
         self._changing(source_directory, name, removing=True)
         self._changing(target_directory, new_name)
-        self.versions.units.publishing(new_parent, new_name)
+        self.versions.units.publishing(inode, new_parent, new_name)
         if exchange and target is not None:
             self._exchange(source_directory, name, inode, target_directory, new_name, target)
         else:

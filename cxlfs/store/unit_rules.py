@@ -96,11 +96,24 @@ TABLE: tuple[Rule, ...] = (
 )
 
 
+_NEVER_EMPTY = (
+    *(name for rule in TABLE for name in (*rule.done, *rule.done_beside)),
+    *(b"*.json", b"*.pkl", b"*.pt", b"*.pth"),
+)
 _MARKERS_OF_FILES = frozenset(name for rule in TABLE if rule.files for name in rule.done)
 
 
 def matches(name: bytes, patterns: Iterable[bytes]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@functools.lru_cache(maxsize=_NAMES_KNOWN)
+def may_be_empty(marker: bytes) -> bool:
+    """Whether a marker of that name says something without a byte in it, as one that is touched. A
+    file that holds a format does not: its saver was interrupted between opening and writing it, and
+    closes it while it ends.
+    """
+    return not matches(marker, _NEVER_EMPTY)
 
 
 def rule_of_directory(name: bytes, rules: Iterable[Rule]) -> Rule | None:

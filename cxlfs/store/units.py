@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError, NoSpaceError
 from cxlfs.format.operations import Operation, XattrSetOperation
-from cxlfs.store import unit_record, unit_rules
+from cxlfs.store import unit_markers, unit_record, unit_rules
 from cxlfs.store.namespace import Inode
 from cxlfs.store.open_unit import OpenUnit
 from cxlfs.store.unit_copies import Copies
@@ -281,15 +281,18 @@ class Units:
         closed = unit.unclosed <= {inode.ino}
         return unit, unit_rules.decide(dataclasses.replace(facts, marked=closed))[0]
 
-    def publishing(self, parent: int, name: bytes) -> None:
+    def publishing(self, inode: Inode, parent: int, name: bytes) -> None:
         """A file of that name is about to be published: a marker that lies beside units names them,
         so they are done first. A crash in between leaves the marker as it was.
         """
-        for unit in list(self._open.values()) if self._open else ():
-            if unit.inode.parent == parent and name in unit.rule.done_beside and unit.published:
-                facts = dataclasses.replace(self._facts(unit, closing=False), marked=True)
-                if unit_rules.decide(facts)[0] is Decision.DONE:
-                    self._done(unit, durable=False)
+        for unit in list(unit_markers.named_by(self._open.values(), inode, parent, name)):
+            facts = dataclasses.replace(self._facts(unit, closing=False), marked=True)
+            if unit_rules.decide(facts)[0] is Decision.DONE:
+                self._done(unit, durable=False)
+
+    def is_emptied_marker(self, inode: Inode) -> bool:
+        """A marker beside open units that was emptied and not written: none of what was saved."""
+        return unit_markers.is_emptied(self._open.values(), inode)
 
     def published(self, inode: Inode, *, incomplete: bool) -> None:
         """A file's content was published."""
@@ -316,18 +319,12 @@ class Units:
             unit.unclosed |= {inode.ino} if unit.rule.ends_with_each_file else set()
             if not incomplete:
                 unit.spoiled.discard(inode.ino)
-                is_marker = parent == unit.inode.ino and name in unit.rule.done
-                if is_marker and unit.published - {inode.ino}:
-                    unit.marked = True
+                marked = unit_markers.is_marker_of(unit, inode, parent, name)
+                unit.marked = unit.marked or marked
                 unit.published.add(inode.ino)
             self.pending = self.pending or unit.marked
         elif not incomplete:
-            self._seen_beside(parent, name)
-
-    def _seen_beside(self, parent: int, name: bytes) -> None:
-        for unit in self._open.values():
-            beside = unit.inode.parent == parent and name in unit.rule.done_beside
-            if beside and unit.published:
+            for unit in unit_markers.named_by(self._open.values(), inode, parent, name):
                 unit.marked = self.pending = True
 
     def spoil(self, inode: Inode, *, reverted: bool = False) -> None:

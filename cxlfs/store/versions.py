@@ -230,7 +230,7 @@ class Versions:
         if version is None and not inode.uncommitted and flags == inode.flags:
             return None
         self.volume.require_writable()
-        self.units.publishing(inode.parent, inode.name)
+        self.units.publishing(inode, inode.parent, inode.name)
         if not isinstance(version, Version):
             version = self._new(inode, atomic=False, now=0.0)
         delta = self._take_delta(inode.content)

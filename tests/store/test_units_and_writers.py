@@ -11,7 +11,7 @@ from cxlfs.store import Store
 from cxlfs.store.unit_record import policy_rule
 from cxlfs.store.unit_rules import Ending, UnitsMode
 from tests.support.shop import Shop, close, fill, until_no_space
-from tests.support.stores import write_file
+from tests.support.stores import read_file, write_file
 from tests.support.unit_scenes import (
     CHECKPOINT,
     MARKER,
@@ -299,3 +299,68 @@ def test_policies_are_bounded(shop: Shop) -> None:
     with pytest.raises(LimitError):
         set_another(1)
     assert len(store.units.policies.all()) == 1
+
+
+# --- markers that Ctrl-C leaves empty -----------------------------------------------------------
+
+
+def test_an_empty_marker_is_no_end(shop: Shop, store: Store) -> None:
+    directory, old = saved(store)
+    writers = Writers(store)
+    save(store, directory, shards(2), marker=None)
+    close(store, open_writing(store, directory, MARKER, b""))
+    assert open_count(store) == 1
+    writers.endings["trainer"] = Ending.INTERRUPTED
+    store.units.maintain()
+    assert tree(store, CHECKPOINT) == old
+    assert tree(shop.reopen(store), CHECKPOINT) == old
+
+
+def test_an_empty_marker_of_a_policy_is_an_end(store: Store) -> None:
+    rules = (policy_rule((b"step-*",), (b"DONE",), None),)
+    store.units.set_policy(store.namespace.get(1), rules)
+    directory = make(store, b"step-1")
+    save(store, directory, shards(1), marker=None)
+    assert open_count(store) == 1
+    close(store, open_writing(store, directory, b"DONE", b""))
+    assert open_count(store) == 0
+
+
+@pytest.mark.parametrize("ending", [Ending.INTERRUPTED, Ending.BADLY])
+def test_a_marker_beside_that_is_only_emptied_stays(
+    shop: Shop, store: Store, ending: Ending
+) -> None:
+    writers = Writers(store)
+    old = save(store, make(store, b"global_step1"), shards(1), marker=None)
+    write_file(store, 1, b"latest", b"global_step1")
+    save(store, make(store, b"global_step2"), shards(2), marker=None)
+    close(store, open_writing(store, 1, b"latest", b""))
+    assert read_file(store, find(store, b"latest").ino) == b"global_step1"
+    assert open_count(store) == 1
+    writers.endings["trainer"] = ending
+    store.units.maintain()
+    assert tree(store, b"global_step2") is None
+    store = shop.reopen(store)
+    assert read_file(store, find(store, b"latest").ino) == b"global_step1"
+    assert tree(store, b"global_step1") == old
+
+
+def test_a_marker_beside_can_be_emptied_where_nothing_is_being_saved(store: Store) -> None:
+    save(store, make(store, b"global_step1"), shards(1), marker=None)
+    write_file(store, 1, b"latest", b"global_step1")
+    assert open_count(store) == 0
+    close(store, open_writing(store, 1, b"latest", b""))
+    assert read_file(store, find(store, b"latest").ino) == b""
+
+
+def test_a_marker_beside_that_is_written_after_all_is_an_end(store: Store) -> None:
+    save(store, make(store, b"global_step1"), shards(1), marker=None)
+    write_file(store, 1, b"latest", b"global_step1")
+    save(store, make(store, b"global_step2"), shards(2), marker=None)
+    handle = open_writing(store, 1, b"latest", b"")
+    store.fsync(handle)
+    assert open_count(store) == 1
+    store.write(handle, 0, b"global_step2")
+    close(store, handle)
+    assert open_count(store) == 0
+    assert read_file(store, find(store, b"latest").ino) == b"global_step2"
