@@ -188,7 +188,9 @@ def test_what_is_renamed_into_place_is_done(shop: Shop, store: Store) -> None:
     assert tree(store, b"runs") == {b"model.h5": b"new"}
 
 
-@pytest.mark.parametrize("how", ["rename", "over", "exchange", "link"])
+@pytest.mark.parametrize(
+    "how", ["rename", "rename, without a quiet time", "over", "exchange", "link"]
+)
 def test_what_comes_from_elsewhere_stays_in_one_record(
     shop: Shop, store: Store, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -196,14 +198,19 @@ def test_what_comes_from_elsewhere_stays_in_one_record(
     Writers(store)
     write_file(store, 1, b"elsewhere", b"whole")
     directory = runs(store)
+    if "quiet" in how:
+        rules = (policy_rule((b".",), (EACH_FILE,), 0.0),)
+        store.units.set_policy(store.namespace.get(directory), rules)
     monkeypatch.setattr(store.units, "settle", lambda **_: False)
     if how == "link":
         store.link(store.lookup(1, b"elsewhere").ino, directory, b"new")
     else:
-        new = b"new" if how == "rename" else b"model.h5"
+        new = b"new" if how.startswith("rename") else b"model.h5"
         store.rename(1, b"elsewhere", directory, new, exchange=how == "exchange")
+    assert open_count(store) == (0 if "quiet" in how else 1)
     store = shop.reopen(store)
-    there = {b"new": b"whole"} | OLD if how in {"rename", "link"} else {b"model.h5": b"whole"}
+    is_new = how.startswith(("rename", "link"))
+    there = {b"new": b"whole"} | OLD if is_new else {b"model.h5": b"whole"}
     assert tree(store, b"runs") == there
     if how == "exchange":
         assert read_file(store, store.lookup(1, b"elsewhere").ino) == OLD[b"model.h5"]
