@@ -259,6 +259,48 @@ class SuspectCheckpointError(CxlfsError):
     default_next_step = "resume from the one before it: cxlfs good DIR --suspect skip"
 
 
+class JobMessageError(CxlfsError):
+    """What a rank of a job said is not a message of this program."""
+
+    id = "job-message"
+    default_next_step = "run the same version of cxlfs on all nodes"
+
+
+class JobFilesError(CxlfsError):
+    """A file of a job's checkpoint cannot be read, or is not what its manifest says."""
+
+    id = "job-files"
+    default_next_step = "look at the file that the message names (cxlfs verify MOUNTPOINT)"
+
+
+class JobEngineError(UsageError):
+    """The processes of a job cannot reach each other the way that was asked for."""
+
+    id = "job-engine"
+    default_next_step = "call torch.distributed.init_process_group first, or give an engine"
+
+
+class JobConfigurationError(UsageError):
+    """What was asked of a job's checkpointer is not there, or comes in another order."""
+
+    id = "job-configuration"
+    default_next_step = "see docs/job.md"
+
+
+class UndecidedError(CxlfsError):
+    """Not all ranks of a job were heard before the deadline: nobody may say how the call ended."""
+
+    id = "job-undecided"
+    default_next_step = "start the job again: it resumes from what all ranks have saved"
+
+
+class NotRestoredError(CxlfsError):
+    """There are checkpoints of a job, and none that all its ranks can load."""
+
+    id = "job-not-restored"
+    default_next_step = "look at the reasons; to begin anew on purpose, name another directory"
+
+
 class LimitError(CxlfsError):
     """A documented limit would be passed (see ``docs/format.md``, limits)."""
 

@@ -1,7 +1,24 @@
 """One checkpoint of a whole training job, over many nodes with a store each.
 
 ``protocol`` decides, without input or output, what each rank does and what all of them agree on. It
-knows neither files nor messages' ways: whoever drives it saves, stores and tells.
+knows neither files nor messages' ways. ``Checkpointer`` drives it: ``files`` says how a checkpoint
+lies in a directory, ``engines`` how ranks reach each other.
 
-Never: opens a store or knows its format. A checkpoint lies in a mounted directory.
+Never: opens a store or knows its format. A checkpoint lies in a mounted directory. No framework is
+imported before an engine over it is made.
 """
+
+from cxlfs.errors import JobConfigurationError, NotRestoredError, UndecidedError
+from cxlfs.job.checkpointer import Checkpointer
+from cxlfs.job.protocol import Aborted, Committed, Nothing, Restored
+
+__all__ = [
+    "Aborted",
+    "Checkpointer",
+    "Committed",
+    "JobConfigurationError",
+    "NotRestoredError",
+    "Nothing",
+    "Restored",
+    "UndecidedError",
+]

@@ -9,8 +9,9 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from cxlfs.errors import JobMessageError
 from cxlfs.job.protocol import Attempt, Body, Commit, Held, Inventory, decode, encode, messages
-from cxlfs.job.protocol.messages import Loaded, MessageError, Prepare, Recorded, Stock, Vote
+from cxlfs.job.protocol.messages import Loaded, Prepare, Recorded, Stock, Vote
 
 ATTEMPT = Attempt(7, 100, "0123abcd")
 BODIES: tuple[Body, ...] = (
@@ -36,14 +37,14 @@ def test_what_is_cut_or_changed_is_refused_or_another_message(
 ) -> None:
     data = encode(body)
     for length in range(len(data)):
-        with pytest.raises(MessageError):
+        with pytest.raises(JobMessageError):
             decode(data[:length])
     for _ in range(300):
         changed = bytearray(data)
         changed[rng.randrange(len(data))] = rng.randrange(256)
         try:
             found = decode(bytes(changed))
-        except MessageError:
+        except JobMessageError:
             continue
         assert decode(encode(found)) == found
 
@@ -65,7 +66,7 @@ def test_what_is_cut_or_changed_is_refused_or_another_message(
     ],
 )
 def test_what_is_no_message_is_refused(plain: object) -> None:
-    with pytest.raises(MessageError):
+    with pytest.raises(JobMessageError):
         decode(json.dumps(plain).encode())
 
 
@@ -73,21 +74,21 @@ def test_what_is_no_message_is_refused(plain: object) -> None:
 def test_numbers_have_their_bounds(number: object) -> None:
     attempt = {"number": number, "step": 1, "id": "x"}
     plain = {"kind": "Prepare", "body": {"attempt": attempt, "world": 1}}
-    with pytest.raises(MessageError):
+    with pytest.raises(JobMessageError):
         decode(json.dumps(plain).encode())
 
 
 def test_depth_and_size_have_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MessageError):
+    with pytest.raises(JobMessageError):
         decode(b"[" * 100_000)
-    with pytest.raises(MessageError):
+    with pytest.raises(JobMessageError):
         decode(b"1" * 10_000)
     monkeypatch.setattr(messages, "MESSAGE_BYTES_MAX", 10)
-    with pytest.raises(MessageError):
+    with pytest.raises(JobMessageError):
         decode(encode(BODIES[0]))
 
 
 @hypothesis.given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
-    with pytest.raises(MessageError):
+    with pytest.raises(JobMessageError):
         decode(data)

@@ -12,15 +12,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
-from cxlfs.errors import UsageError
+from cxlfs.errors import JobMessageError
 from cxlfs.job.protocol.model import Attempt, Commit, Held, Inventory
+from cxlfs.job.protocol.plain import (
+    Plain,
+    PlainError,
+    fields,
+    number,
+    parse,
+    row,
+    text,
+    truth,
+)
 
 MESSAGE_BYTES_MAX = 64 << 20
 """An inventory of 100 000 shards; each takes some 300 bytes."""
-TEXT_MAX = 1 << 12
-NUMBER_MAX = (1 << 63) - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,16 +79,7 @@ class Loaded:
 Body: TypeAlias = Prepare | Vote | Recorded | Stock | Loaded
 
 
-class MessageError(UsageError):
-    """Bytes that are not a message of this program: another version, or something else's."""
-
-    id = "job-message"
-    default_next_step = "run the same version of cxlfs on all nodes"
-
-
 # --- form ---------------------------------------------------------------------------------------
-
-_Plain: TypeAlias = "dict[str, _Plain] | list[_Plain] | str | int | bool | None"
 
 
 def encode(body: Body) -> bytes:
@@ -89,105 +88,71 @@ def encode(body: Body) -> bytes:
 
 
 def decode(data: bytes) -> Body:
-    """Raises MessageError."""
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise MessageError(f"a message of {len(data)} bytes")
+    """Raises JobMessageError."""
     try:
-        plain = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise MessageError(f"not a message: {error}") from None
-    fields = _fields(plain, ("kind", "body"))
-    kind = fields["kind"]
-    if not isinstance(kind, str) or kind not in _READERS:
-        raise MessageError("a message of a kind that is not known")
-    return _READERS[kind](fields["body"])
+        message = fields(parse(data, MESSAGE_BYTES_MAX), ("kind", "body"))
+        return _READERS.get(text(message["kind"]), _unknown)(message["body"])
+    except PlainError as error:
+        raise JobMessageError(f"not a message: {error}") from None
 
 
-def _fields(plain: _Plain, names: tuple[str, ...]) -> dict[str, _Plain]:
-    if not isinstance(plain, dict) or set(plain) != set(names):
-        raise MessageError(f"a message without {', '.join(names)}")
-    return plain
+def attempt_of(plain: Plain) -> Attempt:
+    found = fields(plain, ("number", "step", "id"))
+    return Attempt(number(found["number"]), number(found["step"]), text(found["id"]))
 
 
-def _number(plain: _Plain) -> int:
-    if not isinstance(plain, int) or isinstance(plain, bool) or not 0 <= plain <= NUMBER_MAX:
-        raise MessageError("a number out of its bounds")
-    return plain
+def _held(plain: Plain) -> Held:
+    found = fields(plain, ("attempt", "rank", "world", "manifest"))
+    numbers = number(found["rank"]), number(found["world"])
+    return Held(attempt_of(found["attempt"]), *numbers, text(found["manifest"]))
 
 
-def _text(plain: _Plain) -> str:
-    if not isinstance(plain, str) or len(plain) > TEXT_MAX:
-        raise MessageError("a text that is none, or too long")
-    return plain
+def _commit(plain: Plain) -> Commit:
+    found = fields(plain, ("attempt", "digest"))
+    return Commit(attempt_of(found["attempt"]), text(found["digest"]))
 
 
-def _truth(plain: _Plain) -> bool:
-    if not isinstance(plain, bool):
-        raise MessageError("neither true nor false")
-    return plain
-
-
-_Item = TypeVar("_Item")
-
-
-def _row(plain: _Plain, read: Callable[[_Plain], _Item]) -> tuple[_Item, ...]:
-    if not isinstance(plain, list):
-        raise MessageError("not a list")
-    return tuple(read(item) for item in plain)
-
-
-def _attempt(plain: _Plain) -> Attempt:
-    fields = _fields(plain, ("number", "step", "id"))
-    return Attempt(_number(fields["number"]), _number(fields["step"]), _text(fields["id"]))
-
-
-def _held(plain: _Plain) -> Held:
-    fields = _fields(plain, ("attempt", "rank", "world", "manifest"))
-    numbers = _number(fields["rank"]), _number(fields["world"])
-    return Held(_attempt(fields["attempt"]), *numbers, _text(fields["manifest"]))
-
-
-def _commit(plain: _Plain) -> Commit:
-    fields = _fields(plain, ("attempt", "digest"))
-    return Commit(_attempt(fields["attempt"]), _text(fields["digest"]))
-
-
-def _inventory(plain: _Plain) -> Inventory:
-    fields = _fields(plain, ("store", "held", "commits"))
+def _inventory(plain: Plain) -> Inventory:
+    found = fields(plain, ("store", "held", "commits"))
     return Inventory(
-        _text(fields["store"]), _row(fields["held"], _held), _row(fields["commits"], _commit)
+        text(found["store"]), row(found["held"], _held), row(found["commits"], _commit)
     )
 
 
-def _prepare(plain: _Plain) -> Prepare:
-    fields = _fields(plain, ("attempt", "world"))
-    return Prepare(_attempt(fields["attempt"]), _number(fields["world"]))
+def _prepare(plain: Plain) -> Prepare:
+    found = fields(plain, ("attempt", "world"))
+    return Prepare(attempt_of(found["attempt"]), number(found["world"]))
 
 
-def _vote(plain: _Plain) -> Vote:
-    fields = _fields(plain, ("attempt", "manifest", "reason"))
-    attempt = None if fields["attempt"] is None else _attempt(fields["attempt"])
-    return Vote(attempt, _text(fields["manifest"]), _text(fields["reason"]))
+def _vote(plain: Plain) -> Vote:
+    found = fields(plain, ("attempt", "manifest", "reason"))
+    attempt = None if found["attempt"] is None else attempt_of(found["attempt"])
+    return Vote(attempt, text(found["manifest"]), text(found["reason"]))
 
 
-def _recorded(plain: _Plain) -> Recorded:
-    fields = _fields(plain, ("attempt", "durable"))
-    return Recorded(_attempt(fields["attempt"]), _truth(fields["durable"]))
+def _recorded(plain: Plain) -> Recorded:
+    found = fields(plain, ("attempt", "durable"))
+    return Recorded(attempt_of(found["attempt"]), truth(found["durable"]))
 
 
-def _stock(plain: _Plain) -> Stock:
-    fields = _fields(plain, ("inventory", "reason"))
-    inventory = None if fields["inventory"] is None else _inventory(fields["inventory"])
-    return Stock(inventory, _text(fields["reason"]))
+def _stock(plain: Plain) -> Stock:
+    found = fields(plain, ("inventory", "reason"))
+    inventory = None if found["inventory"] is None else _inventory(found["inventory"])
+    return Stock(inventory, text(found["reason"]))
 
 
-def _loaded(plain: _Plain) -> Loaded:
-    fields = _fields(plain, ("attempt", "shard", "holder", "reason"))
-    texts = _text(fields["holder"]), _text(fields["reason"])
-    return Loaded(_attempt(fields["attempt"]), _number(fields["shard"]), *texts)
+def _loaded(plain: Plain) -> Loaded:
+    found = fields(plain, ("attempt", "shard", "holder", "reason"))
+    texts = text(found["holder"]), text(found["reason"])
+    return Loaded(attempt_of(found["attempt"]), number(found["shard"]), *texts)
 
 
-_READERS: dict[str, Callable[[_Plain], Body]] = {
+def _unknown(plain: Plain) -> Body:
+    del plain
+    raise PlainError("a kind that is not known")
+
+
+_READERS: dict[str, Callable[[Plain], Body]] = {
     "Prepare": _prepare,
     "Vote": _vote,
     "Recorded": _recorded,

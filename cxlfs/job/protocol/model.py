@@ -91,6 +91,10 @@ class Committed:
     digest: str
     is_cleaned: bool
 
+    @property
+    def step(self) -> int:
+        return self.attempt.step
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Aborted:
@@ -108,6 +112,10 @@ class Restored:
     digest: str
     shard: int
     holder: str
+
+    @property
+    def step(self) -> int:
+        return self.attempt.step
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,368 @@
+"""How a checkpoint of a job lies in a directory: names, manifests, commits.
+
+    step-000000000100.000007-0123456789abcdef/     an attempt: step, number, id
+        rank-00003.tmp/                            being saved
+        rank-00003/                                voted for: shards, and
+            manifest.json                          what they are
+        commit-00003.json                          rank 3 has seen all votes
+
+Never: which attempt counts (``protocol``), what a store lies on (``medium``).
+
+Invariants
+- What has its final name is complete and durable: it was written beside it, synced and renamed, and
+  the directory was synced behind the rename.
+- What is read may come from anywhere. Names, sizes and numbers are checked before anything is
+  allocated or opened for them; no name leads out of its directory.
+- A manifest is the first of its directory to go, so that half of what is removed is nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from cxlfs.errors import JobFilesError
+from cxlfs.job.protocol import Attempt, Commit, Held, Inventory
+from cxlfs.job.protocol.messages import attempt_of
+from cxlfs.job.protocol.plain import Plain, PlainError, constant, fields, number, parse, row, text
+from cxlfs.native import crc32c
+
+FORMAT = 1
+MANIFEST_NAME = "manifest.json"
+MANIFEST_BYTES_MAX = 64 << 20
+COMMIT_BYTES_MAX = 4096
+SHARDS_MAX = 1 << 18
+CRC32C_XATTR = "user.cxlfs.crc32c"
+_READ_BYTES = 4 << 20
+_ATTEMPT = re.compile(r"step-(\d{12,19})\.(\d{6,19})-([0-9a-f]{16})", re.ASCII)
+_RANK = re.compile(r"rank-(\d{5,10})", re.ASCII)
+_COMMIT = re.compile(r"commit-(\d{5,10})\.json", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shard:
+    """``name``: below the rank's directory; ``crc32c``: of the whole file."""
+
+    name: str
+    size_bytes: int
+    crc32c: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Medium:
+    """What a store lies on, as ``cxlfs status`` says; empty texts: not known."""
+
+    uuid: str = ""
+    kind: str = ""
+    write_back: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Manifest:
+    """``store``: see ``medium.identity``; ``node``: its host's name."""
+
+    attempt: Attempt
+    rank: int
+    world: int
+    node: str
+    store: str
+    medium: Medium
+    shards: tuple[Shard, ...]
+
+    def encode(self) -> bytes:
+        plain = {"format": FORMAT, **dataclasses.asdict(self)}
+        return json.dumps(plain, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def digest_of_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+def attempt_name(attempt: Attempt) -> str:
+    return f"step-{attempt.step:012d}.{attempt.number:06d}-{attempt.id}"
+
+
+def rank_name(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def rank_path(root: Path, attempt: Attempt, rank: int) -> Path:
+    return root / attempt_name(attempt) / rank_name(rank)
+
+
+def staging_path(root: Path, attempt: Attempt, rank: int) -> Path:
+    return root / attempt_name(attempt) / f"{rank_name(rank)}.tmp"
+
+
+def _attempts(root: Path) -> Iterator[tuple[Attempt, Path]]:
+    for entry in _entries(root):
+        found = _ATTEMPT.fullmatch(entry.name)
+        if found is not None and entry.is_dir(follow_symlinks=False):
+            step, order, name = found.groups()
+            attempt = Attempt(int(order), int(step), name)
+            if attempt_name(attempt) == entry.name:
+                yield attempt, Path(entry.path)
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    """None of what is not there."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        return list(entries)
+    return []
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Under its name all at once; what was there before is replaced."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_directory(path.parent)
+
+
+def begin(root: Path, attempt: Attempt, rank: int) -> Path:
+    """An empty directory to save into, which does not count yet."""
+    path = staging_path(root, attempt, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir()
+    sync_directory(root)
+    return path
+
+
+def seal(root: Path, manifest: Manifest) -> str:
+    """The shards get their manifest and their place; its digest. Durable on return."""
+    staged = staging_path(root, manifest.attempt, manifest.rank)
+    data = manifest.encode()
+    write_durably(staged / MANIFEST_NAME, data)
+    for directory in sorted({(staged / shard.name).parent for shard in manifest.shards}):
+        sync_directory(directory)
+    staged.rename(rank_path(root, manifest.attempt, manifest.rank))
+    sync_directory(staged.parent)
+    return digest_of_bytes(data)
+
+
+def record_commit(root: Path, attempt: Attempt, rank: int, digest: str) -> None:
+    plain = {"format": FORMAT, "attempt": dataclasses.asdict(attempt), "digest": digest}
+    path = root / attempt_name(attempt) / f"commit-{rank:05d}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_durably(path, json.dumps(plain).encode())
+
+
+# --- shards -------------------------------------------------------------------------------------
+
+
+def measure(directory: Path) -> tuple[Shard, ...]:
+    """What was saved: each file synced, read back from the medium, and its checksum compared with
+    what the store says it has to be.
+
+    Raises JobFilesError (a file that is none, or fails), OSError.
+    """
+    shards = []
+    for path in _files(directory):
+        name = path.relative_to(directory).as_posix()
+        if name == MANIFEST_NAME:
+            raise JobFilesError(f"{path}: the name is that of the manifest")
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            size, found = _sum(file.fileno())
+        wanted = _attribute(path)
+        if wanted is not None and wanted != found:
+            raise JobFilesError(f"{path}: CRC32C {found:08x}, and not {wanted:08x}")
+        shards.append(Shard(name, size, found))
+    if len(shards) > SHARDS_MAX:
+        raise JobFilesError(f"{directory}: {len(shards)} files, more than {SHARDS_MAX}")
+    return tuple(shards)
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for entry in sorted(_entries(directory), key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path))
+        elif entry.is_file(follow_symlinks=False):
+            yield Path(entry.path)
+        else:
+            raise JobFilesError(f"{entry.path}: neither a file nor a directory")
+
+
+def _sum(descriptor: int) -> tuple[int, int]:
+    """Size and CRC32C, of every byte as it is read."""
+    size = found = 0
+    while piece := os.pread(descriptor, _READ_BYTES, size):
+        found = crc32c(piece, found)
+        size += len(piece)
+    return size, found
+
+
+def _attribute(path: Path) -> int | None:
+    """What a cxlfs mount says that the content has to be; None elsewhere."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(os.getxattr(path, CRC32C_XATTR), 16)
+    return None
+
+
+def verify(root: Path, attempt: Attempt, rank: int, digest: str) -> Path:
+    """The directory of shards that are, byte for byte, what the manifest of that digest says.
+
+    Raises JobFilesError, OSError.
+    """
+    directory = rank_path(root, attempt, rank)
+    data = _read(directory / MANIFEST_NAME, MANIFEST_BYTES_MAX)
+    if digest_of_bytes(data) != digest:
+        raise JobFilesError(f"{directory}: another manifest than the one that was chosen")
+    manifest = decode_manifest(data, directory)
+    for shard in manifest.shards:
+        path = directory / shard.name
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise JobFilesError(f"{path}: not a file")
+            if os.fstat(descriptor).st_size != shard.size_bytes:
+                raise JobFilesError(f"{path}: not of {shard.size_bytes} bytes")
+            found = _sum(descriptor)
+        finally:
+            os.close(descriptor)
+        if found != (shard.size_bytes, shard.crc32c):
+            raise JobFilesError(f"{path}: CRC32C {found[1]:08x}, not {shard.crc32c:08x}")
+    return directory
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def _read(path: Path, size_max: int) -> bytes:
+    """Raises JobFilesError (larger, or no file), OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > size_max:
+            raise JobFilesError(f"{path}: no file, or larger than {size_max} bytes")
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            return file.read(size_max + 1)
+    finally:
+        os.close(descriptor)
+
+
+def decode_manifest(data: bytes, where: Path) -> Manifest:
+    """Raises JobFilesError."""
+    names = ("format", "attempt", "rank", "world", "node", "store", "medium", "shards")
+    try:
+        plain = fields(parse(data, MANIFEST_BYTES_MAX), names)
+        constant(plain["format"], FORMAT)
+        return Manifest(
+            attempt_of(plain["attempt"]),
+            number(plain["rank"]),
+            number(plain["world"]),
+            text(plain["node"]),
+            text(plain["store"]),
+            _medium(plain["medium"]),
+            row(plain["shards"], _shard, SHARDS_MAX),
+        )
+    except PlainError as error:
+        raise JobFilesError(f"{where}: {error}") from None
+
+
+def _medium(plain: Plain) -> Medium:
+    found = fields(plain, ("uuid", "kind", "write_back"))
+    return Medium(text(found["uuid"]), text(found["kind"]), text(found["write_back"]))
+
+
+def _shard(plain: Plain) -> Shard:
+    found = fields(plain, ("name", "size_bytes", "crc32c"))
+    name, crc = text(found["name"]), number(found["crc32c"])
+    parts = name.split("/")
+    if not name or "\0" in name or any(part in {"", ".", ".."} for part in parts):
+        raise PlainError("a name that leads elsewhere")
+    if crc >> 32:
+        raise PlainError("a checksum of more than 32 bits")
+    return Shard(name, number(found["size_bytes"]), crc)
+
+
+def take_stock(root: Path, store: str) -> tuple[Inventory, tuple[str, ...]]:
+    """What lies there, and what was left out, as it is not what it should be. Raises OSError."""
+    held, commits, problems = [], [], []
+    for attempt, directory in sorted(_attempts(root)):
+        for entry in _entries(directory):
+            path = Path(entry.path)
+            try:
+                if found := _RANK.fullmatch(entry.name):
+                    held.append(_held(attempt, int(found[1]), path))
+                elif _COMMIT.fullmatch(entry.name):
+                    commits.append(_commit(attempt, path))
+            except (JobFilesError, FileNotFoundError) as error:
+                problems.append(str(error))
+    inventory = Inventory(store, tuple(sorted(held)), tuple(sorted(set(commits))))
+    return inventory, tuple(problems)
+
+
+def _held(attempt: Attempt, rank: int, directory: Path) -> Held:
+    data = _read(directory / MANIFEST_NAME, MANIFEST_BYTES_MAX)
+    manifest = decode_manifest(data, directory)
+    if (manifest.attempt, manifest.rank) != (attempt, rank):
+        raise JobFilesError(f"{directory}: its manifest is of {manifest.attempt}")
+    return Held(attempt, rank, manifest.world, digest_of_bytes(data))
+
+
+def _commit(attempt: Attempt, path: Path) -> Commit:
+    try:
+        plain = fields(parse(_read(path, COMMIT_BYTES_MAX), COMMIT_BYTES_MAX), _COMMIT_FIELDS)
+        constant(plain["format"], FORMAT)
+        commit = Commit(attempt_of(plain["attempt"]), text(plain["digest"]))
+    except PlainError as error:
+        raise JobFilesError(f"{path}: {error}") from None
+    if commit.attempt != attempt:
+        raise JobFilesError(f"{path}: it is of {commit.attempt}")
+    return commit
+
+
+_COMMIT_FIELDS = ("format", "attempt", "digest")
+
+
+# --- removing -----------------------------------------------------------------------------------
+
+
+def remove_rank(root: Path, attempt: Attempt, rank: int) -> None:
+    """What a rank holds of an attempt; the attempt's directory goes with the last of it."""
+    directory = rank_path(root, attempt, rank)
+    with contextlib.suppress(FileNotFoundError):
+        (directory / MANIFEST_NAME).unlink()
+        sync_directory(directory)
+    for path in (directory, staging_path(root, attempt, rank)):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+    commit = directory.with_name(f"commit-{rank:05d}.json")
+    commit.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        directory.parent.rmdir()
+
+
+def remove_older(root: Path, attempts: list[Attempt], rank: int, before: Attempt) -> None:
+    """These, and what was never finished of any that is older than ``before``: of this rank."""
+    gone = set(attempts)
+    for attempt, _ in _attempts(root):
+        unfinished = attempt < before and staging_path(root, attempt, rank).exists()
+        if attempt in gone or unfinished:
+            remove_rank(root, attempt, rank)

@@ -1,0 +1,295 @@
+"""Ranks of one job that save and resume, each in a directory of its own: threads over an engine in
+memory. Real processes are in ``tests/frameworks/test_job.py``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cxlfs.errors import JobEngineError
+from cxlfs.job import (
+    Aborted,
+    Checkpointer,
+    Committed,
+    JobConfigurationError,
+    Nothing,
+    NotRestoredError,
+    Restored,
+    UndecidedError,
+    checkpointer,
+    files,
+)
+from cxlfs.job.engines import engine_named
+from tests.support.job_ranks import ThreadEngine, on_all_ranks
+
+WORLD = 3
+SECONDS = 20.0
+
+
+def content(rank: int, step: int) -> bytes:
+    return b"rank %d step %d\n" % (rank, step) * 5000
+
+
+class Job:
+    """One job over several starts: each rank has a directory, by its number unless ``seats``."""
+
+    def __init__(self, root: Path, world: int = WORLD) -> None:
+        self.root = root
+        self.world = world
+        self.starts = 0
+        self.seats = list(range(world))
+        self.absent: tuple[int, ...] = ()
+        self.seconds = SECONDS
+        self.loaded: dict[int, bytes] = {}
+
+    def store(self, rank: int) -> Path:
+        return self.root / f"node{self.seats[rank]}"
+
+    def start(self, task: Callable[[Checkpointer], object]) -> list[object]:
+        """Each rank makes a Checkpointer, and does that."""
+        self.starts += 1
+
+        def one(engine: ThreadEngine) -> object:
+            return task(
+                Checkpointer(
+                    self.store(engine.rank),
+                    engine=engine,
+                    deadline_seconds=self.seconds,
+                    allow_volatile=True,
+                )
+            )
+
+        found = on_all_ranks(self.world, str(self.starts), one, self.absent)
+        return [found[rank] for rank in sorted(found)]
+
+    def load(self, made: Checkpointer) -> object:
+        def take(directory: Path) -> None:
+            self.loaded[made.world.rank] = (directory / "deep" / "shard.bin").read_bytes()
+
+        return made.restore_from_checkpoint(take)
+
+    def save(self, made: Checkpointer, *steps: int) -> list[object]:
+        self.load(made)
+        rank = made.world.rank
+        return [
+            made.distributed_checkpoint(step, lambda path, s=step: write(path, rank, s))  # type: ignore[misc]
+            for step in steps
+        ]
+
+    def attempts(self, rank: int) -> list[str]:
+        return sorted(path.name for path in self.store(rank).glob("step-*"))
+
+
+def write(directory: Path, rank: int, step: int) -> None:
+    (directory / "deep").mkdir()
+    (directory / "deep" / "shard.bin").write_bytes(content(rank, step))
+    (directory / "empty").touch()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_all_save_and_all_resume(job: Job) -> None:
+    rows = job.start(lambda made: job.save(made, 10, 20, 30))
+    for row in rows:
+        assert isinstance(row, list)
+        assert [type(outcome) for outcome in row] == [Committed] * 3
+        assert [outcome.step for outcome in row] == [10, 20, 30]
+        assert all(outcome.is_cleaned for outcome in row)
+    assert rows[0] == rows[1] == rows[2]
+    found = job.start(job.load)
+    assert all(isinstance(outcome, Restored) and outcome.step == 30 for outcome in found)
+    assert job.loaded == {rank: content(rank, 30) for rank in range(WORLD)}
+    for rank in range(WORLD):
+        assert [name[5:17] for name in job.attempts(rank)] == ["000000000020", "000000000030"]
+
+
+def test_nothing_is_a_first_start(job: Job) -> None:
+    assert job.start(job.load) == [Nothing()] * WORLD
+
+
+def test_a_rank_that_cannot_save_is_named_to_all(job: Job) -> None:
+    def work(made: Checkpointer) -> object:
+        job.save(made, 10)
+
+        def save(directory: Path) -> None:
+            write(directory, made.world.rank, 20)
+            if made.world.rank == 1:
+                raise ValueError("no loss")
+
+        return made.distributed_checkpoint(20, save), made.distributed_checkpoint(
+            30, lambda path: write(path, made.world.rank, 30)
+        )
+
+    aborted = Aborted(20, ((1, "ValueError: no loss"),))
+    for row in job.start(work):
+        assert isinstance(row, tuple)
+        assert row[0] == aborted
+        assert isinstance(row[1], Committed)
+    assert all("step-000000000020" not in " ".join(job.attempts(rank)) for rank in range(WORLD))
+
+
+def test_ranks_that_mean_other_steps_save_nothing(job: Job) -> None:
+    def work(made: Checkpointer) -> object:
+        job.load(made)
+        rank = made.world.rank
+        return made.distributed_checkpoint(10 + (rank == 2), lambda path: write(path, rank, 10))
+
+    rows = job.start(work)
+    assert all(isinstance(row, Aborted) for row in rows)
+    assert isinstance(rows[0], Aborted)
+    assert rows[0].reasons == (
+        (2, "rank 0 saves step 10 with number 1, this rank step 11 with number 1"),
+    )
+
+
+def test_a_rank_that_died_leaves_the_step_before(job: Job) -> None:
+    """The others cannot know whether it has voted."""
+    job.start(lambda made: job.save(made, 10))
+
+    def work(made: Checkpointer) -> object:
+        job.load(made)
+        if made.world.rank == 1:
+            return None
+        made.deadline_seconds = 0.2
+        return made.distributed_checkpoint(20, lambda path: write(path, made.world.rank, 20))
+
+    rows = job.start(work)
+    assert [type(row) for row in rows] == [UndecidedError, type(None), UndecidedError]
+    assert "rank 1" in str(rows[0])
+    assert all(isinstance(row, Restored) and row.step == 10 for row in job.start(job.load))
+    rows = job.start(lambda made: job.save(made, 20))
+    assert all(isinstance(row, list) and row[0].is_cleaned for row in rows)
+    found = job.start(job.load)
+    assert job.loaded == {rank: content(rank, 20) for rank in range(WORLD)}
+    assert len({outcome.attempt.id for outcome in found if isinstance(outcome, Restored)}) == 1
+
+
+def test_a_rank_that_dies_behind_its_vote_has_voted(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processor is gone before anybody hears of it: the restart resumes from the new step."""
+    drive = checkpointer.drive
+    job.seconds = 0.5
+
+    class Dead(BaseException):
+        pass
+
+    def dying(machine: object, engine: ThreadEngine, *rest: object, **how: object) -> object:
+        def gather(key: str, body: bytes, seconds: float) -> dict[int, bytes]:
+            if "vote" in key and engine.rank == 1:
+                raise RuntimeError("dead")
+            return ThreadEngine.gather(engine, key, body, seconds)
+
+        monkeypatch.setattr(engine, "gather", gather, raising=False)
+        return drive(machine, engine, *rest, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpointer, "drive", dying)
+    rows = job.start(lambda made: job.save(made, 10))
+    assert [type(row) for row in rows] == [UndecidedError, RuntimeError, UndecidedError]
+    monkeypatch.setattr(checkpointer, "drive", drive)
+    job.seconds = SECONDS
+    assert all(isinstance(row, Restored) and row.step == 10 for row in job.start(job.load))
+
+
+@pytest.mark.parametrize("damage", ["bytes", "size", "manifest", "gone"])
+def test_damage_on_one_node_takes_all_to_the_step_before(job: Job, damage: str) -> None:
+    job.start(lambda made: job.save(made, 10, 20))
+    path = next(job.store(2).glob("step-000000000020*/rank-00002/deep/shard.bin"))
+    if damage == "bytes":
+        data = bytearray(path.read_bytes())
+        data[777] ^= 1
+        path.write_bytes(data)
+    elif damage == "size":
+        path.write_bytes(path.read_bytes() + b"x")
+    elif damage == "manifest":
+        (path.parents[1] / "manifest.json").write_bytes(b"[" * 1000)
+    else:
+        path.unlink()
+    found = job.start(job.load)
+    assert all(isinstance(outcome, Restored) and outcome.step == 10 for outcome in found)
+    assert job.loaded == {rank: content(rank, 10) for rank in range(WORLD)}
+
+
+def test_a_lost_store_is_an_error_and_no_first_start(job: Job) -> None:
+    job.start(lambda made: job.save(made, 10))
+    shutil.rmtree(job.store(1))
+    rows = job.start(job.load)
+    assert all(isinstance(row, NotRestoredError) for row in rows)
+    assert "no store has the shards of rank 1" in str(rows[0])
+
+
+def test_ranks_that_changed_nodes_are_told_so(job: Job) -> None:
+    job.start(lambda made: job.save(made, 10))
+    job.seats = [1, 0, 2]
+    rows = job.start(job.load)
+    assert all(isinstance(row, NotRestoredError) for row in rows)
+    assert "rank 0 can load its shards from none of" in str(rows[0])
+
+
+def test_ranks_of_one_node_share_a_store(job: Job) -> None:
+    job.seats = [0, 0, 0]
+    rows = job.start(lambda made: job.save(made, 10, 20, 30))
+    assert all(isinstance(row, list) and row[-1].is_cleaned for row in rows)
+    assert len(job.attempts(0)) == 2
+    found = job.start(job.load)
+    assert all(isinstance(outcome, Restored) and outcome.step == 30 for outcome in found)
+    assert job.loaded == {rank: content(rank, 30) for rank in range(WORLD)}
+
+
+def test_a_load_that_fails_on_one_rank_takes_all_on(job: Job) -> None:
+    job.start(lambda made: job.save(made, 10, 20))
+    seen: dict[int, list[str]] = {}
+
+    def work(made: Checkpointer) -> object:
+        rank = made.world.rank
+
+        def load(directory: Path) -> None:
+            seen.setdefault(rank, []).append(directory.parent.name[5:17])
+            if rank == 2 and len(seen[rank]) == 1:
+                raise MemoryError
+
+        return made.restore_from_checkpoint(load)
+
+    found = job.start(work)
+    assert all(isinstance(outcome, Restored) and outcome.step == 10 for outcome in found)
+    assert seen == {rank: ["000000000020", "000000000010"] for rank in range(WORLD)}
+
+
+def test_a_medium_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        checkpointer.medium, "medium_of", lambda _root: (files.Medium(kind="tmpfs"), True)
+    )
+    for allowed, outcome in ((False, Aborted), (True, Committed)):
+        made = Checkpointer(tmp_path, allow_volatile=allowed)
+        made.restore_from_checkpoint(lambda _path: None)
+        found = made.distributed_checkpoint(1, lambda path: write(path, 0, 1))
+        assert isinstance(found, outcome)
+        if isinstance(found, Aborted):
+            assert "gone with the power" in found.reasons[0][1]
+
+
+def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(JobConfigurationError):
+        Checkpointer(tmp_path, replicas=2)
+    with pytest.raises(JobConfigurationError):
+        Checkpointer(tmp_path, tier="s3://bucket")
+    with pytest.raises(JobConfigurationError):
+        Checkpointer(tmp_path, keep=0)
+    with pytest.raises(JobConfigurationError):
+        Checkpointer(tmp_path).distributed_checkpoint(1, lambda _path: None)
+
+
+def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_named("local").world().size == 1
+    with pytest.raises(JobEngineError):
+        engine_named("carrier pigeon")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(JobEngineError):
+        engine_named("auto")

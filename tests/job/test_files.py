@@ -1,0 +1,150 @@
+"""Files of a job's checkpoint: what is written is read, and what comes from anywhere is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cxlfs.errors import JobFilesError
+from cxlfs.job import files, medium
+from cxlfs.job.files import Manifest, Medium, Shard
+from cxlfs.job.protocol import Attempt, Commit
+from cxlfs.native import crc32c
+
+ATTEMPT = Attempt(3, 100, "0123456789abcdef")
+
+
+def sealed(root: Path, rank: int = 0, data: bytes = b"weights") -> str:
+    directory = files.begin(root, ATTEMPT, rank)
+    (directory / "a").mkdir()
+    (directory / "a" / "b.pt").write_bytes(data)
+    shards = files.measure(directory)
+    assert shards == (Shard("a/b.pt", len(data), crc32c(data)),)
+    return files.seal(
+        root, Manifest(ATTEMPT, rank, 1, "node", "store", Medium("u", "k", "w"), shards)
+    )
+
+
+def test_what_is_sealed_is_found_and_verified(tmp_path: Path) -> None:
+    digest = sealed(tmp_path)
+    files.record_commit(tmp_path, ATTEMPT, 0, "votes")
+    inventory, problems = files.take_stock(tmp_path, "store")
+    assert problems == ()
+    assert [(h.attempt, h.rank, h.world, h.manifest) for h in inventory.held] == [
+        (ATTEMPT, 0, 1, digest)
+    ]
+    assert inventory.commits == (Commit(ATTEMPT, "votes"),)
+    assert (files.verify(tmp_path, ATTEMPT, 0, digest) / "a" / "b.pt").read_bytes() == b"weights"
+    with pytest.raises(JobFilesError):
+        files.verify(tmp_path, ATTEMPT, 0, "another")
+    files.remove_rank(tmp_path, ATTEMPT, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_being_saved_does_not_count(tmp_path: Path) -> None:
+    files.begin(tmp_path, ATTEMPT, 0)
+    assert files.take_stock(tmp_path / "none", "s")[0].held == ()
+    assert files.take_stock(tmp_path, "s")[0].held == ()
+
+
+def test_what_was_never_finished_goes_with_the_next(tmp_path: Path) -> None:
+    files.begin(tmp_path, ATTEMPT, 0)
+    files.begin(tmp_path, ATTEMPT, 1)
+    later = Attempt(4, 50, "f" * 16)
+    files.remove_older(tmp_path, [], 0, later)
+    assert [path.name for path in tmp_path.glob("*/*")] == ["rank-00001.tmp"]
+    files.remove_older(tmp_path, [], 1, later)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_files_can_be_saved(tmp_path: Path) -> None:
+    directory = files.begin(tmp_path, ATTEMPT, 0)
+    (directory / "link").symlink_to("/etc/passwd")
+    with pytest.raises(JobFilesError):
+        files.measure(directory)
+    (directory / "link").unlink()
+    (directory / "manifest.json").touch()
+    with pytest.raises(JobFilesError):
+        files.measure(directory)
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a//b", "a/./b", "", "a\0b", "a/..", "."])
+def test_no_name_leads_elsewhere(tmp_path: Path, name: str) -> None:
+    manifest = Manifest(ATTEMPT, 0, 1, "n", "s", Medium(), (Shard(name, 1, 1),))
+    with pytest.raises(JobFilesError):
+        files.decode_manifest(manifest.encode(), tmp_path)
+
+
+def test_links_and_pipes_in_the_place_of_files_are_not_opened(tmp_path: Path) -> None:
+    digest = sealed(tmp_path)
+    path = files.rank_path(tmp_path, ATTEMPT, 0) / "a" / "b.pt"
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    with pytest.raises(OSError, match="symbolic"):
+        files.verify(tmp_path, ATTEMPT, 0, digest)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(JobFilesError):
+        files.verify(tmp_path, ATTEMPT, 0, digest)
+    manifest = path.parents[1] / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    assert files.take_stock(tmp_path, "s")[0].held == ()
+
+
+def test_hostile_manifests_and_commits(tmp_path: Path, rng: random.Random) -> None:
+    sealed(tmp_path)
+    files.record_commit(tmp_path, ATTEMPT, 0, "votes")
+    directory = files.rank_path(tmp_path, ATTEMPT, 0)
+    places = (directory / "manifest.json", directory.with_name("commit-00000.json"))
+    for path in places:
+        data = path.read_bytes()
+        for _ in range(150):
+            changed = bytearray(data[: rng.randrange(1, len(data) + 1)])
+            for _ in range(rng.randrange(4)):
+                changed[rng.randrange(len(changed))] = rng.randrange(256)
+            path.write_bytes(changed)
+            inventory, _ = files.take_stock(tmp_path, "s")
+            assert len(inventory.held) + len(inventory.commits) in {1, 2}
+        path.write_bytes(b"[" * 100_000)
+        assert files.take_stock(tmp_path, "s")[1] != ()
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+        assert files.take_stock(tmp_path, "s")[1] != ()
+        path.write_bytes(data)
+    plain = json.loads(places[0].read_text())
+    plain["attempt"]["step"] = 101
+    places[0].write_text(json.dumps(plain))
+    assert "its manifest is of step 101" in files.take_stock(tmp_path, "s")[1][0]
+
+
+def test_names_that_are_no_attempts_are_left_alone(tmp_path: Path) -> None:
+    for name in ("step-1", "step-000000000001.000001-xyz", "step-0000000000001.000001-" + "0" * 16):
+        (tmp_path / name).mkdir()
+    (tmp_path / files.attempt_name(ATTEMPT)).touch()
+    assert files.take_stock(tmp_path, "s") == files.take_stock(tmp_path / "none", "s")
+
+
+def test_a_store_is_known_by_what_it_holds(tmp_path: Path) -> None:
+    first = medium.identity(tmp_path / "new")
+    assert medium.identity(tmp_path / "new") == first
+    assert medium.identity(tmp_path / "other") != first
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [medium.IDENTITY_NAME]
+    (tmp_path / "new" / medium.IDENTITY_NAME).write_bytes(b"x" * 1000)
+    with pytest.raises(JobFilesError):
+        medium.identity(tmp_path / "new")
+
+
+def test_no_framework_is_imported() -> None:
+    code = (
+        "import sys, cxlfs.job; cxlfs.job.Checkpointer; "
+        "print({'torch', 'mpi4py', 'trio', 'pyfuse3'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
