@@ -12,7 +12,7 @@ from cxlfs.checkpoint.catalogue import Entry, catalogue, good, with_step
 from cxlfs.checkpoint.inspection import inspect, recognise
 from cxlfs.checkpoint.model import Checkpoint, File, Level, State, Tensor
 from cxlfs.checkpoint.suspects import FAILED_RESUMES_MAX, Suspect, failed_resumes, suspect_of
-from cxlfs.checkpoint.tidy import plan, tidy, undo
+from cxlfs.checkpoint.tidy import Retargeted, astray, plan, tidy, undo
 
 __all__ = [
     "FAILED_RESUMES_MAX",
@@ -20,10 +20,12 @@ __all__ = [
     "Entry",
     "File",
     "Level",
+    "Retargeted",
     "State",
     "Suspect",
     "Tensor",
     "TidyBelow",
+    "astray",
     "catalogue",
     "failed_resumes",
     "good",

@@ -149,6 +149,17 @@ def _retargets(
     return tuple(found)
 
 
+def astray(
+    directory: str | Path, newest: Entry, looked_at: Sequence[Entry]
+) -> tuple[Retargeted, ...]:
+    """Trackers beside the newest good checkpoint with which a framework's own resume would fail:
+    what :func:`tidy` would make of each. ``looked_at``: the catalogue, as far as it was verified.
+    """
+    in_the_way = [each for each in looked_at if _is_in_the_way(each, newest)]
+    moved = {name for each in in_the_way for name in (*each.names, each.path.name)}
+    return _retargets(Place(Path(directory)), newest, list(looked_at), moved)
+
+
 def _copies(newest: Entry | None, moves: tuple[Moved, ...]) -> tuple[Retargeted, ...]:
     """Lightning's ``ckpt_path="last"`` knows one name, and starts anew where it is missing. Not a
     link: the next save may write through it.

@@ -16,7 +16,9 @@ from cxlfs.checkpoint import (
     FAILED_RESUMES_MAX,
     Entry,
     Level,
+    Retargeted,
     Suspect,
+    astray,
     catalogue,
     failed_resumes,
     good,
@@ -32,7 +34,8 @@ HELP = """Print the path of the newest checkpoint in DIR that is complete and ve
 DIR is any directory, on a store or not. Newest is the highest step, or what was committed last
 where checkpoints name no step. Every byte of the candidate is read, and every checksum compared
 that its format has; on a store reading is itself a verification. Newer ones that are not good are
-named on stderr. Nothing is changed.
+named on stderr, and trackers (latest and the like) that name one which is not there or not good.
+Nothing is changed.
 
 On a cxlfs mount the newest good one is suspect when programs that had opened it failed three times
 (--suspect-after) and nothing newer was saved: a checkpoint that kills its job, perhaps. That is
@@ -68,6 +71,25 @@ class PassedOver:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Astray:
+    """A tracker that names a checkpoint which is not there, or not good."""
+
+    name: str
+    target: str | None
+
+    @classmethod
+    def of(cls, found: Retargeted) -> Astray:
+        return cls(found.name, found.old)
+
+    def words(self, passed_over: tuple[PassedOver, ...]) -> str:
+        if self.target is None:
+            return "it names nothing"
+        names = {os.path.basename(each.path) for each in passed_over}  # noqa: PTH119  bytes
+        what = "good" if os.fsencode(self.target) in names else "there"
+        return f"it names {self.target}, which is not {what}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Good(Report):
     """The newest good checkpoint."""
 
@@ -87,9 +109,17 @@ class Good(Report):
     before: bytes | None
     """Of one that is suspect: the newest complete one before it."""
     passed_over: tuple[PassedOver, ...]
+    astray: tuple[Astray, ...]
+    """Trackers with which a framework's own resume would fail."""
 
     @classmethod
-    def of(cls, entry: Entry, suspect: Suspect | None, passed_over: tuple[PassedOver, ...]) -> Good:
+    def of(
+        cls,
+        entry: Entry,
+        suspect: Suspect | None,
+        passed_over: tuple[PassedOver, ...],
+        trackers: tuple[Astray, ...],
+    ) -> Good:
         found = entry.checkpoint
         is_suspect = suspect is not None and suspect.entry.path == entry.path
         before = suspect.before if suspect is not None and is_suspect else None
@@ -107,6 +137,7 @@ class Good(Report):
             suspect=is_suspect,
             before=None if before is None else os.fsencode(before.path),
             passed_over=passed_over,
+            astray=trackers,
         )
 
     def lines(self, _style: Style, /) -> Iterator[str]:
@@ -162,7 +193,13 @@ def command(
         output.warning(f"{quote(each.path)} is {quote(words)}")
     for note in entry.checkpoint.notes[:_NOTES_MAX]:
         output.warning(f"{quote(entry.checkpoint.path)}: {quote(note)}")
-    output.report(Good.of(entry, suspect, over))
+    known = {each.path: each for each in (*passed_over, entry)}
+    looked_at = [known.get(each.path, each) for each in entries]
+    trackers = tuple(map(Astray.of, astray(directory, entry, looked_at)))
+    for tracker in trackers:
+        path = quote(os.path.join(directory, tracker.name))  # noqa: PTH118  as the user wrote it
+        output.warning(f"{path}: {quote(tracker.words(over))} (cxlfs tidy puts it right)")
+    output.report(Good.of(entry, suspect, over, trackers))
 
 
 def _refused(suspect: Suspect) -> SuspectCheckpointError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import shutil
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,6 +106,50 @@ def test_hugging_face_weights_of_a_later_save(
     assert words(path) == "complete"
     later(path / "model.safetensors", 120)
     assert "model.safetensors was written after trainer_state.json" in words(path)
+
+
+def test_with_zero_the_optimizer_has_files_although_none_of_them_is_there(unpack: Unpack) -> None:
+    """Killed behind the model's file, which comes before them."""
+    path = unpack("deepspeed-zero") / "stage-1" / "global_step3"
+    assert words(path) == "complete"
+    for each in path.glob("*_optim_states.pt"):
+        each.unlink()
+    assert words(path) == (
+        "incomplete: shard 1 of 2 of the optimizer (*zero_pp_rank_0_mp_rank_00_optim_states.pt) "
+        "is missing"
+    )
+
+
+def test_ranks_of_deepspeed_that_say_they_are_of_two_steps(unpack: Unpack) -> None:
+    run = unpack("deepspeed-zero") / "stage-3"
+    shutil.copy(run / "global_step2" / _RANK_1, run / "global_step3")
+    assert words(run / "global_step3") == (
+        "incomplete: files of several saves: zero_pp_rank_0_mp_rank_00_model_states.pt is of "
+        f"step 3, {_RANK_1} of step 2"
+    )
+
+
+_RANK_1 = "zero_pp_rank_1_mp_rank_00_model_states.pt"
+
+
+def test_ranks_of_megatron_that_say_they_are_of_two_iterations(unpack: Unpack) -> None:
+    path = unpack("megatron") / "ranks" / "iter_0000100"
+    with zipfile.ZipFile(path / "mp_rank_01_001" / "model_optim_rng.pt", "w") as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({"iteration": 90, "model": {}}, protocol=2))
+    assert words(path) == (
+        "incomplete: files of several saves: mp_rank_00_000/model_optim_rng.pt is of step 100, "
+        "mp_rank_01_001/model_optim_rng.pt of step 90"
+    )
+
+
+def test_a_rank_of_megatron_without_the_optimizer_that_others_have(unpack: Unpack) -> None:
+    path = unpack("megatron") / "ranks" / "iter_0000100"
+    ranks = sorted(path.iterdir())
+    for rank in ranks:
+        shutil.copy(rank / "model_optim_rng.pt", rank / "distrib_optim.pt")
+    assert words(path) == "complete"
+    (ranks[2] / "distrib_optim.pt").unlink()
+    assert words(path) == f"incomplete: {ranks[2].name}/distrib_optim.pt is missing"
 
 
 # --- bytes that cannot be read ------------------------------------------------------------------

@@ -52,6 +52,30 @@ def test_good_json(run: Run, saved: Path) -> None:
     assert [each["state"] for each in found["passed_over"]] == ["incomplete", "damaged"]
 
 
+@pytest.mark.parametrize(
+    ("text", "said", "target"),
+    [
+        ("step-3.npz", "it names step-3.npz, which is not good", "step-3.npz"),
+        ("step-9.npz", "it names step-9.npz, which is not there", "step-9.npz"),
+        ("step-1.npz", None, None),
+    ],
+)
+def test_good_says_which_trackers_lead_astray(
+    run: Run, saved: Path, text: str, said: str | None, target: str | None
+) -> None:
+    """What tidy would rewrite, and nothing else."""
+    (saved / "latest").write_text(text)
+    stderr = run("good", saved).stderr
+    line = f"warning: {saved}/latest: {said} (cxlfs tidy puts it right)"
+    assert (line in stderr.splitlines()) is (said is not None)
+    assert stderr.count("latest") == (said is not None)
+    found = run("good", saved, "--json").document["astray"]
+    assert found == ([{"name": "latest", "target": target}] if target else [])
+    run("tidy", saved)
+    assert (saved / "latest").read_text() == "step-1.npz"
+    assert run("good", saved).stderr == ""
+
+
 def test_good_says_what_it_could_not_look_into(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "model.h5"
     with h5py.File(path, "w", libver="latest") as file:

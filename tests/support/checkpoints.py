@@ -46,6 +46,8 @@ CASES = (
     Case("hugging-face", "checkpoint-2", "hugging-face", 2, 13, HUGGING_FACE_OPTIONAL),
     Case("lightning", "epoch=0-step=3.ckpt", "lightning", 3, 3),
     Case("deepspeed", "global_step10", "deepspeed", 10, 7),
+    Case("deepspeed-zero", "stage-1/global_step3", "deepspeed", 3, 10),
+    Case("deepspeed-zero", "stage-3/global_step3", "deepspeed", 3, 10),
     Case("megatron", "ranks/iter_0000100", "megatron", 100, 4),
     Case("megatron", "distributed/iter_0000200", "megatron", 200, 1),
     Case("tensorflow", "run/ckpt-10", "tensorflow", 10, 6),

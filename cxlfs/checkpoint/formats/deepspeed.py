@@ -3,14 +3,16 @@
 Source: deepspeed/runtime/engine.py, ``save_checkpoint`` and ``_get_ckpt_name`` (0.19): every rank
 writes its own files; rank 0 writes the name of the directory to ``latest`` beside it, last.
 Complete: every file is, and for each rank of the world that a file of the model names
-(``dp_world_size``, ``mp_world_size``) there is a shard of the optimizer, where there are any.
+(``dp_world_size``, ``mp_world_size``) there is a shard of the optimizer, where there are any. With
+ZeRO there are: a file of the model has the shapes of its parameters then and no optimizer
+(``_save_checkpoint``). All files of the model are of one step.
 """
 
 from __future__ import annotations
 
 import re
 
-from cxlfs.checkpoint.formats.files import take_files, take_member
+from cxlfs.checkpoint.formats.files import check_one_step, take_files, take_member
 from cxlfs.checkpoint.jsons import number_or_none
 from cxlfs.checkpoint.model import Contents, File, IncompleteError
 from cxlfs.checkpoint.pickles import Pairs
@@ -22,6 +24,7 @@ _SHARD = re.compile(
     r"(?P<head>(?:bf16_|fp16_)?zero_pp_rank_)(?P<data>\d{1,6})_mp_rank_(?P<model>\d{2,6})"
     r"(?P<end>_(?:optim|model)_states\.pt)"
 )
+_OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_\d{1,6}_mp_rank_\d{2,6}_optim_states\.pt")
 _RANKS_MAX = 1 << 20
 
 
@@ -50,18 +53,34 @@ def take_deepspeed(place: Place, contents: Contents) -> None:
         contents.problems.append(IncompleteError(f"nothing is in {place.name}"))
     world: tuple[int, int] | None = None
     models = [name for name in place.names() if _MODEL.fullmatch(name)]
-    step: int | None = None
+    steps: dict[int, str] = {}
+    is_zero = False
     for name in models:
         found = take_member(place, name, contents)
         if isinstance(found.root, Pairs):
-            step = number_or_none(found.root.get("global_steps")) if step is None else step
+            of_file = number_or_none(found.root.get("global_steps"))
+            if of_file is not None:
+                steps.setdefault(of_file, place.full_name(name))
             world = world or _world_of(found.root)
+            is_zero = is_zero or _is_zero(found.root)
+    check_one_step(steps, contents)
     if not models and place.names():
         contents.files.append(File(place.full_name("mp_rank_00_model_states.pt"), None))
         contents.problems.append(IncompleteError("mp_rank_00_model_states.pt is missing"))
     take_files(place, contents, place.names())
-    contents.step = int(match[1]) if match is not None else step
+    contents.step = int(match[1]) if match is not None else next(iter(steps), None)
     _check_shards(place, world, contents)
+    if is_zero and not any(map(_OPTIMIZER.fullmatch, place.names())):
+        name = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+        contents.files.append(File(place.full_name(name), None))
+        total = f" of {world[0] * world[1]}" if world is not None else ""
+        words = f"shard 1{total} of the optimizer (*{name}) is missing"
+        contents.problems.append(IncompleteError(words))
+
+
+def _is_zero(root: Pairs) -> bool:
+    """Each rank keeps its part of the optimizer in a file of its own."""
+    return root.get("param_shapes") is not None and root.get("optimizer") is None
 
 
 def _world_of(root: Pairs) -> tuple[int, int] | None:
@@ -91,9 +110,3 @@ def _check_shards(place: Place, world: tuple[int, int] | None, contents: Content
                 words = f"shard {index + 1} of {total} ({place.full_name(name)}) is missing"
                 contents.problems.append(IncompleteError(words))
                 break
-    if world is not None and not kinds and world[0] > 1 and _names_shards(place):
-        contents.problems.append(IncompleteError("the shards of the optimizer are missing"))
-
-
-def _names_shards(place: Place) -> bool:
-    return any(name.startswith("zero_pp_rank_") for name in place.names())

@@ -7,6 +7,7 @@ first that recognises a file has it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
@@ -94,6 +95,14 @@ def _check_json(reader: Reader, found: Contents) -> None:
 def _is_plain(error: ProblemError) -> bool:
     """Made from one line of text, so that another line can stand in its place."""
     return type(error).__init__ is ProblemError.__init__
+
+
+def check_one_step(steps: Mapping[int, str], contents: Contents) -> None:
+    """``steps``: that of each save which a file says it is of, and the name of the first one."""
+    if len(steps) > 1:
+        (first, one), (second, other), *_ = steps.items()
+        words = f"{one} is of step {first}, {other} of step {second}"
+        contents.problems.append(IncompleteError(f"files of several saves: {words}"))
 
 
 def take_rest(place: Place, contents: Contents, depth: int = 0) -> None:

@@ -4,7 +4,8 @@ for each rank of the model.
 Source: megatron/training/checkpointing.py (core 0.14). The tracker beside it
 (``latest_checkpointed_iteration.txt``) is written last. Complete: the distributed checkpoint is,
 and ``common.pt`` and ``metadata.json`` are there; or there is a ``model_optim_rng.pt`` for each
-rank of tensors and pipeline that the saved arguments name.
+rank of tensors and pipeline that the saved arguments name, all of one iteration, and a
+``distrib_optim.pt`` beside each, where there is any.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import re
 
 from cxlfs.checkpoint.formats.dcp import METADATA, is_distributed, take_distributed
-from cxlfs.checkpoint.formats.files import take_files, take_member
+from cxlfs.checkpoint.formats.files import check_one_step, take_files, take_member
 from cxlfs.checkpoint.jsons import json_of, number_or_none
 from cxlfs.checkpoint.model import Contents, File, IncompleteError, ProblemError
 from cxlfs.checkpoint.pickles import Applied, Pairs
@@ -21,6 +22,7 @@ from cxlfs.checkpoint.place import Place
 NAME = re.compile(r"iter_(\d{7,18})")
 _RANK = re.compile(r"mp_rank_(?P<tensor>\d{2,6})(?:_(?P<pipeline>\d{3,6}))?(?:_\d{3,6})?")
 _MODEL = "model_optim_rng.pt"
+_OPTIMIZER = "distrib_optim.pt"
 _COMMON, _ABOUT = "common.pt", "metadata.json"
 _RANKS_MAX = 1 << 16
 
@@ -72,6 +74,7 @@ class Megatron:
 
     def _take_ranks(self, place: Place, ranks: list[str], contents: Contents) -> None:
         parallel: tuple[int, int] | None = None
+        steps: dict[int, str] = {}
         for rank in ranks:
             inside = place.below(rank)
             if not inside.is_file(_MODEL):
@@ -81,9 +84,23 @@ class Megatron:
             if inside.is_file(_MODEL):
                 found = take_member(inside, _MODEL, contents, required=True)
                 if isinstance(found.root, Pairs):
-                    contents.step = number_or_none(found.root.get("iteration"))
+                    step = number_or_none(found.root.get("iteration"))
+                    if step is not None:
+                        steps.setdefault(step, f"{rank}/{_MODEL}")
                     parallel = parallel or _parallel_of(found.root)
+        contents.step = next(iter(steps), None)
+        check_one_step(steps, contents)
+        self._check_alike(place, ranks, contents)
         self._check_ranks(ranks, parallel, contents)
+
+    @staticmethod
+    def _check_alike(place: Place, ranks: list[str], contents: Contents) -> None:
+        """Every rank of the model has the distributed optimizer's file, or none has."""
+        files = [f"{rank}/{_OPTIMIZER}" for rank in ranks]
+        missing = [name for name in files if not place.is_file(name)]
+        if missing and len(missing) < len(files):
+            contents.files.append(File(missing[0], None))
+            contents.problems.append(IncompleteError(f"{missing[0]} is missing"))
 
     @staticmethod
     def _check_ranks(

@@ -3,16 +3,18 @@
 
 Needs an environment of its own:
     python3 -m venv ~/makers && ~/makers/bin/pip install torch==2.13.0+cpu safetensors==0.8.0 \
-        transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6
+        transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 deepspeed==0.19.8
     ~/makers/bin/python tests/checkpoint/golden/make_torch.py
 
-DeepSpeed and Megatron-LM need GPUs: their directories are made here with ``torch.save``, by the
-names and keys of their sources (deepspeed/runtime/engine.py, megatron/training/checkpointing.py).
+Megatron-LM needs GPUs: its directories are made here with ``torch.save``, by the names and keys of
+its source (megatron/training/checkpointing.py), as are those of DeepSpeed's older format
+(deepspeed/runtime/engine.py). ``deepspeed-zero`` is DeepSpeed's own.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -131,6 +133,43 @@ def make_deepspeed(place: Path) -> None:
     (place / "latest").write_text("global_step10")
 
 
+def make_deepspeed_zero(place: Path) -> None:
+    """Two ranks of data, saved after two steps and three; ZeRO stages 1 and 3."""
+    for stage, port in ((1, "29561"), (3, "29563")):
+        torch.multiprocessing.spawn(
+            _deepspeed_rank, args=(place / f"stage-{stage}", stage, port), nprocs=2
+        )
+
+
+def _deepspeed_rank(rank: int, place: Path, stage: int, port: str) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    import deepspeed
+
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4).bfloat16()
+    config = {
+        "train_batch_size": 2,
+        "optimizer": {"type": "Adam", "params": {"torch_adam": True}},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage},
+    }
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config, dist_init_required=False
+    )
+    for step in range(1, 4):
+        engine.backward(engine(torch.ones(1, 8).bfloat16()).sum())
+        engine.step()
+        if step > 1:
+            engine.save_checkpoint(str(place))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    if rank == 0:
+        for tool in place.glob("*.py"):
+            tool.unlink()
+
+
 def make_megatron(place: Path) -> None:
     """Two ranks of tensors and two stages; and one distributed checkpoint."""
     ranks = place / "ranks" / "iter_0000100"
@@ -159,6 +198,7 @@ MAKERS = {
     "hugging-face": make_hugging_face,
     "lightning": make_lightning,
     "deepspeed": make_deepspeed,
+    "deepspeed-zero": make_deepspeed_zero,
     "megatron": make_megatron,
 }
 
