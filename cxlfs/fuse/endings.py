@@ -43,9 +43,13 @@ class Endings:
         self._ended: dict[Process, Ending] = {}
         self._codes: dict[Process, int] = {}
 
+    def is_watched(self, process: Process) -> bool:
+        """It is, or was until it ended."""
+        return process in self._descriptors or process in self._ended
+
     def watch(self, process: Process) -> None:
         """From here on it will be known how this process, which exists, ends."""
-        if process in self._descriptors or process in self._ended:
+        if self.is_watched(process):
             return
         try:
             descriptor = os.pidfd_open(process.tgid)

@@ -115,7 +115,7 @@ class Requests:
     def _writer(self) -> Process | None:
         """Who is making the present request, from now on watched."""
         process = self._processes.identify(self.caller) or self._writing
-        if process is not None:
+        if process is not None and not self.endings.is_watched(process):
             if self.endings.are_many:
                 self.endings.keep_only(self.store.units.writers())
             self.endings.watch(process)
@@ -128,9 +128,10 @@ class Requests:
         """Whoever opens by name must not find what a program that is gone has left unfinished.
         Raises as :meth:`before_listing`. Writers of what is open need not ask: they live.
         """
-        units = self.store.units
-        if units.has_open and self._processes.identify(self.caller) not in units.writers():
-            self.before_listing(ino)
+        if opened := self.store.units.open_units():
+            process = self._processes.identify(self.caller)
+            if not any(process in unit.writers for unit in opened):
+                self.before_listing(ino)
 
     def before_listing(self, ino: int) -> None:
         """The same for whoever lists a directory. The kernel came to the inode by names that it

@@ -102,6 +102,8 @@ class Scratch(threading.local):
         self.address = ffi.new("const void **")
         self.info = ffi.new("cxl_extent_info *")
         self.bad = ffi.new("uint64_t *")
+        self.map = ffi.new("cxl_map **")
+        self.refs = ffi.new("cxl_ref **")
         self.statistics = ffi.new("cxl_engine_stats *")
         self.write = (self.needed, self.fault)
         self.peek = (self.address, self.fault)

@@ -123,8 +123,13 @@ class Inodes(MutableMapping[int, T]):
         self._awake[ino] = inode
 
     def __delitem__(self, ino: int) -> None:
-        self._wake(ino)
+        if ino not in self._awake:
+            self._wake(ino)
         del self._awake[ino]
+
+    def discard(self, ino: int) -> T | None:
+        """Take one away; what it was."""
+        return self._awake.pop(ino, None) if ino in self._awake else self.pop(ino, None)
 
     def __contains__(self, ino: object) -> bool:
         return ino in self._awake or (self._sleeping is not None and ino in self._sleeping)

@@ -377,7 +377,7 @@ class Namespace:
 
     def withdraw(self, inode: Inode) -> None:
         """It was added and never got a name."""
-        if self.inodes.pop(inode.ino, None) is not None:
+        if self.inodes.discard(inode.ino) is not None:
             self.kind_counts[inode.kind] -= 1
 
     def add_uncommitted(self, inode: Inode) -> None:

@@ -136,6 +136,8 @@ class Sleepers:
         return self._count
 
     def _find(self, ino: int) -> tuple[_Block, int] | None:
+        if ino > self.last_ino:
+            return None  # made since: asked for with each new file
         index = bisect.bisect_right(self._firsts, ino)
         if not index:
             return None

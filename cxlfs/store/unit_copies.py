@@ -18,7 +18,6 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from cxlfs.errors import InvariantError
 from cxlfs.format.operations import (
     LinkOperation,
     Operation,
@@ -199,16 +198,13 @@ class Copies:
 
     def _remove_names(self, top: Inode) -> None:
         """Up to _NAMES_AT_ONCE names below ``top``, innermost first, then its own."""
-        names: list[tuple[int, bytes]] = []
+        names: list[tuple[int, bytes, Inode]] = []
         emptied = self._collect(top, names)
         if emptied:
-            names.append((top.parent, top.name))
+            names.append((top.parent, top.name, top))
         ops: list[Operation] = []
         told: list[tuple[int, bytes]] = []
-        for parent, name in names:
-            inode = self._namespace.find(parent, name)
-            if inode is None:
-                raise InvariantError("a name was collected that is not there")
+        for parent, name, inode in names:
             if inode.pins:
                 told.append((parent, name))
             if inode.uncommitted:
@@ -221,7 +217,7 @@ class Copies:
         for parent, name in told:
             self.changed(parent, name)
 
-    def _collect(self, directory: Inode, names: list[tuple[int, bytes]]) -> bool:
+    def _collect(self, directory: Inode, names: list[tuple[int, bytes, Inode]]) -> bool:
         """True: all below the directory is in ``names``."""
         for name, ino in (directory.entries or {}).items():
             if len(names) >= _NAMES_AT_ONCE:
@@ -229,7 +225,7 @@ class Copies:
             child = self._namespace.get(ino)
             if child.entries is not None and not self._collect(child, names):
                 return False
-            names.append((directory.ino, name))
+            names.append((directory.ino, name, child))
         return True
 
 

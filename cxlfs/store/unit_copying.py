@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import InvariantError, invariant
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from cxlfs.store.volume import Volume
 
 FILES_AT_ONCE = 256
-"""11 µs of processor time each; 48 where their content changes meanwhile."""
+"""7 µs of processor time each; 48 where their content changes meanwhile."""
 NAMES_AT_ONCE = 4096
 """Looked at, to put files in the order of their commits: 1 to 2 µs each."""
 IDLE_SECONDS = 30.0
@@ -57,6 +58,7 @@ _OF_INODES = (
     ContentOperation,
     PromoteOperation,
 )
+_OF_NAMES = (LinkOperation, UnlinkOperation)
 
 
 class Copyings:
@@ -223,11 +225,12 @@ class Copying:
 
     def heard(self, ops: Sequence[Operation]) -> None:
         """A record of ``ops`` was stored."""
+        made = self._made
         for op in ops:
             if isinstance(op, _OF_INODES):
-                if op.ino in self._made:
+                if op.ino in made:
                     self._changed[op.ino] = self._changed.get(op.ino, False) or _publishes(op)
-            elif isinstance(op, LinkOperation | UnlinkOperation) and op.parent in self._made:
+            elif isinstance(op, _OF_NAMES) and op.parent in made:
                 self._names[op.parent, op.name] = None
 
     @property
@@ -270,7 +273,7 @@ class Copying:
                 self._directories.pop()
                 continue
             looked += 1
-            child = self._committed(directory.ino, name)
+            child = self._committed_in(directory, name)
             if child is not None and child.commit_lsn > self._since:
                 self._names[directory.ino, name] = None
             elif child is not None and child.live is not None:
@@ -282,7 +285,7 @@ class Copying:
         if not self._directories:
             # From the end on they are copied: the oldest last in this list, names as they stand.
             self._found.reverse()
-            self._found.sort(key=lambda item: item[0], reverse=True)
+            self._found.sort(key=itemgetter(0), reverse=True)
 
     def _copy_found(self, batch: Batch) -> None:
         left, refs = FILES_AT_ONCE, 0
@@ -302,7 +305,10 @@ class Copying:
     def _committed(self, parent: int, name: bytes) -> Inode | None:
         """What a name means, if a record knows it."""
         directory = self._namespace.inodes.get(parent)
-        ino = (directory.entries or {}).get(name) if directory is not None else None
+        return None if directory is None else self._committed_in(directory, name)
+
+    def _committed_in(self, directory: Inode, name: bytes) -> Inode | None:
+        ino = directory.entries.get(name) if directory.entries is not None else None
         child = self._namespace.inodes.get(ino) if ino is not None else None
         return None if child is None or child.uncommitted else child
 
@@ -312,6 +318,11 @@ class Copying:
         if made is not None and made.links:
             batch.add([LinkOperation(directory.ino, made.ino, name)], None)
             return
+        if source.live is not None:
+            plain = batch.add_plain(source, directory.ino, name)
+            if plain is not None:
+                self._made[source.ino] = plain
+                return
         made = self._copies.inode_like(source)
         if source.live is not None:
             self._copy_file(source, made, directory, name, batch)

@@ -99,6 +99,12 @@ class Units:
         self.policies.set(directory, rules)
         self.active = self.policies.any_rule or self.has_open
 
+    def problem_of(self, directory: Inode) -> str | None:
+        """Why the files of a directory that nobody writes may not belong together."""
+        if directory.ino in self._left:
+            return "it was being written at a crash; a mount that writes takes it back"
+        return set_problem(self._namespace, directory, self.policies)
+
     # --- changes --------------------------------------------------------------------------------
 
     def changing(
@@ -118,7 +124,8 @@ class Units:
         unit = self.places.unit_of(directory)
         if unit is not None:
             writer = self.writer()
-            if not self._ends_before(unit, writer):
+            known = writer in unit.writers and not unit.kept  # at all changes but the first
+            if known or not self._ends_before(unit, writer):
                 self._touch(unit, writer)
                 return False
         found = self.places.rule_for(directory, name)
@@ -313,7 +320,7 @@ class Units:
 
     def _seen(self, inode: Inode, parent: int, name: bytes, *, incomplete: bool) -> None:
         directory = self._namespace.inodes.get(parent)
-        unit = self.unit_of(directory) if directory is not None else None
+        unit = self.places.unit_of(directory) if directory is not None else None
         if unit is not None:
             self._touch(unit, self.writer())
             unit.unclosed |= {inode.ino} if unit.rule.ends_with_each_file else set()
@@ -450,14 +457,6 @@ class Units:
         self._volume.commit(ops, durable=False)
         self.stored(ops, [unit], [begun])
         return True
-
-    # --- telling --------------------------------------------------------------------------------
-
-    def problem_of(self, directory: Inode) -> str | None:
-        """Why the files of a directory that nobody writes may not belong together."""
-        if directory.ino in self._left:
-            return "it was being written at a crash; a mount that writes takes it back"
-        return set_problem(self._namespace, directory, self.policies)
 
     # --- life -----------------------------------------------------------------------------------
 

@@ -64,10 +64,10 @@ def count_save(shop: Shop, save: Save, *, policy: bytes | None, again: bool) -> 
 @pytest.mark.parametrize(
     ("save", "again", "in_a_unit", "beside_units"),
     [
-        (plain, False, 60, 30),
-        (plain, True, 180, 30),
-        (by_rename, False, 110, 60),
-        (by_rename, True, 220, 60),
+        (plain, False, 30, 30),
+        (plain, True, 115, 30),
+        (by_rename, False, 65, 60),
+        (by_rename, True, 150, 60),
     ],
 )
 def test_saving_a_file_takes_few_calls_more(
@@ -88,7 +88,7 @@ def test_what_a_copy_leaves_takes_few_calls(shop: Shop) -> None:
     store, directory = deep(shop, policy=b"runs")
     for _ in range(2):
         whole(store, directory, plain)
-    assert count_calls(lambda: finish_work(store)) <= 110 * FILES
+    assert count_calls(lambda: finish_work(store)) <= 75 * FILES
 
 
 @pytest.mark.parametrize("policy", [b"runs", b"other"])
