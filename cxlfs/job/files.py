@@ -353,16 +353,23 @@ def remove_rank(root: Path, attempt: Attempt, rank: int) -> None:
     for path in (directory, staging_path(root, attempt, rank)):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
-    commit = directory.with_name(f"commit-{rank:05d}.json")
-    commit.unlink(missing_ok=True)
+    for path in directory.parent.glob(f"commit-{rank:05d}.json*"):  # and what was not finished
+        path.unlink(missing_ok=True)
+    _remove_empty(directory.parent)
+
+
+def _remove_empty(directory: Path) -> None:
+    """What other ranks have in it stays."""
     with contextlib.suppress(OSError):
-        directory.parent.rmdir()
+        directory.rmdir()
 
 
 def remove_older(root: Path, attempts: list[Attempt], rank: int, before: Attempt) -> None:
     """These, and what was never finished of any that is older than ``before``: of this rank."""
     gone = set(attempts)
-    for attempt, _ in _attempts(root):
+    for attempt, directory in list(_attempts(root)):
         unfinished = attempt < before and staging_path(root, attempt, rank).exists()
         if attempt in gone or unfinished:
             remove_rank(root, attempt, rank)
+        elif attempt < before:
+            _remove_empty(directory)

@@ -63,6 +63,16 @@ def test_what_was_never_finished_goes_with_the_next(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_kill_left_in_an_attempt_goes_with_it(tmp_path: Path) -> None:
+    sealed(tmp_path)
+    commit = tmp_path / files.attempt_name(ATTEMPT) / "commit-00000.json.77.tmp"
+    commit.touch()
+    begun = tmp_path / files.attempt_name(Attempt(2, 90, "e" * 16))
+    begun.mkdir()
+    files.remove_older(tmp_path, [ATTEMPT], 0, Attempt(4, 110, "f" * 16))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_files_can_be_saved(tmp_path: Path) -> None:
     directory = files.begin(tmp_path, ATTEMPT, 0)
     (directory / "link").symlink_to("/etc/passwd")
