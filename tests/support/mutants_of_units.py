@@ -159,9 +159,12 @@ def rename_and_end_in_two_records(patch: Patch) -> None:
         over: list[Any],
         begun: list[Any],
         moved: tuple[Any, ...] = (),
+        *,
+        kept: tuple[Any, ...] = (),
     ) -> None:
-        self._units, self._over, self._begun = owner, over, begun
-        self._ops = [*owner.operations_for(over, begun), *moved]  # type: ignore[attr-defined]
+        self._units, self._over, self._begun, self._kept = owner, over, begun, kept
+        ops = owner.operations_for([*over, *kept], begun)
+        self._ops = [*ops, *moved]  # type: ignore[attr-defined]
         self.operations = []
 
     patch.setattr(units.UnitTransition, "__init__", init)
