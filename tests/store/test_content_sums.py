@@ -167,13 +167,14 @@ def test_it_stays_over_openings_and_moves(shop: Shop, store: Store, rng: random.
 
 
 def asked_in_steps(store: Store, ino: int, between: Callable[[], object] = lambda: None) -> int:
-    """The sum, with something else done between the steps, and how many there were."""
+    """How many steps it takes, with something else done between them; the sum is right then."""
     for steps in range(10_000):
         try:
-            store.attributes.get_xattr(store.namespace.get(ino), NAME, in_steps=True)
+            value = store.attributes.get_xattr(store.namespace.get(ino), NAME, in_steps=True)
         except UnfinishedError:
             between()
         else:
+            assert int(value, 16) == crc32c(read_file(store, ino))
             return steps
     raise AssertionError("it never ends")
 
