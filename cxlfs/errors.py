@@ -294,6 +294,13 @@ class UndecidedError(CxlfsError):
     default_next_step = "start the job again: it resumes from what all ranks have saved"
 
 
+class AbortedError(CxlfsError):
+    """An asynchronous checkpoint of a job was aborted, and nobody had asked how it ended."""
+
+    id = "job-aborted"
+    default_next_step = "look at the reasons; what was committed before is there"
+
+
 class NotRestoredError(CxlfsError):
     """There are checkpoints of a job, and none that all its ranks can load."""
 

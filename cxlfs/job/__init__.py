@@ -8,17 +8,28 @@ Never: opens a store or knows its format. A checkpoint lies in a mounted directo
 imported before an engine over it is made.
 """
 
-from cxlfs.errors import JobConfigurationError, NotRestoredError, UndecidedError
+from cxlfs.errors import (
+    AbortedError,
+    JobConfigurationError,
+    NotRestoredError,
+    UndecidedError,
+)
 from cxlfs.job.checkpointer import Checkpointer
+from cxlfs.job.pending import PendingCheckpoint
 from cxlfs.job.protocol import Aborted, Committed, Nothing, Restored
+from cxlfs.job.schedule import Schedule, every
 
 __all__ = [
     "Aborted",
+    "AbortedError",
     "Checkpointer",
     "Committed",
     "JobConfigurationError",
     "NotRestoredError",
     "Nothing",
+    "PendingCheckpoint",
     "Restored",
+    "Schedule",
     "UndecidedError",
+    "every",
 ]

@@ -58,8 +58,12 @@ def _event_of(action: Action, act: Callable[[Action], str | Inventory | None]) -
         return Done(action, act(action))
     except Exception as error:
         log.exception("%s failed", type(action).__name__)
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return Failed(action, text[:REASON_MAX])
+        return Failed(action, reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """What others are told of it, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:REASON_MAX]
 
 
 def _gather(

@@ -5,7 +5,6 @@ memory. Real processes are in ``tests/frameworks/test_job.py``.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,70 +23,7 @@ from cxlfs.job import (
     files,
 )
 from cxlfs.job.engines import engine_named
-from tests.support.job_ranks import ThreadEngine, on_all_ranks
-
-WORLD = 3
-SECONDS = 20.0
-
-
-def content(rank: int, step: int) -> bytes:
-    return b"rank %d step %d\n" % (rank, step) * 5000
-
-
-class Job:
-    """One job over several starts: each rank has a directory, by its number unless ``seats``."""
-
-    def __init__(self, root: Path, world: int = WORLD) -> None:
-        self.root = root
-        self.world = world
-        self.starts = 0
-        self.seats = list(range(world))
-        self.absent: tuple[int, ...] = ()
-        self.seconds = SECONDS
-        self.loaded: dict[int, bytes] = {}
-
-    def store(self, rank: int) -> Path:
-        return self.root / f"node{self.seats[rank]}"
-
-    def start(self, task: Callable[[Checkpointer], object]) -> list[object]:
-        """Each rank makes a Checkpointer, and does that."""
-        self.starts += 1
-
-        def one(engine: ThreadEngine) -> object:
-            return task(
-                Checkpointer(
-                    self.store(engine.rank),
-                    engine=engine,
-                    deadline_seconds=self.seconds,
-                    allow_volatile=True,
-                )
-            )
-
-        found = on_all_ranks(self.world, str(self.starts), one, self.absent)
-        return [found[rank] for rank in sorted(found)]
-
-    def load(self, made: Checkpointer) -> object:
-        def take(directory: Path) -> None:
-            self.loaded[made.world.rank] = (directory / "deep" / "shard.bin").read_bytes()
-
-        return made.restore_from_checkpoint(take)
-
-    def save(self, made: Checkpointer, *steps: int) -> list[object]:
-        self.load(made)
-        rank = made.world.rank
-        return [
-            made.distributed_checkpoint(step, lambda path, s=step: write(path, rank, s))  # type: ignore[misc]
-            for step in steps
-        ]
-
-    def attempts(self, rank: int) -> list[str]:
-        return sorted(path.name for path in self.store(rank).glob("step-*"))
-
-
-def write(directory: Path, rank: int, step: int) -> None:
-    (directory / "deep").mkdir()
-    (directory / "deep" / "shard.bin").write_bytes(content(rank, step))
-    (directory / "empty").touch()
+from tests.support.job_ranks import SECONDS, WORLD, Job, ThreadEngine, content, write
 
 
 @pytest.fixture
