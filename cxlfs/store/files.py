@@ -33,7 +33,7 @@ from cxlfs.errors import (
     NoSpaceError,
 )
 from cxlfs.format import layout
-from cxlfs.store.handle import Handle, UnfinishedError, is_atomic, left_by_killed
+from cxlfs.store.handle import Handle, UnfinishedError, is_atomic, is_changing, left_by_killed
 from cxlfs.store.namespace import FileKind, Inode, Port
 from cxlfs.store.version import Version
 
@@ -167,7 +167,7 @@ class Files:
     def truncate_to_nothing(self, inode: Inode, handle: Handle | None) -> None:
         """O_TRUNC, ftruncate(0), truncate(0): the beginning of an overwrite."""
         others = any(
-            h is not handle and h.wrote and not h.truncated
+            h is not handle and is_changing(h) and not h.truncated
             for h in self._writable.get(inode.ino, {}).values()
         )
         atomic = handle is not None and not others and not self.allow_incomplete_overwrite
@@ -267,11 +267,11 @@ class Files:
         self._failed(inode, error, needed_bytes=max(inode.content.size, end, known))
 
     def _writing_version(self, inode: Inode, handle: Handle) -> Version:
-        version = inode.version
         atomic = handle.truncated and not handle.ordinary
-        if isinstance(version, Version) and (atomic or not version.atomic):
-            return version
-        return self.versions.begin(inode, atomic=atomic, now=time.monotonic())
+        if not isinstance(version := inode.version, Version) or (version.atomic and not atomic):
+            version = self.versions.begin(inode, atomic=atomic, now=time.monotonic())
+        handle.version = version
+        return version
 
     def _copy_in(
         self,
@@ -389,7 +389,7 @@ class Files:
         if not isinstance(version, Version) or version.failed or version.killed:
             return False
         self.versions.leases.give_spare(inode, version)
-        inode.first_writer = handle
+        inode.first_writer, handle.version = handle, version
         return True
 
     def lease_ahead(self, ino: int) -> tuple[int, int] | None:

@@ -27,7 +27,8 @@ class Effort:
 class Handle:
     """One open file description. ``truncated``: it began the overwrite; ``ordinary``: see above;
     ``redirected``: a shell made it for another program, or for several; ``paid``: steps towards
-    room that were made for its next lease; ``effort``: those of a fallocate that goes on.
+    room that were made for its next lease; ``effort``: those of a fallocate that goes on;
+    ``version``: the last one that it wrote to, or may without the store seeing it.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Handle:
     killed: bool = False
     paid: int = 0
     effort: Effort | None = None
+    version: Version | None = None
 
 
 class UnfinishedError(Exception):
@@ -60,9 +62,16 @@ def is_atomic(inode: Inode) -> bool:
     return isinstance(inode.version, Version) and inode.version.atomic
 
 
+def is_changing(handle: Handle) -> bool:
+    """It has written what is not committed. Its last close may lie behind it: RELEASE comes when
+    the kernel finds the time, and others have opened the file by then.
+    """
+    return handle.wrote and handle.version is not None and handle.version is handle.inode.version
+
+
 def left_by_killed(inode: Inode, handle: Handle) -> bool:
     """What is not committed is a killed writer's, and ``handle`` has nothing to do with it."""
     version = inode.version
-    if not isinstance(version, Version) or not version.killed or handle.wrote:
+    if not isinstance(version, Version) or not version.killed or is_changing(handle):
         return False
     return not handle.truncated or inode.content.size > 0

@@ -186,6 +186,8 @@ def test_a_first_write_is_known_before_another_handle_overwrites(caller: Caller)
     handle = caller.open(inode, os.O_WRONLY | os.O_TRUNC)
     version = caller.plane.store.namespace.get(inode).version
     assert isinstance(version, Version)
+    assert version.atomic, "what was written before is committed"
+    assert not caller.write(inode, keeper, 9, b"and on"), "two handles: it must be told which"
     assert not version.atomic, "two writers: nobody can say whose version is the whole one"
     for each in (handle, keeper):
         caller.end(Opcode.FLUSH, inode, each)

@@ -284,6 +284,29 @@ def test_truncating_while_an_ordinary_writer_writes(store: Store, old: int) -> N
     assert read_file(store, old) == b"t"
 
 
+@pytest.mark.parametrize("last", ["earlier", "killed"])
+@pytest.mark.parametrize("committed_by", ["close", "fsync"])
+def test_a_killed_overwrite_of_what_another_handle_has_committed(
+    shop: Shop, store: Store, committed_by: str, last: str
+) -> None:
+    """The kernel sends RELEASE when it finds the time: a save may be begun, and killed, before that
+    of the one before it is served. Nor does it matter whether somebody has it open still.
+    """
+    ino, earlier = create(store, b"a", b"old" * 3000)
+    if committed_by == "close":
+        store.flush(earlier, writer_killed=False)
+    else:
+        store.fsync(earlier)
+    killed = open_for_overwrite(store, b"a", b"half of it" * 300)
+    store.flush(killed, writer_killed=True)
+    for handle in (killed, earlier) if last == "earlier" else (earlier, killed):
+        if handle == earlier and committed_by == "fsync":
+            store.flush(earlier, writer_killed=False)
+        store.release(handle)
+    assert read_file(store, ino) == b"old" * 3000
+    assert read_file(shop.reopen(store), ino) == b"old" * 3000
+
+
 def test_killed_writer_that_another_handle_goes_on_with(store: Store, old: int) -> None:
     first = open_for_overwrite(store, b"a", b"first")
     second = store.open_file(old, os.O_WRONLY | os.O_TRUNC)
