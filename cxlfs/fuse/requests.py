@@ -30,7 +30,6 @@ from cxlfs.errors import (
     NameTooLongError,
     NoAttributeError,
     NotFoundError,
-    StaleError,
     UnsupportedOperationError,
 )
 from cxlfs.fuse import attributes as attributes_module
@@ -42,6 +41,7 @@ from cxlfs.fuse.page_cache import PageCache
 from cxlfs.fuse.processes import Process, ProcessTable
 from cxlfs.fuse.readers import Readers
 from cxlfs.fuse.releases import Releases
+from cxlfs.fuse.returned import Returned
 from cxlfs.store import Store, StoreEvent, UnfinishedError
 from cxlfs.store.namespace import Attributes
 from cxlfs.store.unit_rules import Ending
@@ -85,6 +85,7 @@ class Requests:
         self.endings = Endings(self._processes)
         self.readers = Readers(store, self._processes)
         self.releases = Releases(store)
+        self.returned = Returned(store)
         store.units.writer = self._writer
         store.units.ending_of = self._ending_of
         store.units.copies.changed = self.page_cache.name_changed
@@ -99,6 +100,8 @@ class Requests:
         """The store says that it did something by itself; only reverts concern the kernel."""
         if event.kind == "reverted" and event.ino is not None:
             self.page_cache.content_replaced(event.ino)
+        elif event.kind == "unit-back" and event.ino is not None:
+            self.returned.gone(event.ino)
 
     def admit(self) -> None:
         """Nobody but the first visitor uses names while it is there. What is open is served: the
@@ -128,22 +131,19 @@ class Requests:
         """Whoever opens by name must not find what a program that is gone has left unfinished.
         Raises as :meth:`before_listing`. Writers of what is open need not ask: they live.
         """
-        if opened := self.store.units.open_units():
-            process = self._processes.identify(self.caller)
-            if not any(process in unit.writers for unit in opened):
-                self.before_listing(ino)
+        opened = self.store.units.open_units()
+        process = self._processes.identify(self.caller) if opened else None
+        if not any(process in unit.writers for unit in opened):
+            self.before_listing(ino)
 
     def before_listing(self, ino: int) -> None:
         """The same for whoever lists a directory. The kernel came to the inode by names that it
-        remembers: where it has just gone back they lead elsewhere. Raises StaleError then: the
-        kernel walks the path once more, and asks for each name (fs/namei.c, LOOKUP_REVAL).
+        remembers: where it has just gone back they lead elsewhere. Raises StaleError then.
         """
         units = self.store.units
-        if not units.has_open or self.store.read_only:
-            return
-        was_aside = units.copies.holds(ino)
-        if units.settle() and units.copies.holds(ino) and not was_aside:
-            raise StaleError("what was written there was not finished, and has gone back")
+        if units.has_open and not self.store.read_only:
+            units.settle()
+        self.returned.check(ino, self.caller)
 
     # --- names ------------------------------------------------------------------------------
 

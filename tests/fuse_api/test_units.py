@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from cxlfs.fuse import boundary
+from cxlfs.fuse.returned import TOLD_SECONDS
 from cxlfs.store import unit_copying
-from cxlfs.store.unit_rules import UnitsMode
+from cxlfs.store.unit_rules import Ending, UnitsMode
 from cxlfs.types import ROOT_INO
-from tests.support.fuse_api import Kernel, finish
+from tests.support.fuse_api import Kernel, error_number, finish
 
 FILES = 40
 AT_ONCE = 8
@@ -72,3 +75,52 @@ def test_whoever_begins_a_unit_of_many_files_lets_others_go_on(
     assert not any(seen)
     for handle in list(operations.files):
         kernel.close(handle)
+
+
+@pytest.fixture
+def gone_back(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """A directory, and a file in it, that background work has just taken back: their writer was
+    killed. The kernel remembers both names.
+    """
+    store, operations = kernel.store, kernel.operations
+    store.units.policies.mode, store.units.active = UnitsMode.AUTO, True
+    monkeypatch.setattr(store.units, "writer", lambda: "saver")
+    monkeypatch.setattr(store.units, "ending_of", lambda _writer: Ending.ALIVE)
+    directory = finish(operations.mkdir(ROOT_INO, b"checkpoint-1", 0o755, kernel.context)).st_ino
+    ino, handle = kernel.create(b"shard", os.O_WRONLY, directory)
+    finish(operations.write(handle, 0, b"half of a set"))
+    kernel.close(handle)
+    assert store.units.has_open
+    monkeypatch.setattr(store.units, "ending_of", lambda _writer: Ending.KILLED)
+    while store.maintain(1.0):
+        pass
+    assert not store.units.has_open
+    return directory, ino
+
+
+def test_who_comes_by_an_old_name_is_sent_back(
+    kernel: Kernel, gone_back: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread once: it asks for the names again then. Nobody who knows the new name fails."""
+    directory, ino = gone_back
+    requests: list[Callable[[], object]] = [
+        lambda: finish(kernel.operations.opendir(directory, kernel.context)),
+        lambda: kernel.open(ino, os.O_RDONLY),
+        lambda: kernel.lookup(b"shard", directory),
+        lambda: kernel.create(b"new", os.O_WRONLY, directory),
+    ]
+    for tid, ask in enumerate(requests, 100):
+        monkeypatch.setattr(boundary, "caller_of", lambda _arguments, tid=tid: tid)
+        with error_number(errno.ESTALE):
+            ask()
+        ask()
+    assert not kernel.lookup(b"checkpoint-1").st_ino
+
+
+def test_the_old_names_are_forgotten_in_the_end(
+    kernel: Kernel, gone_back: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = kernel.operations.returned._clock()
+    monkeypatch.setattr(kernel.operations.returned, "_clock", lambda: now + TOLD_SECONDS)
+    assert finish(kernel.operations.opendir(gone_back[0], kernel.context))
+    assert not kernel.operations.returned._told
