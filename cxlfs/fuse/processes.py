@@ -2,7 +2,11 @@
 
 A killed process closes its files too, so a FLUSH arrives as if it had called close(2). While it is
 being served the process still exists: /proc/PID/stat field 9 has the flag PF_EXITING and field 52
-the exit code, whose low 7 bits are the signal. Sources: proc(5); include/linux/sched.h.
+the exit code, whose low 7 bits are the signal. Where it is not the process itself that closes, but
+another one of the same command, the signal may have been sent to it, too, and no processor have had
+the time for it: the exit code is there, the flag is not. Of a process that is stopped the code is
+the signal that stopped it. Sources: proc(5); include/linux/sched.h; fs/proc/array.c, do_task_stat;
+kernel/signal.c, complete_signal.
 
 Never here: what follows from it (the store decides).
 
@@ -15,12 +19,15 @@ Invariants
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 PF_EXITING = 0x4
 _SIGNAL_MASK = 0x7F
+_STOPPING = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+"""They end nothing, where a program lets the kernel do with them what it does."""
 # Fields are numbered from 1 in proc(5); what follows the command name begins with field 3.
 _FIRST_FIELD = 3
 _FIELD_FLAGS = 9
@@ -100,7 +107,8 @@ class ProcessTable:
         state = self._state(process.tgid)
         if state is None or state.start_time != process.start_time:
             return False
-        return bool(state.flags & PF_EXITING and state.exit_code & _SIGNAL_MASK)
+        number = state.exit_code & _SIGNAL_MASK
+        return number != 0 and number not in _STOPPING
 
     def exit_code(self, process: Process) -> int | None:
         """Of a process that has ended and whose parent has not asked yet, as wait(2) tells it; None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -58,7 +59,9 @@ def test_supplementary_groups(tmp_path: Path) -> None:
         (PF_EXITING, 15, True),
         (PF_EXITING, 11 | 128, True),  # with a core
         (PF_EXITING | 0x400040, 6, True),
-        (0, 9, False),  # not on its way out
+        (0x400000, 9, True),  # sent, and not taken yet
+        (0x400000, signal.SIGSTOP, False),  # Ctrl-Z
+        (0x400000, signal.SIGTSTP, False),
     ],
 )
 def test_the_table_of_ends(tmp_path: Path, flags: int, exit_code: int, killed: bool) -> None:
