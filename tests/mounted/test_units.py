@@ -207,21 +207,26 @@ def test_kills_at_random_instants(place: Workplace, mounted: Path, rng: random.R
     """Never old and new ones mixed, whoever looks next."""
     directory = mounted / "checkpoint-1"
     save(place, directory, 1)
-    last, kills = 1, 0
-    for version in range(2, 14):
+    last, kills, longest = 1, 0, 0.01
+    for version in range(2, 50):
         process = saver(place, directory, version, pause_after=0)
         wait_for_line(process)
         tell(process)
-        time.sleep(rng.random() * 0.01)
+        time.sleep(rng.random() * longest)
         process.send_signal(signal.SIGKILL)
         killed = process.wait(30) != 0
         names(mounted)
         found = one_version(directory)
         assert found in {str(last), str(version)}
         assert killed or found == str(version)
-        kills += found == str(last)
+        if found == str(last):
+            kills += 1
+        else:  # on a busy machine the saver was quicker: earlier then
+            longest *= 0.8
         last = int(found)
-    assert kills, "no kill hit a save: this shows nothing"
+        if version >= 13 and kills >= 3:
+            break
+    assert kills >= 3, "hardly a kill hit a save: this shows nothing"
 
 
 def test_a_kill_of_the_daemon(place: Workplace, mounted: Path) -> None:
