@@ -97,3 +97,41 @@ dist.barrier()
 dist.destroy_process_group()
 """
     assert "vote: not heard within 2 s: rank 1" in run(program, tmp_path)
+
+
+def test_beside_training(place: Workplace, tmp_path: Path) -> None:
+    """Saved while all ranks talk about gradients; when, is what rank 0's clock says for both."""
+    program = f"""
+import torch
+import torch.distributed as dist
+from cxlfs.job import Checkpointer, Restored, every
+dist.init_process_group("gloo")
+sums = torch.zeros(64)
+def snapshot(): return sums.clone()
+def save(directory, taken): torch.save(taken, directory / "sums.pt")
+def load(directory): sums.copy_(torch.load(directory / "sums.pt"))
+due, pending = every(seconds=0.01), []
+with Checkpointer("{place.mountpoint}/job", deadline_seconds=30, allow_volatile=True) as made:
+    found = made.restore_from_checkpoint(load)
+    first = found.step + 1 if isinstance(found, Restored) else 0
+    assert sums[0] == 2 * first
+    step = first
+    while len(pending) < 5:
+        gradient = torch.ones(64)
+        dist.all_reduce(gradient)
+        sums += gradient
+        if due.due(step):
+            pending.append(made.async_checkpoint(step, save, snapshot=snapshot))
+        step += 1
+steps = " ".join(str(one.wait().step) for one in pending)
+with open(f"{tmp_path}/{{dist.get_rank()}}-{{first}}", "w") as told:
+    told.write(steps)
+dist.destroy_process_group()
+"""
+    first = 0
+    for _ in range(2):
+        run(program, tmp_path)
+        told = [(tmp_path / f"{rank}-{first}").read_text().split() for rank in range(2)]
+        assert told[0] == told[1]
+        assert len(told[0]) == 5
+        first = int(told[0][-1]) + 1
