@@ -5,7 +5,8 @@ being served the process still exists: /proc/PID/stat field 9 has the flag PF_EX
 the exit code, whose low 7 bits are the signal. Where it is not the process itself that closes, but
 another one of the same command, the signal may have been sent to it, too, and no processor have had
 the time for it: the exit code is there, the flag is not. Of a process that is stopped the code is
-the signal that stopped it. Sources: proc(5); include/linux/sched.h; fs/proc/array.c, do_task_stat;
+the signal that stopped it, and of one that is traced whatever its tracer was told last (133 half of
+the time, under strace). Sources: proc(5); include/linux/sched.h; fs/proc/array.c, do_task_stat;
 kernel/signal.c, complete_signal.
 
 Never here: what follows from it (the store decides).
@@ -108,7 +109,15 @@ class ProcessTable:
         if state is None or state.start_time != process.start_time:
             return False
         number = state.exit_code & _SIGNAL_MASK
-        return number != 0 and number not in _STOPPING
+        if number == 0 or state.flags & PF_EXITING:
+            return number != 0
+        return number not in _STOPPING and not self._is_traced(process.tgid)
+
+    def _is_traced(self, tgid: int) -> bool:
+        try:
+            return b"\nTracerPid:\t0\n" not in _read(f"{self._root}/{tgid}/status")
+        except OSError:
+            return True
 
     def exit_code(self, process: Process) -> int | None:
         """Of a process that has ended and whose parent has not asked yet, as wait(2) tells it; None

@@ -35,12 +35,15 @@ class Releases:
         self._store = store
         self._clock = clock
         self._until: dict[int, float] = {}
+        """In the order of their ends."""
 
     def expect(self, ino: int) -> None:
         """A killed process has closed a file that nobody else is known to write to."""
         now = self._clock()
-        self._until = {ino: until for ino, until in self._until.items() if now < until}
+        self._until.pop(ino, None)
         self._until[ino] = now + RELEASE_SECONDS
+        while now >= self._until[oldest := next(iter(self._until))]:
+            del self._until[oldest]
 
     def wait_for(self, ino: int) -> None:
         """Raises UnfinishedError while the RELEASE of a file is on its way."""
@@ -52,8 +55,8 @@ class Releases:
         del self._until[ino]
 
     def wait_for_name(self, parent: int, name: bytes) -> None:
-        """The same of the file that a name means, if it means one."""
+        """The same of the file that a name means, if it means one. Raises as ``Namespace.find``."""
         if self._until:
-            directory = self._store.namespace.inodes.get(parent)
-            entries = None if directory is None else directory.entries
-            self.wait_for((entries or {}).get(name, 0))
+            inode = self._store.namespace.find(parent, name)
+            if inode is not None:
+                self.wait_for(inode.ino)

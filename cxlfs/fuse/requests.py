@@ -474,9 +474,10 @@ class Requests:
             writer_killed=writer_killed,
             still_held=lambda: self._processes.holds(caller, file.ino),
         )
-        others = {file.opener, *file.writers} - {caller, None}
-        if writer_killed and not any(p and self._processes.is_alive(p) for p in others):
-            self.releases.expect(file.ino)
+        if writer_killed:
+            others = {file.opener, *file.writers} - {caller, None}
+            if not any(p and self._processes.is_alive(p) for p in others):
+                self.releases.expect(file.ino)
 
     def release_file(self, handle: int) -> None:
         file = self.files.remove(handle)

@@ -72,9 +72,10 @@ class Checkpointer:
 
     ``root``: a directory of this node's mounted store; ranks of one node share it. ``keep``: how
     many committed checkpoints stay. ``deadline_seconds``: how long a rank waits for the others at
-    each step of the protocol; the slowest save has to fit. A checkpoint in flight is waited for
-    four times as long. ``allow_volatile``: commit although a store lies in memory that is gone with
-    the power. ``in_flight``: how many asynchronous checkpoints, and snapshots, there may be.
+    each step of the protocol; the slowest save has to fit. What is in flight is waited for
+    4 * ``in_flight`` times as long. ``allow_volatile``: commit although a store lies in memory that
+    is gone with the power. ``in_flight``: how many asynchronous checkpoints, and snapshots, there
+    may be.
 
     Methods are called from one thread at a time. As a context manager it closes itself. One that
     is dropped finishes what is in flight, as the end of the process does, and what went wrong

@@ -236,15 +236,10 @@ def verify(root: Path, attempt: Attempt, rank: int, digest: str) -> Path:
     manifest = decode_manifest(data, directory)
     for shard in manifest.shards:
         path = directory / shard.name
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise JobFilesError(f"{path}: not a file")
-            if os.fstat(descriptor).st_size != shard.size_bytes:
+        with _opened(path) as (descriptor, size_bytes):
+            if size_bytes != shard.size_bytes:
                 raise JobFilesError(f"{path}: not of {shard.size_bytes} bytes")
             found = _sum(descriptor)
-        finally:
-            os.close(descriptor)
         if found != (shard.size_bytes, shard.crc32c):
             raise JobFilesError(f"{path}: CRC32C {found[1]:08x}, not {shard.crc32c:08x}")
     return directory
@@ -253,17 +248,26 @@ def verify(root: Path, attempt: Attempt, rank: int, digest: str) -> Path:
 # --- reading ------------------------------------------------------------------------------------
 
 
-def _read(path: Path, size_max: int) -> bytes:
-    """Raises JobFilesError (larger, or no file), OSError."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, int]]:
+    """A descriptor, and the size. Raises JobFilesError (no file), OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > size_max:
-            raise JobFilesError(f"{path}: no file, or larger than {size_max} bytes")
-        with os.fdopen(os.dup(descriptor), "rb") as file:
-            return file.read(size_max + 1)
+        if not stat.S_ISREG(status.st_mode):
+            raise JobFilesError(f"{path}: not a file")
+        yield descriptor, status.st_size
     finally:
         os.close(descriptor)
+
+
+def _read(path: Path, size_max: int) -> bytes:
+    """Raises JobFilesError (larger, or no file), OSError."""
+    with _opened(path) as (descriptor, size_bytes):
+        if size_bytes > size_max:
+            raise JobFilesError(f"{path}: larger than {size_max} bytes")
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            return file.read(size_max + 1)
 
 
 def decode_manifest(data: bytes, where: Path) -> Manifest:

@@ -208,7 +208,7 @@ class FileMap:
 
     def references(self) -> bytes:
         """All of them, as :meth:`export` gives them (the bytes of REF_DTYPE rows)."""
-        out, count = ffi.new("cxl_ref **"), scratch.bad
+        out, count = scratch.refs, scratch.bad
         code = lib.cxl_map_export(self.handle, 0, _ALL, out, count)
         if code != 0:
             raise failure(code, "export references")
@@ -338,34 +338,13 @@ class FileMap:
         """The same content of another file, clean: whoever makes it says all of it in a record.
         None: an extent of it is open, and nothing was done. Raises OutOfMemoryError.
         """
-        out = ffi.new("cxl_map **")
+        out = scratch.map
         code = lib.cxl_map_twin(self.handle, owner, out)
         if code == -errno.EBUSY:
             return None
         if code != 0:
             raise failure(code, "make a twin of a map")
         return FileMap(self.engine, owner=owner, handle=out[0])
-
-    def twin_and_references(self, owner: int) -> tuple[FileMap, int, bytes] | None:
-        """:meth:`twin`, with the size and the :meth:`references` of both, in a third of the calls.
-        Raises OutOfMemoryError.
-        """
-        handle = self.handle
-        out, refs_out, count = scratch.map, scratch.refs, scratch.bad
-        code = lib.cxl_map_twin(handle, owner, out)
-        if code == -errno.EBUSY:
-            return None
-        if code != 0:
-            raise failure(code, "make a twin of a map")
-        twin = FileMap(self.engine, owner=owner, handle=out[0])
-        code = lib.cxl_map_export(handle, 0, _ALL, refs_out, count)
-        if code != 0:
-            raise failure(code, "export references")
-        try:
-            refs = bytes(ffi.buffer(refs_out[0], count[0] * REF_DTYPE.itemsize))
-        finally:
-            lib.cxl_free(refs_out[0])
-        return twin, lib.cxl_map_size(handle), refs
 
     def truncate(self, size: int) -> None:
         """Set the size; raises FileTooLargeError."""

@@ -105,10 +105,9 @@ class Batch:
         # First: an image that it begins must not meet a number that was given and is not known.
         self._make_room(_FILE_BYTES + len(name) + refs_bytes)
         ino = self._volume.namespace.allocate_ino()
-        known = content.twin_and_references(ino)
-        if known is None:
+        twin = content.twin(ino)
+        if twin is None:
             return None
-        twin, size, refs = known
         clean = source.version is None
         attributes = (
             *(ino, source.mode, source.uid, source.gid, source.rdev),
@@ -120,7 +119,7 @@ class Batch:
         )
         self._ops += (
             _new(InodeOperation, attributes),
-            _new(ContentOperation, (ino, False, 0, size, refs)),
+            _new(ContentOperation, (ino, False, 0, content.size, content.references())),
             _new(LinkOperation, (directory, ino, name)),
         )
         made = Inode(*attributes, parent=directory, name=name, live=twin)

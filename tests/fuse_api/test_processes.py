@@ -25,10 +25,12 @@ def write_process(
     start: int = 1000,
     exit_code: int = 0,
     groups: str = "",
+    tracer: int = 0,
 ) -> None:
     directory = root / str(tid)
     directory.mkdir(exist_ok=True)
-    status = f"Name:\tx\nTgid:\t{tgid or tid}\nPid:\t{tid}\nGroups:\t{groups}\nNStgid:\t1\n"
+    status = f"Name:\tx\nTgid:\t{tgid or tid}\nPid:\t{tid}\nTracerPid:\t{tracer}\n"
+    status += f"Groups:\t{groups}\nNStgid:\t1\n"
     (directory / "status").write_text(status)
     fields = ["0"] * 50
     fields[0], fields[9 - 3], fields[22 - 3], fields[52 - 3] = (
@@ -70,6 +72,14 @@ def test_the_table_of_ends(tmp_path: Path, flags: int, exit_code: int, killed: b
     process = table.identify(10)
     write_process(tmp_path, 10, flags=flags, exit_code=exit_code)
     assert table.is_being_killed(process) is killed
+
+
+@pytest.mark.parametrize(("flags", "killed"), [(0, False), (PF_EXITING, True)])
+def test_what_a_tracer_was_told_is_no_end(tmp_path: Path, flags: int, killed: bool) -> None:
+    """Under strace it is SIGTRAP | 128, while the traced process is stopped."""
+    write_process(tmp_path, 10, flags=flags, exit_code=signal.SIGTRAP | 128, tracer=9)
+    table = ProcessTable(tmp_path)
+    assert table.is_being_killed(table.identify(10)) is killed
 
 
 def test_threads_belong_to_their_group(tmp_path: Path) -> None:

@@ -249,14 +249,20 @@ def test_allocating_makes_room(store: Store) -> None:
     assert store.get_attributes(ino).size == size
 
 
-def test_allocating_compacts_as_much_as_it_needs(shop: Shop) -> None:
-    """However many steps nothing is free after: each moves a little of what is alive."""
+def half_emptied(shop: Shop) -> Store:
+    """Full of small files, of which every other one was removed."""
     store, count = shop.new_ordinary(128 * MIB), 0
     while store.statfs().free_bytes > 4 * MIB:
         write_file(store, 1, b"f%d" % count, bytes(4096))
         count += 1
     for number in range(0, count, 2):
         store.unlink(1, b"f%d" % number)
+    return store
+
+
+def test_allocating_compacts_as_much_as_it_needs(shop: Shop) -> None:
+    """However many steps nothing is free after: each moves a little of what is alive."""
+    store = half_emptied(shop)
     _, handle = create(store, b"a")
     size = store.statfs().available_bytes * 6 // 10
     assert store.volume.space.available_bytes < size // 8
@@ -281,12 +287,7 @@ def allocate(store: Store, handle: int, size: int, between: Callable[[], object]
 
 def test_others_have_their_turn_while_room_is_made(shop: Shop) -> None:
     """Behind each step of the cleaner; nothing is promised, and nobody refused, until all is."""
-    store, count = shop.new_ordinary(128 * MIB), 0
-    while store.statfs().free_bytes > 4 * MIB:
-        write_file(store, 1, b"f%d" % count, bytes(4096))
-        count += 1
-    for number in range(0, count, 2):
-        store.unlink(1, b"f%d" % number)
+    store = half_emptied(shop)
     _, handle = create(store, b"a")
     size = store.statfs().available_bytes * 6 // 10
     moved = [store.volume.counters.moved_bytes]

@@ -15,6 +15,7 @@ Invariants
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
@@ -150,7 +151,7 @@ class Place:
 _Ended: TypeAlias = Callable[[dict[int, Body], tuple[int, ...]], "Action | None"]
 
 
-class Machine:
+class Machine(abc.ABC):
     """``action``: what is to be done next; None when ``outcome`` is there."""
 
     def __init__(self, place: Place) -> None:
@@ -215,8 +216,8 @@ class Machine:
     def _finish(self, outcome: Outcome) -> None:
         self.outcome = outcome
 
-    def _begin(self) -> Action | None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _begin(self) -> Action | None: ...
 
-    def _proceed(self, event: Done | Failed) -> Action | None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _proceed(self, event: Done | Failed) -> Action | None: ...
