@@ -63,9 +63,7 @@ class MediaError(CxlfsError):
     fault: DataFault | None = None
     exit_code = 13
     id = "media-error"
-    default_next_step = (
-        "check the device (cxl list -H, ndctl list -H, dmesg), then run cxlfs verify"
-    )
+    default_next_step = "check the device (cxl list -H, ndctl list -H, dmesg), run cxlfs verify"
 
     def __init__(
         self,
@@ -259,6 +257,62 @@ class SuspectCheckpointError(CxlfsError):
     default_next_step = "resume from the one before it: cxlfs good DIR --suspect skip"
 
 
+class NotSendableError(CxlfsError):
+    """A checkpoint cannot be taken elsewhere: it is incomplete, changing, or has links in it."""
+
+    exit_code = 25
+    id = "not-sendable"
+    default_next_step = "look at it (cxlfs list, cxlfs good), and send one that is complete"
+
+
+class StreamError(CxlfsError):
+    """A stream of checkpoints ends early, or is not what it says of itself."""
+
+    exit_code = 26
+    id = "stream"
+    default_next_step = "send it again; with --base and cxlfs receive DIR --have it goes on"
+
+
+class CheckpointExistsError(CxlfsError):
+    """A checkpoint of that name is there already, and is left as it is."""
+
+    exit_code = 27
+    id = "checkpoint-exists"
+    default_next_step = "give it another name with --name, or replace that one with --replace"
+
+
+class TierUnavailableError(CxlfsError):
+    """The tier below cannot be reached, refuses, or does not answer in time."""
+
+    exit_code = 28
+    id = "tier-unavailable"
+    default_next_step = "try again: what arrived there is not sent again"
+
+
+class TierFullError(CxlfsError):
+    """The tier below has no room."""
+
+    exit_code = 29
+    id = "tier-full"
+    default_next_step = "make room there, or keep fewer (cxlfs drain --keep N), and try again"
+
+
+class TierUntrustedError(CxlfsError):
+    """The tier below does not do what it says: a second create, a lost or another object."""
+
+    exit_code = 30
+    id = "tier-untrusted"
+    default_next_step = "use another bucket; see docs/tier.md for what is asked of one"
+
+
+class NotInTierError(CxlfsError):
+    """The tier below has no such checkpoint."""
+
+    exit_code = 31
+    id = "not-in-tier"
+    default_next_step = "name one that is there"
+
+
 class JobMessageError(CxlfsError):
     """What a rank of a job said is not a message of this program."""
 
@@ -278,6 +332,13 @@ class JobEngineError(UsageError):
 
     id = "job-engine"
     default_next_step = "call torch.distributed.init_process_group first, or give an engine"
+
+
+class JobLinkError(CxlfsError):
+    """Bytes on the way from one rank of a job to another did not arrive."""
+
+    id = "job-link"
+    default_next_step = "look at the log of the rank that the message names, and at the network"
 
 
 class JobConfigurationError(UsageError):
@@ -306,6 +367,21 @@ class NotRestoredError(CxlfsError):
 
     id = "job-not-restored"
     default_next_step = "look at the reasons; to begin anew on purpose, name another directory"
+
+
+class FrameworkMissingError(UsageError):
+    """An adapter was asked for whose framework is not installed."""
+
+    id = "framework-missing"
+    default_next_step = "install the extra that the message names"
+
+
+class JobTierError(CxlfsError):
+    """A committed checkpoint of a job did not get into the tier below; it lies in the stores."""
+
+    outcome: object = None  # what the call came to that raised it: it did what it was asked
+    id = "job-tier"
+    default_next_step = "look at the tier (cxlfs drain tells more); the next commit drains again"
 
 
 class LimitError(CxlfsError):

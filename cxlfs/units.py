@@ -31,6 +31,25 @@ def parse_size(text: str) -> int:
     return int(float(number) * factor) if "." in number else int(number) * factor
 
 
+_SECONDS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*(ms|min|[smhd]?)\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds meant by ``1.5s``, ``20min``, ``2h07m``, ``54d`` or ``300``; raises UsageError."""
+    seconds, at = 0.0, 0
+    given = text.strip()
+    while at < len(given):
+        match = _DURATION.match(given, at)
+        if match is None:
+            break
+        seconds += float(match[1]) * _SECONDS[match[2].lower()]
+        at = match.end()
+    if not given or at < len(given):
+        raise UsageError(f"not a duration: {text!r}", next_step="write it like 1.5s, 20min or 54d")
+    return seconds
+
+
 def format_size(size_bytes: int) -> str:
     """``4.0 GiB`` and the like; whole bytes below 1 KiB."""
     if abs(size_bytes) < KIB:

@@ -120,7 +120,7 @@ class Requests:
         process = self._processes.identify(self.caller) or self._writing
         if process is not None and not self.endings.is_watched(process):
             if self.endings.are_many:
-                self.endings.keep_only(self.store.units.writers())
+                self.endings.keep_only(self.store.units.opened.writers())
             self.endings.watch(process)
         return process
 
@@ -131,9 +131,8 @@ class Requests:
         """Whoever opens by name must not find what a program that is gone has left unfinished.
         Raises as :meth:`before_listing`. Writers of what is open need not ask: they live.
         """
-        opened = self.store.units.open_units()
-        process = self._processes.identify(self.caller) if opened else None
-        if not any(process in unit.writers for unit in opened):
+        opened = self.store.units.opened
+        if not opened or not opened.has_writer(self._processes.identify(self.caller)):
             self.before_listing(ino)
 
     def before_listing(self, ino: int) -> None:
@@ -155,7 +154,7 @@ class Requests:
         try:
             attributes = self.store.lookup(parent, name)
         except NotFoundError:
-            if self.store.units.removed_at(parent, name) is not None:
+            if self.store.units.opened.removed_at(parent, name) is not None:
                 raise  # it may come back at any time
             self.store.get_attributes(parent)  # only of a directory that exists
             return None
@@ -439,7 +438,9 @@ class Requests:
     ) -> int:
         """copy_file_range(2)."""
         self._prepare(handle_out)
-        copied = self.store.copy_range(handle_in, offset_in, handle_out, offset_out, length)
+        copied = self.store.ranges.copy(
+            handle_in, offset_in, handle_out, offset_out, length, in_steps=True
+        )
         self._content_changed(self.files.get(handle_out))
         return copied
 

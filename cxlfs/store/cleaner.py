@@ -86,6 +86,8 @@ class Cleaner:
         self._window_bytes = _WINDOW_BYTES
         self._emptied = False
         """Something was, and is not free yet."""
+        self._effort = (0, 0, 0)
+        """Leases given, the most room since the last of them, and bytes moved when that was."""
         self._borrowed = -1
         """After dead segments were freed so many times the cleaner took a segment of what was less
         than the reserve.
@@ -130,7 +132,7 @@ class Cleaner:
         try:
             if space.collect_dead() and self._free_dead():
                 return True
-            return self.compact(AHEAD_USED_MAX)
+            return self.compact(AHEAD_USED_MAX, for_data=True)
         except NoSpaceError:
             return False
         finally:
@@ -167,14 +169,37 @@ class Cleaner:
 
     def _reclaim(self, needed_bytes: int) -> bool:
         """What was emptied is free first; then the segments that are being emptied are."""
+        for_data = needed_bytes > 0
+        if for_data and self._is_in_vain():
+            return False
         goes_on = self._victims and not self.volume.space.collect_dead()
-        if goes_on and self.compact(FOREGROUND_USED_MAX):
+        if goes_on and self.compact(FOREGROUND_USED_MAX, for_data=for_data):
             return True
         return (
             self.room.make(needed_bytes)
-            or self.compact(FOREGROUND_USED_MAX)
+            or self.compact(FOREGROUND_USED_MAX, for_data=for_data)
+            or (for_data and self._give_own_room())
             or self.room.make_of_removed()
         )
+
+    def _is_in_vain(self) -> bool:
+        """All data was moved once, and there is no more room than before. Pieces of some bytes end
+        like that: what is moved in one step begins at a new block, so that what they leave comes
+        back, and so would they for ever.
+        """
+        space = self.volume.space
+        leases, room_bytes, moved_bytes = self._effort
+        now_bytes = self.volume.counters.moved_bytes
+        if leases != space.leases_given or space.room_bytes > room_bytes:
+            self._effort = (space.leases_given, space.room_bytes, now_bytes)
+            return False
+        data_bytes = len(space.data_segments()) * self.volume.superblock.segment_payload_bytes
+        return now_bytes - moved_bytes > data_bytes
+
+    def _give_own_room(self) -> bool:
+        """Dead room of less than a segment in all: it has come together behind what was moved."""
+        self.volume.refresh_reserve()
+        return self.volume.space.give_cleaner_room()
 
     def _step(self) -> bool:
         space = self.volume.space
@@ -229,13 +254,15 @@ class Cleaner:
 
     # --- compacting -------------------------------------------------------------------------
 
-    def compact(self, used_max: float, *, background: bool = False) -> bool:
+    def compact(self, used_max: float, *, background: bool = False, for_data: bool = False) -> bool:
         """One step: move some of what is alive out of segments that are at most so much alive.
-        False when there are none, or no room for it. Raises NoSpaceError, MediaError.
+        ``for_data``: where room in segments is as good as free ones. False when there are none, or
+        no room for it. Raises NoSpaceError, MediaError.
         """
         left_alone: set[int] = set()
         while self._may_move():
-            victims = self._still_victims() or self._choose(used_max, left_alone)
+            victims = self._still_victims()
+            victims = victims or self._choose(used_max, left_alone, for_data=for_data)
             if not victims:
                 return False
             indexes, spans = self._window(victims)
@@ -350,7 +377,7 @@ class Cleaner:
 
     # --- choosing ---------------------------------------------------------------------------
 
-    def _choose(self, used_max: float, left_alone: set[int]) -> list[int]:
+    def _choose(self, used_max: float, left_alone: set[int], *, for_data: bool) -> list[int]:
         """New victims, by place: as many as there is room for what is alive in them, without what
         writes may take meanwhile; one at least.
         """
@@ -359,7 +386,7 @@ class Cleaner:
         room = max(0, space.free_count - self._least_free() - LAST_SEGMENTS) * payload
         room += space.cleaner_room_bytes
         victims: dict[int, int] = {}
-        for index, used in self.candidates(used_max):
+        for index, used in self.candidates(used_max, for_data=for_data):
             if index in left_alone:
                 continue
             if victims and (used > room or len(victims) == _VICTIMS_MAX):
@@ -371,7 +398,7 @@ class Cleaner:
         self._victims, self._position = dict(sorted(victims.items())), 0
         return list(self._victims)
 
-    def candidates(self, used_max: float) -> list[tuple[int, int]]:
+    def candidates(self, used_max: float, *, for_data: bool = False) -> list[tuple[int, int]]:
         """Segments that are at most so much alive, with the bytes alive in each, in the order of
         (room gained)² · √(age of what stays alive). The least alive first alone would move hot data
         again and again; cost-benefit, room · age / cost (Rosenblum and Ousterhout, section 3.5),
@@ -385,14 +412,15 @@ class Cleaner:
         found = []
         for index, state in enumerate(space.states):
             used = int(usage[index])
+            taken = used + space.leasable_in(index) if for_data else used
             if (
                 state is not State.DATA
-                or not 0 < used <= used_max * payload
+                or not 0 < used <= taken <= used_max * payload
                 or index in self.unmovable
                 or space.is_open(index)
             ):
                 continue
-            part = used / payload
+            part = taken / payload
             age = space.next_epoch - space.born[index]
             found.append(((1 - part) ** 2 * math.sqrt(age), index, used))
         return [(index, used) for _, index, used in sorted(found, key=lambda item: -item[0])]

@@ -425,12 +425,6 @@ class Store:
     def seek(self, handle: int, offset: int, whence: int) -> int:
         return self.ranges.seek(handle, offset, whence)
 
-    def copy_range(
-        self, handle_in: int, offset_in: int, handle_out: int, offset_out: int, length: int
-    ) -> int:
-        """copy_file_range(2) without moving data; a change of the target like a write."""
-        return self.ranges.copy(handle_in, offset_in, handle_out, offset_out, length)
-
     # --- lifetime ---------------------------------------------------------------------------
 
     def pin(self, ino: int) -> None:

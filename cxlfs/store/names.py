@@ -286,7 +286,7 @@ class Names:
         transition = self.versions.units.naming([(new_parent, new_name, inode)])
         self._commit([*ops, *transition.operations], prepared)
         transition.stored()
-        self.versions.units.linked(inode, new_parent, new_name)
+        self.versions.units.linked(inode)
         self.volume.fence()
         return inode
 
@@ -340,7 +340,7 @@ class Names:
             self._exchange(source_directory, name, inode, target_directory, new_name, target)
         else:
             self._replace(source_directory, name, inode, target_directory, new_name, target)
-            self.versions.units.linked(inode, new_parent, new_name)
+            self.versions.units.linked(inode)
         self.volume.fence()
 
     def _replace(
@@ -447,8 +447,8 @@ class Names:
         transition = self.versions.units.naming(named)
         self._commit([*ops, *transition.operations])
         transition.stored()
-        for parent, at, moved in named:
-            self.versions.units.linked(moved, parent, at)
+        for moved in (inode, target):
+            self.versions.units.linked(moved)
 
 
 def root_attributes(uid: int, gid: int, now: int) -> Inode:

@@ -1,4 +1,4 @@
-"""An open checkpoint unit while it is written.
+"""Open checkpoint units while they are written.
 
 Never here: what becomes of it (``units``), what the media say of it beyond ``record``.
 """
@@ -41,8 +41,46 @@ class OpenUnit:
     published: set[int] = dataclasses.field(default_factory=set)
     spoiled: set[int] = dataclasses.field(default_factory=set)
     unclosed: set[int] = dataclasses.field(default_factory=set)
+    each_file: bool = dataclasses.field(init=False)
+    """The rule's ``ends_with_each_file``, which is asked for at every change."""
+
+    def __post_init__(self) -> None:
+        self.each_file = self.rule.ends_with_each_file
 
     @property
     def record(self) -> OpenRecord:
         before = self.before.ino if self.before is not None else 0
         return OpenRecord(self.inode.ino, before, self.since_ns)
+
+
+class OpenUnits(dict[int, OpenUnit]):
+    """All of a store, by the inode numbers of their directories. Whoever changes it calls
+    :meth:`look`; what is asked here is asked at every change of a file.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside: list[OpenUnit] = []
+        """Those whose marker lies in the directory above."""
+        self.has_each_file = False
+        """In one of them each file is a checkpoint."""
+
+    def look(self) -> None:
+        """Some began, or are over."""
+        self.beside = [unit for unit in self.values() if unit.rule.done_beside]
+        self.has_each_file = any(unit.each_file for unit in self.values())
+
+    def removed_at(self, parent: int, name: bytes) -> OpenUnit | None:
+        """One that had this name, and whose removal is not over yet."""
+        for unit in self.values():
+            if unit.place == (parent, name):
+                return unit
+        return None
+
+    def has_writer(self, writer: Hashable) -> bool:
+        """It has written to one of them."""
+        return any(writer in unit.writers for unit in self.values())
+
+    def writers(self) -> set[Hashable]:
+        """Tokens of all who have."""
+        return {writer for unit in self.values() for writer in unit.writers}

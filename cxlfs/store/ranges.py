@@ -222,10 +222,18 @@ class Ranges:
     # --- copy_file_range --------------------------------------------------------------------
 
     def copy(
-        self, handle_in: int, offset_in: int, handle_out: int, offset_out: int, length: int
+        self,
+        handle_in: int,
+        offset_in: int,
+        handle_out: int,
+        offset_out: int,
+        length: int,
+        *,
+        in_steps: bool = False,
     ) -> int:
         """copy_file_range(2): bytes copied, short at the source's end of file, and where more than
-        REFS_AT_ONCE references would come or go.
+        REFS_AT_ONCE references would come or go. ``in_steps``: room for metadata is made by one
+        step of the cleaner after the other; behind each UnfinishedError is raised.
 
         Raises BadHandleError, InvalidArgumentError (ranges of one file overlap), FileTooLargeError,
         NoSpaceError (no room for metadata), ReadOnlyError; and of a piece below 4 KiB, which is
@@ -249,17 +257,26 @@ class Ranges:
         for inode, start in ((source.inode, offset_in), (target.inode, offset_out)):
             length = inode.content.reach(start, length, REFS_AT_ONCE)
         if length:
-            self._share(source.inode, offset_in, target, offset_out, length)
+            self._share(source.inode, offset_in, target, offset_out, length, in_steps=in_steps)
         return length
 
     def _share(
-        self, source: Inode, offset_in: int, target: Handle, offset_out: int, length: int
+        self,
+        source: Inode,
+        offset_in: int,
+        target: Handle,
+        offset_out: int,
+        length: int,
+        *,
+        in_steps: bool,
     ) -> None:
         inode, content = target.inode, source.content
         end = offset_out + length
         self.files.begin_change(target)
         try:
-            self._require_references(content.mapped(offset_in, length)[1] + 1)
+            self._require_references(
+                content.mapped(offset_in, length)[1] + 1, steps_of=target if in_steps else None
+            )
             version = self.files.begin_change(target)  # making room may have committed the last one
             if content.share(offset_in, length, inode.content, offset_out) is None:
                 # The open extent ends here; the source's next write gets another one.

@@ -73,6 +73,10 @@ class Remnants:
         """Bytes of the longest remnant in one segment; 0: there is none."""
         return max((self._length_at[o] for o in self._in_segment.get(segment, ())), default=0)
 
+    def bytes_in(self, segment: int) -> int:
+        """Of all remnants in one segment."""
+        return sum(self._length_at[o] for o in self._in_segment.get(segment, ()))
+
     def take_in(self, segment: int, wanted_bytes: int) -> tuple[int, int] | None:
         """The same in one segment, where something is long enough."""
         offsets = self._in_segment.get(segment, ())

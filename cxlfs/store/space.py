@@ -105,6 +105,8 @@ class Space:
         """Sorted: the lowest free segment is taken first, so that a store which is overwritten
         again and again stays on pages that are mapped already (a first touch costs 1 to 2 µs for
         each 4 KiB of tmpfs on a virtual machine: 2 GB/s instead of 19)."""
+        self.leases_given = 0
+        """How often data got room."""
         self.releases = 0
         """How often segments that were dead or given up became free."""
         self._data: set[int] = set()
@@ -129,6 +131,10 @@ class Space:
         self._free = [i for i, s in enumerate(self.states) if s is State.FREE]
         self._data = {i for i, s in enumerate(self.states) if s is State.DATA}
         self._dead = {i for i, s in enumerate(self.states) if s is State.DEAD}
+
+    def leasable_in(self, index: int) -> int:
+        """Bytes that leases can hand out of a segment that is not open."""
+        return self._remnants.bytes_in(index)
 
     def close_segment(self, index: int) -> None:
         """No more data goes into what is left of it."""
@@ -226,6 +232,12 @@ class Space:
         free = max(0, self.free_count - self.reserve) * whole
         return free + rest + self._remnants.total_bytes
 
+    @property
+    def room_bytes(self) -> int:
+        """All that is free, dead, or left of segments: what compacting adds to."""
+        segments_bytes = (self.free_count + self.dead_count) * self.superblock.segment_payload_bytes
+        return segments_bytes + self._remnants.total_bytes + self.cleaner_room_bytes
+
     def leasable_bytes(self, room_bytes: int) -> int:
         """What leases hand out of so much room at least: each segment may lose its end."""
         segments_max = room_bytes // self.superblock.segment_payload_bytes + _BEGUN_SEGMENTS
@@ -240,7 +252,6 @@ class Space:
         has left; ``kept_bytes`` stay available to others. Raises NoSpaceError when only that
         and the reserve are left.
         """
-        head = self._head
         least = min(self._round(needed_bytes), LEASE_BYTES_LEAST)
         if kept_bytes:
             spare_bytes = (self.available_bytes - kept_bytes) // self._align * self._align
@@ -248,14 +259,18 @@ class Space:
                 raise NoSpaceError("what is left is allocated to other files")
             wanted_bytes = min(wanted_bytes, spare_bytes)
         wanted_bytes = self._round(max(least, min(wanted_bytes, self.lease_bytes_max)))
-        remnant = self._take_remnant(wanted_bytes)
-        if remnant is not None:
-            return remnant
+        given = self._take_remnant(wanted_bytes) or self._lease_in_order(wanted_bytes, least)
+        self.leases_given += 1
+        return given
+
+    def _lease_in_order(self, wanted_bytes: int, least: int) -> tuple[int, int]:
+        """Behind what was handed out last; what is left anywhere when there is no segment."""
+        head = self._head
         if head is None or head.end - head.position < least:
-            if len(self._free) <= self.reserve:
-                return self._take_last_remnant(wanted_bytes)
             self._close_head(head)
             self._head = None
+            if len(self._free) <= self.reserve:
+                return self._take_last_remnant(wanted_bytes)
             self._head = head = self._open_head(privileged=False)
             self._young.append(head.index)
         return self._cut(head, wanted_bytes)
@@ -351,6 +366,15 @@ class Space:
         """The cleaner's segment becomes an ordinary one."""
         self._close_head(self._cleaner_head)
         self._cleaner_head = None
+
+    def give_cleaner_room(self) -> bool:
+        """What is left of the cleaner's segment goes to data, where another segment is ready for
+        the cleaner; False: there is nothing, or it is needed.
+        """
+        if self.cleaner_room_bytes < LEASE_BYTES_LEAST or self.free_count < self.reserve:
+            return False
+        self.close_cleaner_head()
+        return True
 
     def room_ahead(self) -> tuple[int, int] | None:
         """The next piece (media offset and length, up to 8 MiB) of what data will go to that was

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cxlfs.store.versions import Prepared, Versions
     from cxlfs.store.volume import Volume
 
+_REF_BYTES = layout.REF_DTYPE.itemsize
 _FILE_BYTES = sum(LEAST_BYTES[k] for k in (layout.OP_INODE, layout.OP_LINK, layout.OP_CONTENT)) + 24
 """Of a file's operations without name and references; 24: each is padded by 7 bytes at most."""
 
@@ -54,11 +55,15 @@ class Batch:
         self._twins: list[Inode] = []
         self._plain: list[Inode] = []
         """Twins that DRAM does not know before the record is about to be stored."""
+        self._added: list[Inode] = []
+        """The same, while it is."""
         self._new: list[tuple[Inode, tuple[int, bytes]]] = []
+        self.flushed: list[Operation] = []
+        """Those of the last record."""
 
-    def is_large(self, content: FileMap) -> bool:
-        """A record of its own, or several, must say what it refers to."""
-        return content.ref_count * layout.REF_DTYPE.itemsize > self._limit // 4
+    def is_large(self, ref_count: int) -> bool:
+        """A record of its own, or several, must say what a content of so many references is."""
+        return ref_count * _REF_BYTES > self._limit // 4
 
     def _make_room(self, size: int) -> None:
         if self._bytes + size > self._limit:
@@ -91,19 +96,19 @@ class Batch:
         ]
         self._twins.append(made)
 
-    def add_plain(self, source: Inode, directory: int, name: bytes) -> Inode | None:
-        """As :meth:`add_twin`, of a file with one name and nothing but a content, as most are: half
-        of the calls. It has no link before the next :meth:`flush`. None: the source is not so
-        plain, and nothing was done.
+    def add_plain(
+        self, source: Inode, content: FileMap, ref_count: int, directory: int, name: bytes
+    ) -> Inode | None:
+        """As :meth:`add_twin`, of a file with one name and nothing but a content (the committed
+        one, and its references), as most are: half of the calls. It has no link before the next
+        :meth:`flush`. None: the source is not so plain, and nothing was done.
         """
-        content = source.live if source.committed is None else source.committed
-        if source.links != 1 or source.xattrs is not None or source.damaged or content is None:
+        if source.links != 1 or source.xattrs is not None or source.damaged:
             return None
-        if self.is_large(content):
+        if self.is_large(ref_count):
             return None
-        refs_bytes = content.ref_count * layout.REF_DTYPE.itemsize
         # First: an image that it begins must not meet a number that was given and is not known.
-        self._make_room(_FILE_BYTES + len(name) + refs_bytes)
+        self._make_room(_FILE_BYTES + len(name) + ref_count * _REF_BYTES)
         ino = self._volume.namespace.allocate_ino()
         twin = content.twin(ino)
         if twin is None:
@@ -138,7 +143,7 @@ class Batch:
 
     def add_changed(self, made: Inode, ops: list[Operation], *, incomplete: bool) -> None:
         """A file with another content and ``ops``."""
-        if self.is_large(made.content):
+        if self.is_large(made.content.ref_count):
             self.add(ops, None)
             self.flush()
             self._versions.publish(made, incomplete=incomplete)
@@ -154,24 +159,26 @@ class Batch:
         ops, self._ops, self._bytes = self._ops, [], 0
         if not ops:
             return
-        plain, self._plain = self._plain, []
-        _add_files(self._volume.namespace, plain)
-        self._twins += plain
-        self._new += [(made, (made.parent, made.name)) for made in plain]
+        namespace = self._volume.namespace
+        _add_files(namespace, self._plain)
+        self._added, self._plain = self._plain, []
         self._versions.fence_data()
+        self.flushed = ops
         lsn, time_ns = self._volume.commit(ops, durable=False)
         prepared, self._prepared = self._prepared, []
         for one in prepared:
             one.done(lsn, time_ns)
-        for twin in self._twins:
-            self._volume.namespace.set_committed(twin)
-            twin.commit_lsn, twin.commit_ns = lsn, time_ns
+        twins, self._twins, self._added = [*self._twins, *self._added], [], []
+        for twin in twins:
+            twin.uncommitted = False
+            twin.commit_lsn = lsn
+            twin.commit_ns = time_ns
+        namespace.uncommitted.difference_update([twin.ino for twin in twins])
         others, self._others = self._others, []
         self._volume.note_committed(others)
         links: list[Operation] = [op for op in others if isinstance(op, LinkOperation)]
-        apply_names(self._volume.namespace, links)
+        apply_names(namespace, links)
         self._made.clear()
-        self._twins.clear()
         self._new = [item for item in self._new if item[0].uncommitted]
 
     def cancel(self) -> None:
@@ -181,7 +188,8 @@ class Batch:
         for made in self._plain:
             made.content.close()
         namespace = self._volume.namespace
-        for inode, place in self._new:
+        added = [(inode, (inode.parent, inode.name)) for inode in self._added]
+        for inode, place in [*self._new, *added]:
             if inode.uncommitted:
                 namespace.unlink(*place)
                 namespace.reap(inode.ino)

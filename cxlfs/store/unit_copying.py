@@ -203,6 +203,8 @@ class Copying:
         self._changed: dict[int, bool] = {}
         """Inodes, likewise: whether their content is another one."""
         self._large: LargeCopy | None = None
+        self._batch: Batch | None = None
+        """Of the step that is being made."""
 
     def _begin(self, source: Inode) -> Inode:
         place, ops = self._copies.directory_or_new()
@@ -225,6 +227,8 @@ class Copying:
 
     def heard(self, ops: Sequence[Operation]) -> None:
         """A record of ``ops`` was stored."""
+        if self._batch is not None and ops is self._batch.flushed:
+            return  # says of the copy alone what is known
         made = self._made
         for op in ops:
             if isinstance(op, _OF_INODES):
@@ -250,7 +254,7 @@ class Copying:
         """Directories first; then files in the order of their commits, which so stays theirs; then
         what has changed meanwhile, likewise. See :meth:`Copyings.step`.
         """
-        batch = Batch(self._volume, self._versions)
+        self._batch = batch = Batch(self._volume, self._versions)
         try:
             if self._large is not None:
                 self._go_on(self._large)
@@ -262,6 +266,7 @@ class Copying:
         except BaseException:
             batch.cancel()
             raise
+        self._batch = None
         return self.is_unfinished
 
     def _look(self, batch: Batch) -> None:
@@ -295,8 +300,7 @@ class Copying:
             if child is None or child.live is None or child.commit_lsn != lsn:
                 self._names[parent, name] = None
                 continue
-            self._copy(child, parent, name, batch)
-            refs += child.live.ref_count
+            refs += self._copy(child, parent, name, batch)
             left -= 1
         if not self._found and self._large is None and (self._names or self._changed):
             batch.flush()
@@ -312,17 +316,21 @@ class Copying:
         child = self._namespace.inodes.get(ino) if ino is not None else None
         return None if child is None or child.uncommitted else child
 
-    def _copy(self, source: Inode, parent: int, name: bytes, batch: Batch) -> None:
+    def _copy(self, source: Inode, parent: int, name: bytes, batch: Batch) -> int:
+        """Returns how many references that took."""
         directory = self._made[parent]
         made = self._made.get(source.ino)
         if made is not None and made.links:
             batch.add([LinkOperation(directory.ino, made.ino, name)], None)
-            return
+            return 0
+        ref_count = 0
         if source.live is not None:
-            plain = batch.add_plain(source, directory.ino, name)
+            content = source.live if source.committed is None else source.committed
+            ref_count = content.ref_count
+            plain = batch.add_plain(source, content, ref_count, directory.ino, name)
             if plain is not None:
                 self._made[source.ino] = plain
-                return
+                return ref_count
         made = self._copies.inode_like(source)
         if source.live is not None:
             self._copy_file(source, made, directory, name, batch)
@@ -331,6 +339,7 @@ class Copying:
             if source.entries is not None:
                 self._directories.append(_names_of(source))
         self._made[source.ino] = made
+        return ref_count
 
     def _copy_file(
         self, source: Inode, made: Inode, directory: Inode, name: bytes, batch: Batch
@@ -338,7 +347,7 @@ class Copying:
         has_more = source.xattrs is not None or source.damaged
         ops = self._copies.xattrs_like(made, source) if has_more else []
         content = _committed_content(source)
-        is_large = batch.is_large(content)
+        is_large = batch.is_large(content.ref_count)
         in_parts = content.ref_count > REFS_AT_ONCE
         if is_large:
             made.live = FileMap(self._volume.engine, owner=made.ino)

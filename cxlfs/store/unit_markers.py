@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from cxlfs.store.unit_archives import is_hollow
 from cxlfs.store.unit_rules import may_be_empty
 
 if TYPE_CHECKING:
@@ -15,25 +16,27 @@ if TYPE_CHECKING:
     from cxlfs.store.open_unit import OpenUnit
 
 
-def is_marker_of(unit: OpenUnit, inode: Inode, parent: int, name: bytes) -> bool:
+def is_marker_of(unit: OpenUnit, inode: Inode) -> bool:
     """One in the unit, behind another file."""
-    in_unit = parent == unit.inode.ino and name in unit.rule.done
-    return in_unit and bool(unit.published - {inode.ino}) and _says_something(inode, name)
+    if inode.parent != unit.inode.ino or inode.name not in unit.rule.done:
+        return False
+    return bool(unit.published - {inode.ino}) and _says_something(inode, inode.name)
 
 
 def named_by(
     units: Iterable[OpenUnit], inode: Inode, parent: int, name: bytes
 ) -> Iterator[OpenUnit]:
     """The units that have something, and that a marker in the directory ``parent`` ends."""
-    if _says_something(inode, name):
-        yield from _beside(units, parent, name)
+    found = list(_beside(units, parent, name))
+    if found and _says_something(inode, name):
+        yield from found
 
 
 def is_emptied(units: Iterable[OpenUnit], inode: Inode) -> bool:
     """It is a marker that lies beside a unit which is being written, and was emptied for a new one
     that has not come.
     """
-    if _says_something(inode, inode.name):
+    if not _is_emptied(inode, inode.name):
         return False
     return any(True for _ in _beside(units, inode.parent, inode.name))
 
@@ -44,5 +47,11 @@ def _beside(units: Iterable[OpenUnit], parent: int, name: bytes) -> Iterator[Ope
             yield unit
 
 
+def _is_emptied(inode: Inode, name: bytes) -> bool:
+    return inode.live is not None and inode.content.size == 0 and not may_be_empty(name)
+
+
 def _says_something(inode: Inode, name: bytes) -> bool:
-    return inode.live is None or inode.content.size > 0 or may_be_empty(name)
+    if inode.live is None:
+        return True
+    return not _is_emptied(inode, name) and not is_hollow(inode.content)

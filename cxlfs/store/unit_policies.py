@@ -123,6 +123,12 @@ class Policies:
             current = self._namespace.inodes.get(current.parent)
         return found
 
+    def is_arriving(self, directory: Inode) -> bool:
+        """It lies where a checkpoint from elsewhere waits for its name: it is whole with that, and
+        what came of one that broke off is wanted for the next try.
+        """
+        return any(each.name == unit_rules.RECEIVING_NAME for each in self.above(directory))
+
     def outermost(self, directory: Inode) -> tuple[Inode, Rule] | None:
         """The outermost directory at or above this one that has a rule, and that rule."""
         for candidate in reversed(self.above(directory)):
@@ -140,6 +146,8 @@ class Policies:
 
     def rule_of_new(self, parent: Inode, name: bytes) -> Rule | None:
         """Of a directory of this name in ``parent``."""
+        if name == unit_rules.RECEIVING_NAME or self.is_arriving(parent):
+            return None
         for above in [*self.above(parent), self._namespace.get(ROOT_INO)]:
             rules = self._policies.get(above.ino)
             if rules is not None:

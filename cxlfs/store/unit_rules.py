@@ -56,6 +56,8 @@ class Rule:
         return EACH_FILE in self.done
 
 
+RECEIVING_NAME = b".cxlfs-receiving"
+"""See ``tier.staging``: nothing below it is a unit."""
 TABLE: tuple[Rule, ...] = (
     Rule(
         name="transformers",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cxlfs.store.namespace import Inode, Namespace
-    from cxlfs.store.open_unit import OpenUnit
+    from cxlfs.store.open_unit import OpenUnit, OpenUnits
     from cxlfs.store.unit_hooks import Named, Transition
     from cxlfs.store.unit_policies import Policies
 
@@ -33,8 +33,7 @@ class OpensAndEnds(Protocol):
     """Who knows the open units."""
 
     policies: Policies
-
-    def open_units(self) -> list[OpenUnit]: ...
+    opened: OpenUnits
 
     def decide_named(self, parent: int, inode: Inode) -> tuple[OpenUnit | None, Decision]: ...
 
@@ -100,12 +99,18 @@ def transition_of_names(
     """What gets a name, and what loses one to it: directories that are units are done then, a unit
     that was removed and had the name is, too, and a file may be a checkpoint.
     """
-    places = {(parent, name) for parent, name, _ in names}
-    inodes = [replaced, *(inode for _, _, inode in names)]
-    over = [u for u in units.open_units() if u.inode in inodes or u.place in places]
+    over = [unit for unit in units.opened.values() if _is_named(unit, names, replaced)]
     kept: list[OpenUnit] = []
-    for parent, _, inode in names:
+    for parent, _, inode in names if units.opened.has_each_file else ():
         unit, decision = units.decide_named(parent, inode)
         if unit is not None and unit not in over + kept:
             {Decision.DONE: over, Decision.KEEP: kept}.get(decision, []).append(unit)
     return UnitTransition(units, over, [], kept=kept) if over or kept else NO_TRANSITION
+
+
+def _is_named(unit: OpenUnit, names: Sequence[Named], replaced: Inode | None) -> bool:
+    """Its directory gets another name or loses it, or something gets the name of a removed one."""
+    for parent, name, inode in names:
+        if unit.inode is inode or unit.place == (parent, name):
+            return True
+    return unit.inode is replaced

@@ -27,7 +27,7 @@ from cxlfs.errors import CxlfsError, NoSpaceError
 from cxlfs.format.operations import Operation, XattrSetOperation
 from cxlfs.store import unit_markers, unit_record, unit_rules
 from cxlfs.store.namespace import Inode
-from cxlfs.store.open_unit import OpenUnit
+from cxlfs.store.open_unit import OpenUnit, OpenUnits
 from cxlfs.store.unit_copies import Copies
 from cxlfs.store.unit_copying import Copyings
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
@@ -67,12 +67,12 @@ class Units:
         self.writer: Callable[[], Hashable | None] = lambda: None
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.ALIVE
         self.clock: Callable[[], float] = time.monotonic
-        self._open: dict[int, OpenUnit] = {}
+        self.opened = OpenUnits()
         self._killed: set[Hashable] = set()
         self._left: set[int] = set()
         """Directories that a crash has left open in a store that cannot be written."""
         self.policies = Policies(volume, mode)
-        self.places = Places(self._namespace, self.policies, self.copies, self._open)
+        self.places = Places(self._namespace, self.policies, self.copies, self.opened)
         self.returns = Returns(volume, self.copies, self.policies)
         self.active = self.policies.any_rule
         """Changes of names and contents concern this object."""
@@ -85,10 +85,10 @@ class Units:
 
     @property
     def has_open(self) -> bool:
-        return bool(self._open)
+        return bool(self.opened)
 
     def open_units(self) -> list[OpenUnit]:
-        return list(self._open.values())
+        return list(self.opened.values())
 
     def unit_of(self, inode: Inode) -> OpenUnit | None:
         """The open unit that the inode, a directory or what is in one, is or lies in."""
@@ -121,13 +121,8 @@ class Units:
         Raises NoSpaceError (there is no room to remember it; whoever is ``removing`` goes on
         without), MediaError.
         """
-        unit = self.places.unit_of(directory)
-        if unit is not None:
-            writer = self.writer()
-            known = writer in unit.writers and not unit.kept  # at all changes but the first
-            if known or not self._ends_before(unit, writer):
-                self._touch(unit, writer)
-                return False
+        if self._goes_on(directory):
+            return False
         found = self.places.rule_for(directory, name)
         if found is None or found[0].links == 0:
             return False
@@ -141,10 +136,24 @@ class Units:
 
     def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool:
         """The content of a file is about to change: as :meth:`changing`."""
+        if not inode.links or self._goes_on(inode):
+            return False
         directory = self._namespace.inodes.get(inode.parent)
-        if not inode.links or directory is None or directory.entries is None:
+        if directory is None or directory.entries is None:
             return False
         return self.changing(directory, inode.name, in_steps=in_steps)
+
+    def _goes_on(self, inode: Inode) -> bool:
+        """An open unit that the inode is, or lies in, is being written on."""
+        unit = self.places.unit_of(inode)
+        if unit is None:
+            return False
+        writer = self.writer()
+        known = writer in unit.writers and not unit.kept  # at all changes but the first
+        if not known and self._ends_before(unit, writer):
+            return False
+        self._touch(unit, writer)
+        return True
 
     def _ends_before(self, unit: OpenUnit, writer: Hashable | None) -> bool:
         """Somebody else begins to write where those who wrote so far have ended well, or somebody
@@ -176,7 +185,7 @@ class Units:
         """Remember what is in a directory, then say that it is an open unit. True: see
         :meth:`changing`.
         """
-        if len(self._open) >= unit_record.UNITS_MAX:
+        if len(self.opened) >= unit_record.UNITS_MAX:
             self._go_on_without(directory)
             return False
         before = None
@@ -209,14 +218,14 @@ class Units:
     def _follow(self, parent: int, replaced: OpenUnit | None = None) -> None:
         """Another unit begins in the directory ``parent``: those beside it are over."""
         writer = self.writer()
-        for unit in self._open.values():
+        for unit in self.opened.values():
             same = writer is None or writer in unit.writers
             if unit.inode.parent == parent and same and not unit.followed and unit is not replaced:
                 unit.followed = self.pending = True
 
     def operations_for(self, over: list[OpenUnit], begun: list[OpenUnit]) -> list[Operation]:
         """What says that some units are over and others open."""
-        left = [unit for unit in self._open.values() if unit not in over and not unit.kept]
+        left = [unit for unit in self.opened.values() if unit not in over and not unit.kept]
         value = unit_record.encode_units(unit.record for unit in [*left, *begun])
         return [XattrSetOperation(ROOT_INO, UNITS_XATTR, value)]
 
@@ -227,12 +236,13 @@ class Units:
             if isinstance(op, XattrSetOperation) and op.name == UNITS_XATTR:
                 self._namespace.set_xattr(root, op.name, op.value)
         for unit in over:
-            self._open.pop(unit.inode.ino, None)
+            self.opened.pop(unit.inode.ino, None)
             self.copyings.follow_no_more(unit.inode)
             if unit.before is not None and all(unit.before is not b.before for b in begun):
                 self.copies.drop(unit.before)
         for unit in begun:
-            self._open[unit.inode.ino] = unit
+            self.opened[unit.inode.ino] = unit
+        self.opened.look()
         self.places.units_changed()
 
     # --- verbs that are a beginning or an end themselves ---------------------------------------
@@ -244,29 +254,24 @@ class Units:
         if self.places.rule_for(parent, None) is not None:
             return NO_TRANSITION
         moved = self.policies.making(parent.ino, name, made)
-        removed = self.removed_at(parent.ino, name)
+        removed = self.opened.removed_at(parent.ino, name)
         if removed is not None and not self._ends_before(removed, self.writer()):
             self._follow(parent.ino, removed)
             begun = self._new(made, removed.rule, removed.before)
             begun.replaces = True
             return UnitTransition(self, [removed], [begun], moved)
         rule = self.policies.rule_of_new(parent, name)
-        if rule is None or len(self._open) >= unit_record.UNITS_MAX:
+        if rule is None or len(self.opened) >= unit_record.UNITS_MAX:
             return UnitTransition(self, [], [], moved) if moved else NO_TRANSITION
         self._follow(parent.ino)
         return UnitTransition(self, [], [self._new(made, rule, None)], moved)
-
-    def removed_at(self, parent: int, name: bytes) -> OpenUnit | None:
-        """A unit that had this name, and whose removal is not over yet."""
-        places = (unit for unit in self._open.values() if unit.place == (parent, name))
-        return next(places, None)
 
     def removing(self, directory: Inode) -> Transition:
         """A directory is about to be removed. Where it is a unit before which something was, that
         can come back until its writers make the name anew, or are over with it.
         """
         self.policies.removing(directory)
-        unit = self._open.get(directory.ino)
+        unit = self.opened.get(directory.ino)
         writer = self.writer()
         if unit is None or unit.before is None or self._ends_before(unit, writer):
             return self.naming((), directory)
@@ -275,14 +280,14 @@ class Units:
 
     def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition:
         """See ``unit_transitions``."""
-        return transition_of_names(self, names, replaced) if self._open else NO_TRANSITION
+        return transition_of_names(self, names, replaced) if self.opened else NO_TRANSITION
 
     def decide_named(self, parent: int, inode: Inode) -> tuple[OpenUnit | None, Decision]:
         """Where each file is a checkpoint: the unit, and what the file's name there means for it;
         its content is published in the same record.
         """
         unit = self.places.unit_of(self._namespace.get(parent))
-        if unit is None or unit.kept or inode.live is None or not unit.rule.ends_with_each_file:
+        if unit is None or unit.kept or inode.live is None or not unit.each_file:
             return None, Decision.WAIT
         facts = self._facts(unit, closing=False, but=inode)
         closed = unit.unclosed <= {inode.ino}
@@ -292,62 +297,61 @@ class Units:
         """A file of that name is about to be published: a marker that lies beside units names them,
         so they are done first. A crash in between leaves the marker as it was.
         """
-        for unit in list(unit_markers.named_by(self._open.values(), inode, parent, name)):
+        if not self.opened.beside:
+            return
+        for unit in list(unit_markers.named_by(self.opened.beside, inode, parent, name)):
             facts = dataclasses.replace(self._facts(unit, closing=False), marked=True)
             if unit_rules.decide(facts)[0] is Decision.DONE:
                 self._done(unit, durable=False)
 
     def is_emptied_marker(self, inode: Inode) -> bool:
         """A marker beside open units that was emptied and not written: none of what was saved."""
-        return unit_markers.is_emptied(self._open.values(), inode)
+        return unit_markers.is_emptied(self.opened.beside, inode)
 
     def published(self, inode: Inode, *, incomplete: bool) -> None:
         """A file's content was published."""
-        self._seen(inode, inode.parent, inode.name, incomplete=incomplete)
+        self._seen(inode, self.writer(), incomplete=incomplete)
 
-    def linked(self, inode: Inode, parent: int, name: bytes) -> None:
-        """A file got a name, with a content that is published."""
+    def linked(self, inode: Inode) -> None:
+        """A file got the name that it has last, with a content that is published; who gave it one
+        is known since :meth:`changing`.
+        """
         if inode.live is not None and not inode.uncommitted:
-            self._seen(inode, parent, name, incomplete=False)
+            self._seen(inode, None, incomplete=False)
             self.closed(inode)
 
     def closed(self, inode: Inode) -> None:
         """A file was closed by a writer that lives, or renamed."""
-        unit = self.unit_of(inode)
-        if unit is not None and unit.rule.ends_with_each_file and inode.ino in unit.published:
+        unit = self.places.unit_of(inode) if self.opened.has_each_file else None
+        if unit is not None and unit.each_file and inode.ino in unit.published:
             unit.unclosed.discard(inode.ino)
             unit.marked = self.pending = True
 
-    def _seen(self, inode: Inode, parent: int, name: bytes, *, incomplete: bool) -> None:
-        directory = self._namespace.inodes.get(parent)
-        unit = self.places.unit_of(directory) if directory is not None else None
+    def _seen(self, inode: Inode, writer: Hashable | None, *, incomplete: bool) -> None:
+        unit = self.places.unit_of(inode)
         if unit is not None:
-            self._touch(unit, self.writer())
-            unit.unclosed |= {inode.ino} if unit.rule.ends_with_each_file else set()
+            self._touch(unit, writer)
+            if unit.each_file:
+                unit.unclosed.add(inode.ino)
             if not incomplete:
                 unit.spoiled.discard(inode.ino)
-                marked = unit_markers.is_marker_of(unit, inode, parent, name)
-                unit.marked = unit.marked or marked
+                unit.marked = unit.marked or unit_markers.is_marker_of(unit, inode)
                 unit.published.add(inode.ino)
             self.pending = self.pending or unit.marked
-        elif not incomplete:
-            for unit in unit_markers.named_by(self._open.values(), inode, parent, name):
+        elif not incomplete and self.opened.beside:
+            for unit in unit_markers.named_by(self.opened.beside, inode, inode.parent, inode.name):
                 unit.marked = self.pending = True
 
     def spoil(self, inode: Inode, *, reverted: bool = False) -> None:
         """A file could not be finished (``reverted``: what was committed is there again)."""
         unit = self.unit_of(inode)
         if unit is not None:
-            whole = reverted and unit.rule.ends_with_each_file and inode.ino not in unit.published
+            whole = reverted and unit.each_file and inode.ino not in unit.published
             unit.spoiled |= set() if whole else {inode.ino}
-
-    def writers(self) -> set[Hashable]:
-        """Tokens of all who have written to what is open."""
-        return {writer for unit in self._open.values() for writer in unit.writers}
 
     def killed(self, writer: Hashable) -> None:
         """A process that is being killed has closed a file."""
-        if any(writer in unit.writers for unit in self._open.values()):
+        if self.opened.has_writer(writer):
             self._killed.add(writer)
 
     # --- deciding -------------------------------------------------------------------------------
@@ -358,7 +362,7 @@ class Units:
         """
         self.pending = False
         worked = False
-        for unit in list(self._open.values()):
+        for unit in list(self.opened.values()):
             decision, reason = unit_rules.decide(self._facts(unit, closing=closing))
             if decision is Decision.DONE:
                 self._done(unit)
@@ -367,7 +371,7 @@ class Units:
             elif decision is Decision.KEEP and not unit.kept:
                 self._keep(unit)
             worked = worked or decision in {Decision.DONE, Decision.BACK}
-        if not self._open:
+        if not self.opened:
             self._killed.clear()
         return worked
 
@@ -376,7 +380,7 @@ class Units:
         spoiled = unit.spoiled - {but.ino if but is not None else 0}
         return Facts(
             expects_marker=unit.rule.expects_marker and unit.place is None,
-            each_file=unit.rule.ends_with_each_file,
+            each_file=unit.each_file,
             marked=unit.marked and not unit.unclosed,
             busy=self._is_busy(unit, but),
             spoiled=bool(spoiled),
@@ -439,7 +443,7 @@ class Units:
         """What a user has removed cannot come back any more, the oldest first; False when nothing
         can. Raises as :meth:`Volume.commit`.
         """
-        can = [u for u in self._open.values() if (u.replaces or u.kept) and u.before is not None]
+        can = [u for u in self.opened.values() if (u.replaces or u.kept) and u.before is not None]
         if not can:
             return False
         unit = min(can, key=lambda unit: unit.since_ns)
@@ -481,7 +485,7 @@ class Units:
         """Decide what has become of open units, and remove a little of what nobody wants; True when
         there is more to do soon. Raises as :meth:`Volume.commit`.
         """
-        worked = bool(self._open) and self.settle()
+        worked = bool(self.opened) and self.settle()
         self.copyings.drop_idle(self.clock())
         return self.copies.remove_some() or worked
 

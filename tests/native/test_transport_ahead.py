@@ -20,6 +20,7 @@ STEPS = 16
 DATA = pattern(STEPS * STEP, 1)
 OTHER = 3
 AGE_MAX_S = 0.1
+ROWS_MAX = 100
 
 
 @pytest.fixture
@@ -67,6 +68,19 @@ def read(fuse: FuseSocket, *steps: int, handle: int = READER) -> None:
         wait_for_workers(fuse)
 
 
+def read_in_time(fuse: FuseSocket) -> int:
+    """All steps, again where a pause made what was verified too old; what was used of it."""
+    for _ in range(ROWS_MAX):
+        before, pauses = used(fuse), []
+        for step in range(STEPS):
+            begin = time.monotonic()
+            read(fuse, step)
+            pauses.append(time.monotonic() - begin)
+        if max(pauses) < AGE_MAX_S / 2:
+            return used(fuse) - before
+    raise AssertionError("this machine never had time for two reads in a row")
+
+
 def is_refused(fuse: FuseSocket, step: int, *, handle: int = READER) -> bool:
     """The control plane has to say what is wrong with it."""
     return fuse.read(step * STEP, STEP, handle=handle).error == errno.ENOSYS
@@ -80,8 +94,7 @@ def flip(place: Room, offset: int) -> None:
 
 
 def test_a_row_of_reads_is_verified_ahead(fuse: FuseSocket) -> None:
-    read(fuse, *range(STEPS))
-    assert used(fuse) == (STEPS - 1) * STEP, "all but the first"
+    assert read_in_time(fuse) == (STEPS - 1) * STEP, "all but the first"
 
 
 def test_a_read_takes_what_is_verified_by_then(fuse: FuseSocket) -> None:
@@ -103,8 +116,7 @@ def test_damage_is_found_ahead_or_when_it_is_wanted(
 
 
 def test_what_was_verified_serves_one_answer(place: Room, fuse: FuseSocket) -> None:
-    read(fuse, *range(STEPS))
-    assert used(fuse) == (STEPS - 1) * STEP
+    assert read_in_time(fuse) == (STEPS - 1) * STEP
     flip(place, (STEPS - 1) * STEP)
     assert is_refused(fuse, STEPS - 1)
 

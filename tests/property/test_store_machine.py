@@ -146,7 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
         taken = bytes(files[0].live[place[0] : place[0] + length])
         if files[0] is files[1] and abs(place[0] - place[1]) < len(taken):
             return
-        done = self.store.copy_range(source, place[0], goal, place[1], length)
+        done = self.store.ranges.copy(source, place[0], goal, place[1], length)
         assert done == len(taken)
         if taken:
             write(files[1], place[1], taken)

@@ -286,7 +286,7 @@ def move_all_kinds(store: Store, rng: random.Random) -> None:
     close(store, open_for_overwrite(store, b"a", rng.randbytes(18_000)), killed=True)
     source = store.open_file(store.lookup(1, b"a").ino, os.O_RDONLY)
     _, copy = create(store, b"copy")
-    store.copy_range(source, 500, copy, 100, 9000)
+    store.ranges.copy(source, 500, copy, 100, 9000)
     close(store, copy)
     store.release(source)
     overwritten = open_for_overwrite(store, b"scattered", rng.randbytes(9000))

@@ -346,7 +346,7 @@ class Pair:
             del data[at:]
         elif verb == "copy":
             target = "b" if name == "a" else "a"
-            count = store.copy_range(handle, at, self.handles[target], other, length)
+            count = store.ranges.copy(handle, at, self.handles[target], other, length)
             if count:
                 self.put(target, other, bytes(data[at : at + count]))
         elif verb == "publish":

@@ -110,7 +110,7 @@ def test_what_is_shared_or_as_it_should_be_is_left_alone(shop: Shop, rng: random
         write_file(store, 1, b"small%d" % number, rng.randbytes(5000))
     source = store.open_file(store.lookup(1, b"f").ino, os.O_RDONLY)
     _, copy = create(store, b"copy")
-    store.copy_range(source, 0, copy, 0, 600 * 4096)
+    store.ranges.copy(source, 0, copy, 0, 600 * 4096)
     close(store, copy)
     store.release(source)
     write_file(store, 1, b"whole", rng.randbytes(10 * MIB))

@@ -18,7 +18,7 @@ from cxlfs.store.clones import REFS_AT_ONCE
 from cxlfs.store.unit_rules import UnitsMode
 from tests.store.test_scaling import SPARE, STRIDE_BYTES, Longest, large_file
 from tests.support.shop import Shop, close, create
-from tests.support.stores import write_file
+from tests.support.stores import read_file, write_file
 from tests.support.unit_steps import end_all, finish, in_steps, overwrite
 
 BLOCK = 4096
@@ -210,7 +210,7 @@ def test_a_copy_is_short_where_very_many_references_would_come_or_go(shop: Shop)
         content, counts, done = store.files.content_of(handle_out), list[int](), 0
         while done < size:
             before = content.ref_count
-            counts.append(store.copy_range(handle_in, done, handle_out, done, size - done))
+            counts.append(store.ranges.copy(handle_in, done, handle_out, done, size - done))
             done += counts[-1]
             assert abs(content.ref_count - before) <= REFS_AT_ONCE + 2
         assert sum(counts) == size
@@ -223,6 +223,39 @@ def test_a_copy_is_short_where_very_many_references_would_come_or_go(shop: Shop)
     assert bytes(store.read(target, 0, size)) == bytes(size)
     for handle in (source, target, whole):
         close(store, handle)
+
+
+def test_a_copy_makes_room_for_its_references_in_steps(
+    shop: Shop, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind each of them others have their turn."""
+    data = random.Random(1).randbytes(200_000)
+    reader = store.open_file(write_file(store, 1, b"a", data), os.O_RDONLY)
+    ino, handle = create(store, b"b")
+    space, steps = store.volume.space, 3
+    free = [space.free_count]
+    monkeypatch.setattr(
+        store.volume, "refresh_reserve", lambda growth_bytes=0: free[0] + steps * bool(growth_bytes)
+    )
+
+    def reclaim(needed_bytes: int) -> bool:
+        assert needed_bytes == 0
+        free[0] -= 1
+        return True
+
+    monkeypatch.setattr(store.ranges, "_reclaim", reclaim)
+    for _ in range(steps - 1):
+        with pytest.raises(UnfinishedError):
+            store.ranges.copy(reader, 0, handle, 0, len(data), in_steps=True)
+        write_file(store, 1, b"beside", data[:5000])
+        store.unlink(1, b"beside")
+    assert store.ranges.copy(reader, 0, handle, 0, len(data), in_steps=True) == len(data)
+    assert free[0] == space.free_count - steps
+    monkeypatch.undo()
+    close(store, reader)
+    close(store, handle)
+    store = shop.reopen(store)
+    assert read_file(store, ino) == data
 
 
 def test_a_copy_in_a_unit_takes_many_references_in_parts(shop: Shop) -> None:

@@ -103,13 +103,13 @@ def ranges(store: Store, failures: list[str]) -> None:
     if isinstance(source, int) and isinstance(made, int):
         attempt(failures, lambda: store.write(source, 0, b"s" * 10_000))
         before = bytes(store.read(made, 0, 1 << 20))
-        done = attempt(failures, lambda: store.copy_range(source, 0, made, 100, 1 << 40))
+        done = attempt(failures, lambda: store.ranges.copy(source, 0, made, 100, 1 << 40))
         copied = bytes(store.read(source, 0, 1 << 20)) if done is not None else b""
         assert bytes(store.read(made, 0, 1 << 20)) == (bytes(100) + copied if copied else before)
         attempt(failures, lambda: store.allocate(made, 500, 20_000))
         attempt(failures, lambda: store.allocate(made, 50, 999, keep_size=True, punch=True))
         attempt(failures, store.sync)
-        attempt(failures, lambda: store.copy_range(source, 9, made, 9, 99))
+        attempt(failures, lambda: store.ranges.copy(source, 9, made, 9, 99))
         attempt(failures, lambda: store.allocate(made, 9000, 99_000, zero=True))
     for handle in (source, made):
         if isinstance(handle, int):

@@ -216,7 +216,7 @@ def test_promises_against_a_count_of_holes(store: Store, rng: random.Random) -> 
         elif what == 2:
             store.allocate(handle, offset, length, zero=True)
         elif what == 3:
-            store.copy_range(other, rng.randrange(80_000), handle, offset, length)
+            store.ranges.copy(other, rng.randrange(80_000), handle, offset, length)
         elif what == 4:
             store.write(handle, offset, data_of(length))
         else:

@@ -36,7 +36,7 @@ def copy_to_new(store: Store, source: int, name: bytes, length: int = 1 << 40) -
     """As cp does it; returns the inode of the copy."""
     reader = store.open_file(source, os.O_RDONLY)
     ino, handle = create(store, name)
-    store.copy_range(reader, 0, handle, 0, length)
+    store.ranges.copy(reader, 0, handle, 0, length)
     close(store, handle)
     store.release(reader)
     return ino
@@ -128,8 +128,8 @@ def test_what_fallocate_refuses(store: Store) -> None:
         lambda store, handle: store.allocate(handle, 10, 4000, keep_size=True, punch=True),
         lambda store, handle: store.allocate(handle, 10, 4000, zero=True),
         lambda store, handle: store.allocate(handle, 10, 90_000),
-        lambda store, handle: store.copy_range(handle, 0, handle, 30_000, 20_000),
-        lambda store, handle: store.copy_range(handle, 0, handle, 30_000, 20),
+        lambda store, handle: store.ranges.copy(handle, 0, handle, 30_000, 20_000),
+        lambda store, handle: store.ranges.copy(handle, 0, handle, 30_000, 20),
     ],
     ids=["punch", "zero", "allocate", "share", "copy"],
 )
@@ -157,7 +157,7 @@ def test_a_killed_writers_ranges_are_taken_back(shop: Shop, store: Store) -> Non
     ino = write_file(store, 1, b"a", b"the old content")
     handle = open_for_overwrite(store, b"a", data_of(20_000))
     reader = store.open_file(other, os.O_RDONLY)
-    assert store.copy_range(reader, 0, handle, 20_000, 50_000) == 50_000
+    assert store.ranges.copy(reader, 0, handle, 20_000, 50_000) == 50_000
     store.allocate(handle, 100, 1000, keep_size=True, punch=True)
     store.allocate(handle, 0, 300_000)
     close(store, handle, killed=True)
@@ -223,7 +223,7 @@ def test_copying_what_is_not_committed(shop: Shop, store: Store, source_first: b
     store.fsync(writer)
     store.write(writer, 100_001, data)
     copy, handle = create(store, b"b")
-    assert store.copy_range(writer, 0, handle, 77, 1 << 40) == 200_002
+    assert store.ranges.copy(writer, 0, handle, 77, 1 << 40) == 200_002
     store.write(writer, 200_002, b"appended")  # to another extent
     store.fsync(writer if source_first else handle)
     store = shop.reopen(store)
@@ -242,7 +242,7 @@ def test_the_copy_survives_the_source(shop: Shop, store: Store, fate: str) -> No
     writer = open_for_overwrite(store, b"a", data)
     store.files._handles[writer].readable = True
     copy, handle = create(store, b"b")
-    store.copy_range(writer, 0, handle, 0, 150_000)
+    store.ranges.copy(writer, 0, handle, 0, 150_000)
     if fate == "unlinked":
         store.unlink(1, b"a")
     elif fate == "overwritten":
@@ -265,7 +265,7 @@ def test_both_are_published_by_one_exchange(shop: Shop, store: Store) -> None:
     data = data_of(100_001)
     source, writer = create(store, b"a", data)
     copy, handle = create(store, b"b")
-    assert store.copy_range(writer, 1, handle, 0, 100_000) == 100_000
+    assert store.ranges.copy(writer, 1, handle, 0, 100_000) == 100_000
     store.rename(1, b"a", 1, b"b", exchange=True)
     store = shop.reopen(store)
     assert read_file(store, source) == data
@@ -278,7 +278,7 @@ def test_a_reverted_copy_leaves_the_source(shop: Shop, store: Store) -> None:
     source, writer = create(store, b"a", data)
     copy = write_file(store, 1, b"b", b"old")
     handle = open_for_overwrite(store, b"b", b"x")
-    store.copy_range(writer, 0, handle, 0, 150_000)
+    store.ranges.copy(writer, 0, handle, 0, 150_000)
     close(store, handle, killed=True)
     assert store.statistics().incomplete_bytes == 0  # they are the source's, too
     close(store, writer)
@@ -299,9 +299,9 @@ def test_ranges_and_ends_of_a_copy(store: Store, rng: random.Random) -> None:
         taken = bytes(contents[source][offset : offset + length])
         if source == target and taken and abs(offset - place) < len(taken):
             with pytest.raises(InvalidArgumentError):
-                store.copy_range(handles[source], offset, handles[target], place, length)
+                store.ranges.copy(handles[source], offset, handles[target], place, length)
             continue
-        done = store.copy_range(handles[source], offset, handles[target], place, length)
+        done = store.ranges.copy(handles[source], offset, handles[target], place, length)
         assert done == len(taken)
         if taken:
             grown = contents[target]
@@ -327,16 +327,16 @@ def test_what_a_copy_refuses(store: Store) -> None:
     _, handle = create(store, b"b")
     writer = store.open_file(source, os.O_WRONLY)
     with pytest.raises(BadHandleError):
-        store.copy_range(handle, 0, reader, 0, 1)
+        store.ranges.copy(handle, 0, reader, 0, 1)
     with pytest.raises(BadHandleError):
-        store.copy_range(writer, 0, handle, 0, 1)
+        store.ranges.copy(writer, 0, handle, 0, 1)
     for place in ((-1, 0, 1), (0, -1, 1), (0, 0, -1)):
         with pytest.raises(InvalidArgumentError):
-            store.copy_range(reader, place[0], handle, place[1], place[2])
+            store.ranges.copy(reader, place[0], handle, place[1], place[2])
     with pytest.raises(FileTooLargeError):
-        store.copy_range(reader, 0, handle, (1 << 62) - 5 + (1 << 62), 10_000)
-    assert store.copy_range(reader, 10_000, handle, 0, 5) == 0
-    assert store.copy_range(reader, 0, handle, 0, 0) == 0
+        store.ranges.copy(reader, 0, handle, (1 << 62) - 5 + (1 << 62), 10_000)
+    assert store.ranges.copy(reader, 10_000, handle, 0, 5) == 0
+    assert store.ranges.copy(reader, 0, handle, 0, 0) == 0
     assert not store.files.get(handle).wrote
     close(store, handle)
     close(store, writer)
@@ -356,7 +356,7 @@ def test_the_cleaner_moves_what_is_shared(
         source = write_file(store, 1, b"f%d" % number, data)
         reader = store.open_file(source, os.O_RDONLY)
         copy, handle = create(store, b"c%d" % number)
-        store.copy_range(reader, 7000, handle, 5, 20_000)
+        store.ranges.copy(reader, 7000, handle, 5, 20_000)
         kept[copy] = bytes(5) + data[7000:27_000]
         store.release(reader)
         if published:
@@ -391,7 +391,7 @@ def test_a_copy_too_large_for_one_record(shop: Shop, granularity: Granularity) -
         expected[3000 * number : 3000 * number + 500] = bytes([number & 0xFF]) * 500
     del expected[3000 * 1999 + 500 :]
     copy, handle = create(store, b"b")
-    assert store.copy_range(writer, 0, handle, 0, 1 << 40) == len(expected)
+    assert store.ranges.copy(writer, 0, handle, 0, 1 << 40) == len(expected)
     close(store, handle)
     assert store.get_attributes(copy).size == len(expected)
     store = shop.reopen(store)
@@ -433,7 +433,7 @@ def test_damage_is_not_hidden_by_a_copy(shop: Shop) -> None:
             read_file(store, ino)
     reader, (_, handle) = store.open_file(source, os.O_RDONLY), create(store, b"small")
     with pytest.raises(CorruptionError):
-        store.copy_range(reader, CHUNK_BYTES, handle, 0, 100)
+        store.ranges.copy(reader, CHUNK_BYTES, handle, 0, 100)
     store.release(handle)
     store.release(reader)
     store.abandon()

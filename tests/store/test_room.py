@@ -13,6 +13,7 @@ import pytest
 from cxlfs.errors import MediaError, NoSpaceError
 from cxlfs.media import Granularity
 from cxlfs.store import Store, UnfinishedError
+from cxlfs.store.space import LEASE_BYTES_LEAST
 from cxlfs.store.version import Version
 from tests.support.shop import Shop, close, create, open_for_overwrite, until_no_space
 from tests.support.stores import clean_round, read_file, write_file
@@ -259,7 +260,7 @@ def shared_ranges(store: Store, _rng: random.Random) -> None:
     _, source = create(store, b"source", piece_of(3, 8 * MIB))
     for number in range(6):
         _, target = create(store, b"f%d" % number)
-        store.copy_range(source, number * MIB, target, 0, 2 * MIB)
+        store.ranges.copy(source, number * MIB, target, 0, 2 * MIB)
         close(store, target)
     close(store, source)
 
@@ -315,6 +316,32 @@ def test_statfs_stays_true_while_many_write(big: Store) -> None:
     for handle, size in zip(handles, sizes, strict=True):
         big.set_attributes(big.files.get(handle).inode.ino, size=size, handle=handle)
         close(big, handle)
+
+
+def test_a_store_that_tiny_files_have_filled_takes_what_statfs_says(big: Store) -> None:
+    """Each takes a block of 4 KiB until it is moved: then they lie one behind the other."""
+    for number in range(400):
+        write_file(big, 1, b"f%d" % number, bytes([number & 255]) * 60)
+    write_until_full(big, b"filler", 4096)
+    assert big.statfs().free_bytes < LEASE_BYTES_LEAST
+    for number in range(400):
+        big.unlink(1, b"f%d" % number)
+    for number in range(6):
+        write_file(big, 1, b"g%d" % number, bytes([number]) * 60)
+
+
+def test_dead_room_of_less_than_a_segment_can_be_written(big: Store) -> None:
+    """A hole in each of some segments: moving one of them leaves as much behind it."""
+    write_until_full(big, b"filler", 4096)
+    handle = big.open_file(big.lookup(1, b"filler").ino, os.O_RDWR)
+    for number in range(10):
+        big.allocate(handle, number * 8 * MIB, 2 * PIECE, keep_size=True, punch=True)
+    close(big, handle)
+    promised = big.statfs()
+    assert 10 * 2 * PIECE <= promised.free_bytes < 2 * MIB
+    written = write_until_full(big, b"more", 4096)
+    assert 0.97 * promised.available_bytes <= written <= promised.free_bytes
+    assert big.volume.space.free_count >= big.volume.refresh_reserve()
 
 
 # --- in steps ---------------------------------------------------------------------------------

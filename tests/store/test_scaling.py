@@ -193,7 +193,7 @@ def verbs_on_data(at: Measured) -> Verbs:
     yield "save", save
     yield "overwrite", overwrite
     yield "fallocate", allocate
-    yield "copy_file_range", lambda: store.copy_range(at.reader, 0, handle, 1 << 21, 8192)
+    yield "copy_file_range", lambda: store.ranges.copy(at.reader, 0, handle, 1 << 21, 8192)
     yield "open and release", lambda: store.release(store.open_file(ino, os.O_RDWR))
 
 

@@ -152,6 +152,8 @@ def test_fragments_until_no_space(shop: Shop, rng: random.Random, piece: int) ->
             store.fsync(handle)
 
     assert until_no_space(scatter) > 100
+    most_bytes = 3 * len(store.volume.space.data_segments()) * (64 << 10)
+    assert store.volume.counters.moved_bytes <= most_bytes, "a refusal costs one look at all data"
     size = max(written) + piece
     store.set_attributes(ino, size=size, handle=handle)
     try:

@@ -180,7 +180,7 @@ PIECES, PART = 90, 30
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (unit_large, unit_copying):
         monkeypatch.setattr(module, "REFS_AT_ONCE", PART)
-    monkeypatch.setattr(Batch, "is_large", lambda _, content: content.ref_count > PART)
+    monkeypatch.setattr(Batch, "is_large", lambda _, ref_count: ref_count > PART)
 
 
 MOVES = frozenset({"rename", "rename over", "exchange"})

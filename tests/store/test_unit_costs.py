@@ -64,10 +64,10 @@ def count_save(shop: Shop, save: Save, *, policy: bytes | None, again: bool) -> 
 @pytest.mark.parametrize(
     ("save", "again", "in_a_unit", "beside_units"),
     [
-        (plain, False, 30, 30),
-        (plain, True, 115, 30),
-        (by_rename, False, 65, 60),
-        (by_rename, True, 150, 60),
+        (plain, False, 25, 20),
+        (plain, True, 100, 25),
+        (by_rename, False, 50, 35),
+        (by_rename, True, 125, 35),
     ],
 )
 def test_saving_a_file_takes_few_calls_more(

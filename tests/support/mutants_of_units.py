@@ -41,9 +41,9 @@ def copy_without_its_last_file(patch: Patch) -> None:
     """What comes back lacks a file."""
     original = unit_copying.Copying._copy
 
-    def forgetful(self: unit_copying.Copying, source: Any, *others: Any) -> None:
-        if source.name != b"trainer_state.json":
-            original(self, source, *others)
+    def forgetful(self: unit_copying.Copying, source: Any, *others: Any) -> int:
+        is_last = source.name == b"trainer_state.json"
+        return 0 if is_last else original(self, source, *others)
 
     patch.setattr(unit_copying.Copying, "_copy", forgetful)
 
@@ -117,7 +117,7 @@ def marker_alone_ends_a_unit(patch: Patch) -> None:
     original = units.Units._seen
 
     def eager(self: units.Units, inode: Any, *others: Any, incomplete: bool) -> None:
-        for unit in self._open.values():
+        for unit in self.opened.values():
             unit.published.add(0)
         original(self, inode, *others, incomplete=incomplete)
 
@@ -184,7 +184,7 @@ def replaced_removal_kept(patch: Patch) -> None:
 
     def early(self: units.Units, names: Any, *replaced: Any) -> Any:
         for parent, name, _ in names:
-            removed = self.removed_at(parent, name)
+            removed = self.opened.removed_at(parent, name)
             if removed is not None:
                 self._done(removed)
         return naming(self, names, *replaced)
@@ -210,7 +210,7 @@ def removal_stands_wherever_its_remover_goes_on(patch: Patch) -> None:
     """A unit that was removed is forgotten when its remover begins another one anywhere."""
 
     def follow(self: units.Units, _parent: int, replaced: Any = None) -> None:
-        for unit in self._open.values():
+        for unit in self.opened.values():
             if self.writer() in unit.writers and unit is not replaced:
                 unit.followed = self.pending = True
 
@@ -226,7 +226,7 @@ def removed_content_dropped_before_its_record(patch: Patch) -> None:
 
     def follow(self: units.Units, *others: Any) -> None:
         original(self, *others)
-        for unit in self._open.values():
+        for unit in self.opened.values():
             if unit.followed and unit.place is not None and unit.before is not None:
                 self.copies.drop(unit.before)
 
@@ -264,7 +264,7 @@ def room_of_a_removed_unit_taken_without_a_record(patch: Patch) -> None:
     """
 
     def drop_removed(self: units.Units) -> bool:
-        for unit in [unit for unit in self._open.values() if unit.place is not None]:
+        for unit in [unit for unit in self.opened.values() if unit.place is not None]:
             self.stored([], [unit], [])
             return True
         return False

@@ -99,6 +99,21 @@ def test_what_is_left_of_any_segment_is_the_last_to_go(space: Space) -> None:
     assert space.free_count == 3
 
 
+def test_what_is_left_behind_moved_data_goes_to_data(space: Space) -> None:
+    """Where another segment is ready for the cleaner."""
+    assert not space.give_cleaner_room()
+    offset, length = space.cleaner_lease(8192, born=0)
+    space.reserve = space.free_count + 1
+    assert not space.give_cleaner_room(), "the cleaner would have none"
+    space.reserve = space.free_count
+    with pytest.raises(NoSpaceError):
+        space.lease(8192, 8192)
+    assert space.give_cleaner_room()
+    assert space.cleaner_room_bytes == 0
+    assert space.lease(8192, 8192)[0] == offset + length
+    assert space.free_count == space.reserve
+
+
 def test_header_is_durable_before_the_first_lease(space: Space, media: MemoryMedia) -> None:
     offset, _ = space.lease(64, 64)
     block = space.superblock

@@ -38,6 +38,29 @@ def test_no_sizes(text: str) -> None:
         units.parse_size(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("300", 300.0),
+        ("850ms", 0.85),
+        (" 1.5 s ", 1.5),
+        ("20min", 1200.0),
+        ("20m", 1200.0),
+        ("2h07m", 7620.0),
+        ("3.9H", 14040.0),
+        ("1d 2h", 93600.0),
+    ],
+)
+def test_durations_read(text: str, seconds: float) -> None:
+    assert units.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", " ", "s", "-1", "1e9", "4x", "1..5", "½", "٣", "inf", "nan"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(UsageError):
+        units.parse_duration(text)
+
+
 @given(st.integers(0, 1 << 60))
 def test_whole_bytes_round_trip(size: int) -> None:
     assert units.parse_size(str(size)) == size

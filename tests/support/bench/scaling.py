@@ -251,7 +251,7 @@ def _references(source: str, size_bytes: int, count: int) -> Figures:
                 _write(store, handle, places[i] * 8 * KIB),
                 store.fsync(handle),
             ),
-            "copy 4 KiB by reference": lambda i: store.copy_range(
+            "copy 4 KiB by reference": lambda i: store.ranges.copy(
                 handle, places[i] * 8 * KIB, copy, 0, 4 * KIB
             ),
             "punch 4 KiB": punch,

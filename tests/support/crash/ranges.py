@@ -25,7 +25,7 @@ def copy(
     data = bytes(bench.content(store.files.get(source).inode)[offset_in : offset_in + size])
     inode = store.files.get(target).inode
     content = bench.content(inode)
-    act = functools.partial(store.copy_range, source, offset_in, target, offset_out, size)
+    act = functools.partial(store.ranges.copy, source, offset_in, target, offset_out, size)
     if bench.do("copy", act, late=True, keeps=True):
         if data:  # of nothing, nothing is copied
             write_bytes(content, offset_out, data)

@@ -12,6 +12,7 @@ from cxlfs.store.rolling import is_short
 from cxlfs.store.space import State
 from tests.support.crash import operations
 from tests.support.crash.bench import Bench
+from tests.support.shop import fill
 from tests.support.stores import clean_round, write_file
 
 Workload = Callable[[Bench], None]
@@ -237,11 +238,31 @@ def unlinking_on_a_full_store(bench: Bench) -> None:
     operations.sync_directory(bench)
 
 
+def writing_behind_moved_data(bench: Bench) -> None:
+    """Less than a segment is dead in all: what a write gets of it lies behind what was moved."""
+    store, space = bench.store, bench.store.volume.space
+    while space.free_count > store.volume.refresh_reserve() + 2:
+        space.take(State.IMAGE)
+    fill(store)
+    handle = store.open_file(bench.inode(b"filler").ino, os.O_RDWR)
+    store.allocate(handle, 0, 20_480, keep_size=True, punch=True)
+    store.flush(handle, writer_killed=False)
+    store.release(handle)
+    store.fsync_directory(1)
+    bench.tape.start()
+    moved = store.volume.counters.moved_bytes
+    handle = bench.create(b"new")
+    assert bench.write(handle, 0, 9000), "there is room for it"
+    assert store.volume.counters.moved_bytes > moved
+    assert not space.cleaner_room_bytes, "it was given to data"
+    bench.close(handle)
+
+
 SITUATIONS: list[Workload] = [
     rollovers_around_the_ring, journal_wraps_in_a_verb, segment_wraps_in_a_write,
     space_of_a_removed_file, dead_space_used_at_once,
     rollover_without_room, aside_dropped_and_its_room_used, aside_replaced, cleaning_many,
     cleaning_under_open_files, gathering_a_file_in_pieces, committing_what_is_open,
     closing_cleanly, staging, staging_a_new_file, renaming_over_an_open_file,
-    unlinking_on_a_full_store,
+    unlinking_on_a_full_store, writing_behind_moved_data,
 ]  # fmt: skip
