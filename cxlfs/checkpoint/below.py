@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cxlfs.checkpoint import limits
-from cxlfs.checkpoint.catalogue import ASIDE, Entry, catalogue
+from cxlfs.checkpoint.catalogue import OWN_PREFIX, Entry, catalogue
 from cxlfs.checkpoint.model import Level, ProblemError
 from cxlfs.checkpoint.tidy import Plan, plan, tidy
 from cxlfs.errors import CxlfsError
@@ -108,7 +108,7 @@ def _directories_in(
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                if entry.name == ASIDE or entry.name in checkpoints:
+                if entry.name.startswith(OWN_PREFIX) or entry.name in checkpoints:
                     continue
                 if not entry.is_dir(follow_symlinks=False):
                     continue

@@ -25,6 +25,8 @@ from cxlfs.checkpoint.place import Place
 from cxlfs.errors import NoCheckpointError, NoGoodCheckpointError
 
 ASIDE = ".cxlfs-aside"
+OWN_PREFIX = ".cxlfs-"
+"""What a directory keeps for itself, as what was set aside: no checkpoint, and no part of one."""
 _STEP = re.compile(r"(?:step|steps|iter|iteration)[=_-]?(\d{1,18})", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(?<![.\d])(\d{1,18})(?!.*\d)")
 _SUFFIX = re.compile(r"(?:\.[A-Za-z]\w{0,15}){1,2}$")
@@ -139,7 +141,7 @@ def _candidates(place: Place) -> dict[Path, tuple[str, ...]]:
     found: dict[Path, tuple[str, ...]] = {}
     for name in place.names():
         path = place.path / name
-        if name == ASIDE or path.is_symlink():
+        if name.startswith(OWN_PREFIX) or path.is_symlink():
             continue
         match = PART.fullmatch(name)
         if match is not None and place.is_file(name):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 
-from cxlfs.checkpoint import limits
+from cxlfs.checkpoint import limits, zstd
 from cxlfs.checkpoint.model import (
     Algorithm,
     Contents,
@@ -56,8 +56,12 @@ def _verify_file(reader: Reader, regions: list[Region], contents: Contents) -> N
         if region.offset < at:
             raise DamagedError(f"{region.label[:200]} overlaps what lies before it")
         _read_through(reader, at, region.offset)
-        if _checksum(reader, region) != region.expected:
-            label = f"the checksum of {region.label[:200]} differs"
+        if region.algorithm is Algorithm.ZSTD:
+            is_good, what = _is_frame(reader, region), "frame"
+        else:
+            is_good, what = _checksum(reader, region) == region.expected, "checksum"
+        if not is_good:
+            label = f"the {what} of {region.label[:200]} differs"
             words = _words(contents, region.file, region.offset, region.size_bytes, label)
             raise DamagedError(words)
         at = region.offset + region.size_bytes
@@ -109,6 +113,12 @@ def _checksum(reader: Reader, region: Region) -> int:
     for piece in pieces:
         value = update(piece, value)
     return masked(value) if region.algorithm is Algorithm.CRC32C_MASKED else value
+
+
+def _is_frame(reader: Reader, region: Region) -> bool:
+    return zstd.is_whole(
+        lambda at, length: reader.read_data(region.offset + at, length), region.size_bytes
+    )
 
 
 def _strings_checksum(reader: Reader, region: Region) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ FILES_MAX = 64
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
 _ENVIRONMENT = {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE"}
 """No filter is loaded from elsewhere (H5PLset_loading_state), and no lock taken."""
+_LATER = re.compile(r"(?<!object header )version")
+"""What HDF5 says of what a later library wrote; of object headers there are two versions alone."""
 _HINT = "h5py is not installed (pip install h5py, or the extra hdf5)"
 
 
@@ -83,7 +86,7 @@ def _list_one(place: Place, part: Later, contents: Contents) -> str:
         return f"HDF5's library ended with code {process.returncode}"
     found = mapping(parse_json(said, "what h5py says"), "what h5py says")
     problem = found.get("problem")
-    if isinstance(problem, str) and "version" in problem:  # of a later library
+    if isinstance(problem, str) and _LATER.search(problem):
         return f"HDF5's library does not know it: {problem[:200]}"
     if isinstance(problem, str):
         raise DamagedError(f"HDF5's library cannot read it: {problem[:200]}")

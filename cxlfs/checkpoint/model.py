@@ -67,6 +67,8 @@ class Algorithm(enum.Enum):
     """Rotated right by 15 bits, plus 0xa282ead8 (LevelDB, util/crc32c.h)."""
     STRINGS = "crc32c masked, of strings"
     """TensorFlow's: over lengths of four bytes each that lie there as varints."""
+    ZSTD = "frame of Zstandard"
+    """No checksum: a frame, the blocks of which end where it does."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ _ZIP64_EXTRA = 1
 _ABSENT_32 = 0xFFFF_FFFF
 _ABSENT_16 = 0xFFFF
 _ENCRYPTED = 1
+_VERSION_MAX = 63
+"""6.3, of the specification; Python's zipfile reads no later one either."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class Archive:
         if at + _ENTRY.size > len(directory):
             raise DamagedError("the archive's directory is shorter than its records")
         fields = _ENTRY.unpack_from(directory, at)
-        magic, flags, method, crc32 = fields[0], fields[3], fields[4], fields[7]
+        magic, needed, flags, method, crc32 = fields[0], fields[2], fields[3], fields[4], fields[7]
         stored, size, name_bytes, extra_bytes, comment_bytes = fields[8:13]
         local = fields[16]
         end: int = at + _ENTRY.size + name_bytes + extra_bytes + comment_bytes
@@ -163,6 +165,8 @@ class Archive:
         extra = directory[name_at + name_bytes : name_at + name_bytes + extra_bytes]
         size, stored, local = _with_zip64(extra, size, stored, local)
         name = raw_name.decode("utf-8", "backslashreplace")
+        if needed & 0xFF > _VERSION_MAX:
+            raise BeyondLimitsError(f"{name[:80]} needs a later version of zip")
         if flags & _ENCRYPTED or method not in (STORED, DEFLATED):
             raise BeyondLimitsError(f"{name[:80]} is encrypted or compressed in a way not known")
         data = self._data_offset(local, stored, raw_name, limit)
@@ -185,6 +189,8 @@ class Archive:
             raise DamagedError(f"the header of {what} is damaged")
         if offset + stored > limit:
             raise DamagedError(f"{what} lies behind the archive's end")
+        if self._reader.read(self._base + local + _LOCAL.size, len(name)) != name:
+            raise DamagedError(f"the header of {what} has another name")
         return offset
 
 
@@ -195,6 +201,8 @@ def _with_zip64(extra: bytes, size: int, stored: int, local: int) -> tuple[int, 
         tag, length = struct.unpack_from("<2H", extra, at)
         body = extra[at + 4 : at + 4 + length]
         at += 4 + length
+        if at > len(extra):
+            raise DamagedError("the archive's directory is damaged")
         if tag != _ZIP64_EXTRA:
             continue
         numbers = [int.from_bytes(body[i : i + 8], "little") for i in range(0, len(body) - 7, 8)]

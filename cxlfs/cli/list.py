@@ -5,6 +5,7 @@ Never here: what counts as a checkpoint (``store`` for files, ``checkpoint`` for
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
@@ -81,6 +82,8 @@ class Checkpoint:
     """How often a program that had opened it failed."""
     suspect: str | None = None
     """Why it, or the newest in it, may be what kills a job."""
+    places: tuple[str, ...] = ("cxl",)
+    """Where it lies: ``cxl``, this store; ``tier``: an object store, as ``cxlfs drain`` saw it."""
 
     @classmethod
     def from_message(cls, message: Mapping[str, object]) -> Checkpoint:
@@ -133,6 +136,7 @@ class Checkpoint:
             "-" if self.step is None else str(self.step),
             "-" if self.commit is None else str(self.commit),
             self.commit_time or "-",
+            "+".join(self.places),
             format_size(self.size_bytes),
             quote(self.path) + ("/" if self.kind == "directory" else ""),
         )
@@ -155,22 +159,27 @@ class Checkpoints(Report):
         rows = [_HEADER, *(checkpoint.row(Style()) for checkpoint in self.checkpoints)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
         has_steps = any(checkpoint.step is not None for checkpoint in self.checkpoints)
-        shown = _columns_that_fit(widths, style.width, has_steps=has_steps)
+        has_tiers = any(len(checkpoint.places) > 1 for checkpoint in self.checkpoints)
+        shown = _columns_that_fit(widths, style.width, has_steps=has_steps, has_tiers=has_tiers)
         yield style.strong(_line(_HEADER, _HEADER, widths, shown))
         for plain, checkpoint in zip(rows[1:], self.checkpoints, strict=True):
             yield _line(plain, checkpoint.row(style), widths, shown)
 
 
-_HEADER = ("STATE", "STEP", "COMMIT", "COMMITTED", "SIZE", "PATH")
-_STATE, _STEP, _COMMIT, _COMMITTED, _SIZE, _PATH = range(len(_HEADER))
+_HEADER = ("STATE", "STEP", "COMMIT", "COMMITTED", "IN", "SIZE", "PATH")
+_STATE, _STEP, _COMMIT, _COMMITTED, _PLACES, _SIZE, _PATH = range(len(_HEADER))
 _GAP = "  "
 
 
-def _columns_that_fit(widths: list[int], width: int | None, *, has_steps: bool) -> list[int]:
+def _columns_that_fit(
+    widths: list[int], width: int | None, *, has_steps: bool, has_tiers: bool
+) -> list[int]:
     """What says something; on a narrow terminal the commit's number goes first, then its time."""
-    shown = [_STATE, _STEP, _COMMIT, _COMMITTED, _SIZE, _PATH]
+    shown = list(range(len(_HEADER)))
     if not has_steps:
         shown.remove(_STEP)
+    if not has_tiers:
+        shown.remove(_PLACES)
     for dispensable in (_COMMIT, _COMMITTED):
         needed = sum(widths[column] for column in shown) + len(_GAP) * (len(shown) - 1)
         if width is not None and needed > width:
@@ -225,6 +234,7 @@ def checkpoints(target: str, path: str) -> Checkpoints:
         found = tuple(Checkpoint.from_message(message) for message in messages)
         known = tuple(_with_format(each, daemon.mountpoint) for each in found)
         known = _with_suspect(known, Path(daemon.mountpoint + inside))
+        known = tuple(_with_places(each, daemon.mountpoint) for each in known)
         return Checkpoints(os.fsencode(daemon.mountpoint), os.fsencode(inside), known)
     inside = _inside(path, None)
     # Only where a store is opened: see status.
@@ -299,6 +309,20 @@ def _with_suspect(known: tuple[Checkpoint, ...], directory: Path) -> tuple[Check
         else each
         for each in known
     )
+
+
+def _with_places(entry: Checkpoint, mountpoint: str) -> Checkpoint:
+    """The same, with where else it lies; a mount that this user may not enter says nothing."""
+    from cxlfs.job.files import is_drained  # noqa: PLC0415  as above
+    from cxlfs.tier.record import tiers_of  # noqa: PLC0415
+
+    if entry.kept_aside or entry.being_written:
+        return entry
+    with contextlib.suppress(OSError):
+        path = Path(mountpoint + os.fsdecode(entry.path))
+        if tiers_of(path) or (entry.kind == "directory" and is_drained(path)):
+            return dataclasses.replace(entry, places=("cxl", "tier"))
+    return entry
 
 
 def _words_of(suspect: Suspect | None, *, inside: bool) -> str | None:

@@ -19,12 +19,46 @@ from safetensors.numpy import save_file
 from cxlfs.checkpoint import Level, State, ages, inspect
 from cxlfs.checkpoint.formats.lookup3 import lookup3
 from tests.checkpoint.conftest import Unpack
+from tests.support.ended_early import ended_early, records
 
 
 def words(path: Path, level: Level = Level.STRUCTURE) -> str:
     found = inspect(path, level)
     assert found is not None
     return found.words
+
+
+# --- archives that an exception has ended early ---------------------------------------------------
+
+
+def test_an_archive_without_what_had_not_come_is_incomplete(unpack: Unpack) -> None:
+    path = unpack("torch") / "zip.pt"
+    data = path.read_bytes()
+    names = records(data)
+    storages = [number for number, name in enumerate(names) if name.startswith("data/")]
+    for count in range(max(storages) + 1):
+        path.write_bytes(ended_early(data, count))
+        what = "before tensor " if count else "anything was in it"
+        assert words(path).startswith("incomplete: ")
+        assert what in words(path)
+    path.write_bytes(ended_early(data, max(storages) + 1))
+    assert words(path, Level.CONTENT) == "complete"
+
+
+def test_a_checkpoint_whose_last_file_is_such_an_archive_is_incomplete(unpack: Unpack) -> None:
+    path = unpack("accelerate") / "checkpoint_3"
+    last = path / "custom_checkpoint_0.pkl"
+    last.write_bytes(ended_early((path / "random_states_0.pkl").read_bytes(), 0))
+    assert words(path) == (
+        f"incomplete: {last.name}: the archive was ended before anything was in it"
+    )
+
+
+def test_a_storage_by_another_name_is_damage(unpack: Unpack) -> None:
+    path = unpack("torch") / "zip.pt"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"/data/0", b"/data/;"))
+    assert words(path).startswith("damaged: ")
 
 
 # --- files of two saves -------------------------------------------------------------------------
@@ -106,6 +140,33 @@ def test_hugging_face_weights_of_a_later_save(
     assert words(path) == "complete"
     later(path / "model.safetensors", 120)
     assert "model.safetensors was written after trainer_state.json" in words(path)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "missing"),
+    [
+        ((0, 1), None),
+        ((1,), None),
+        ((2, 3), None),
+        ((8, 9, 10, 11), None),
+        ((0, 2), 1),
+        ((1, 2), 0),
+        ((2, 4), 0),
+        ((1, 2, 3, 4, 5, 6, 7), 0),
+    ],
+)
+def test_random_states_of_all_ranks_or_of_one_node(
+    unpack: Unpack, ranks: tuple[int, ...], missing: int | None
+) -> None:
+    """With ``save_on_each_node`` a later node's directory has its own ranks' alone."""
+    path = unpack("hugging-face") / "checkpoint-2"
+    data = (path / "rng_state.pth").read_bytes()
+    (path / "rng_state.pth").unlink()
+    for rank in ranks:
+        (path / f"rng_state_{rank}.pth").write_bytes(data)
+    later(path / "trainer_state.json")
+    found = "complete" if missing is None else f"incomplete: rng_state_{missing}.pth is missing"
+    assert words(path) == found
 
 
 def test_with_zero_the_optimizer_has_files_although_none_of_them_is_there(unpack: Unpack) -> None:

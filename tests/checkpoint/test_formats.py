@@ -96,8 +96,6 @@ def is_unseen(case: Case, name: str) -> bool:
 def is_uncuttable(name: str) -> bool:
     """Texts without an end of their own, and what Orbax wrote on the way."""
     return "ocdbt.process_0/d/" in name or name.rpartition("/")[2] in (
-        "_sharding",
-        "process_0",
         "commit_success.txt",
         "fingerprint.pb",
     )

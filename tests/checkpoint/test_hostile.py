@@ -17,6 +17,7 @@ import tracemalloc
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cxlfs.checkpoint import Level, State, inspect, limits
@@ -280,18 +281,30 @@ def test_an_archive_that_inflates_to_much(tmp_path: Path) -> None:
 
 def test_records_that_overlap(tmp_path: Path) -> None:
     """One megabyte that a thousand records claim would be read a thousand times."""
-    deflated(tmp_path / "x.npz", {"a.npy": MIB})
-    data = (tmp_path / "x.npz").read_bytes()
-    end = data.rindex(b"PK\x05\x06")
-    begin = data.index(b"PK\x01\x02")
-    entry = data[begin:end]
-    entries = b"".join(entry.replace(b"a.npy", b"%c.npy" % letter) for letter in b"abcdefgh")
-    last = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 8, 8, len(entries), begin, 0)
-    (tmp_path / "x.npz").write_bytes(data[:begin] + entries + last)
+    inside = b""
+    entries: list[bytes] = []
+    for name in ("a.npy", "b.npy", "c.npy"):  # each one holds the one before it, header and all
+        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+            array = io.BytesIO()
+            np.save(array, np.frombuffer(inside or bytes(MIB), np.uint8))
+            archive.writestr(name, array.getvalue())
+        data = (tmp_path / "x.npz").read_bytes()
+        begin, end = data.index(b"PK\x01\x02"), data.rindex(b"PK\x05\x06")
+        moved = data.index(inside) if inside else 0
+        entries = [_moved(each, moved) for each in entries] + [data[begin:end]]
+        inside = data[:begin]
+    directory = b"".join(entries)
+    last = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 3, 3, len(directory), len(inside), 0)
+    (tmp_path / "x.npz").write_bytes(inside + directory + last)
     found = inspect(tmp_path / "x.npz", Level.CONTENT)
     assert found is not None
     assert found.state is State.DAMAGED
     assert "overlaps" in found.words
+
+
+def _moved(entry: bytes, by: int) -> bytes:
+    """Of a record that lies so many bytes further on."""
+    return entry[:42] + struct.pack("<L", int.from_bytes(entry[42:46], "little") + by) + entry[46:]
 
 
 @pytest.mark.parametrize("length", [1 << 31, 1 << 62, (1 << 64) - 1])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from cxlfs.checkpoint import Checkpoint, Level, inspect
+from cxlfs.checkpoint import Checkpoint, Level, State, inspect
+from cxlfs.store.unit_archives import is_hollow
+from tests.support.stores import new_store, write_file
 
 pytestmark = [pytest.mark.frameworks("torch"), pytest.mark.slow]
 
@@ -102,3 +107,52 @@ def test_a_module_of_torchscript(tmp_path: Path) -> None:
     found = inspect(tmp_path / "x.pt", Level.CONTENT)
     assert found is not None
     assert found.words == "complete"
+
+
+class _InMidSaveError(Exception):
+    """Raised in some line of ``torch.save``."""
+
+
+def _save_until(line: int, value: object, path: Path) -> bool:
+    """``torch.save``, with an exception before the line that is executed so manieth; False: it has
+    come.
+    """
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal lines
+        if frame.f_code is torch.serialization._save.__code__ and event == "line":
+            lines += 1
+            if lines == line:
+                raise _InMidSaveError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        torch.save(value, path)
+    except _InMidSaveError:
+        return False
+    finally:
+        sys.settrace(before)
+    return True
+
+
+def test_archives_that_exceptions_end_early(tmp_path: Path) -> None:
+    """Each is told by the store, too; what was finished before the exception is whole."""
+    store = new_store(16 << 20)
+    seen = set()
+    for line in itertools.count(1):
+        path = tmp_path / "x.pt"
+        finished = _save_until(line, {"model": torch.ones(5), "other": torch.ones(7)}, path)
+        found = inspect(path, Level.CONTENT)
+        assert found is not None
+        ino = write_file(store, 1, b"x.pt", path.read_bytes())
+        hollow = is_hollow(store.namespace.get(ino).content)
+        assert hollow == (found.state is State.INCOMPLETE), (line, found.words)
+        assert hollow or found.words == "complete"
+        seen.add(found.words)
+        if finished:
+            break
+    store.close()
+    assert len(seen) == 4  # without anything, without both storages, without one; complete

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from cxlfs.checkpoint.formats.zstd import inflate
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, ProblemError
+from cxlfs.checkpoint.zstd import inflate
 
 TEXT = b"A checkpoint is complete when all of it is there, and damaged when some of it is not "
 TEXT += b"what was written. "

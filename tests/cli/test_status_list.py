@@ -271,6 +271,7 @@ def test_list_json(run: Run, filled: Path) -> None:
         "checkpoints": 0,
         "failed_resumes": 0,
         "suspect": None,
+        "places": ["cxl"],
     }
     assert second["path"] == "/run1/b\\xff\n.pt"
     assert second["path_b64"] == "L3J1bjEvYv8KLnB0"

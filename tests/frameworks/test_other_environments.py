@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.mount import Workplace
+from tests.support.mount import MIB, Workplace, workplace
+from tests.support.replicator import Replicators
 
 HERE = Path(__file__).parent
 PATIENCE_SECONDS = 280
@@ -79,3 +82,70 @@ def test_orbax_checkpoint_manager(place: Workplace) -> None:
     assert saved["restored"] == saved["expected"]
     place.remount()
     assert run(python, "train_orbax.py", directory, "--show") == saved
+
+
+def run_two_processes(
+    python: str, directories: Sequence[Path], steps: int, kill_at: int = -1, failure: str = ""
+) -> tuple[list[subprocess.CompletedProcess[str]], Replicators]:
+    """As on two nodes; JAX knows of a scheduler how many there are. Who is left is ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    with Replicators(directories, port, failure) as replicators:
+        for rank, directory in enumerate(directories):
+            scheduler = {
+                "SLURM_JOB_ID": "1",
+                "SLURM_NTASKS": "2",
+                "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": "0",
+                "SLURM_STEP_NODELIST": "localhost",
+            }
+            processes.append(
+                subprocess.Popen(
+                    [
+                        python,
+                        HERE / "train_orbax_multi_tier.py",
+                        directory,
+                        str(steps),
+                        str(kill_at),
+                    ],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, **scheduler, "JAX_PLATFORMS": "cpu"},
+                )
+            )
+        if kill_at >= 0:
+            processes[1].wait(PATIENCE_SECONDS)
+            processes[0].kill()
+        done = []
+        for process in processes:
+            out, err = process.communicate(timeout=PATIENCE_SECONDS)
+            done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    assert replicators.problems == []
+    return done, replicators
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_orbax_multi_tier(place: Workplace) -> None:
+    """Two nodes with a store each, and a stand-in for the service beside them; one is killed."""
+    python = interpreter("CXLFS_ORBAX_PYTHON", "orbax")
+    with workplace(size_bytes=256 * MIB) as other:
+        other.mount()
+        nodes = [each.mountpoint / "run" for each in (place, other)]
+        done, said = run_two_processes(python, nodes, 3)
+        reports = [json.loads(each.stdout.splitlines()[-1]) for each in done]
+        assert reports == [{"first": 0, "steps": ["0", "1", "2"]}] * 2
+        assert said.chosen is None
+        done, said = run_two_processes(python, nodes, 9, kill_at=6)
+        assert said.chosen == 2
+        assert done[1].returncode == -9
+        done, said = run_two_processes(python, nodes, 9)
+        assert said.chosen in {5, 6}
+        reports = [json.loads(each.stdout.splitlines()[-1]) for each in done]
+        steps = [str(step) for step in range(9)]
+        assert reports == [{"first": said.chosen + 1, "steps": steps}] * 2
+        done, _ = run_two_processes(python, nodes, 9, failure="a module is gone")
+        assert all("Replicator fatal errors: a module is gone" in each.stderr for each in done)

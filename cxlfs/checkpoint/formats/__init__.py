@@ -13,8 +13,9 @@ from cxlfs.checkpoint.formats.deepspeed import DeepSpeed
 from cxlfs.checkpoint.formats.hugging_face import HuggingFace
 from cxlfs.checkpoint.formats.megatron import Megatron
 from cxlfs.checkpoint.formats.orbax import Orbax
+from cxlfs.checkpoint.formats.saved_model import SavedModel
 from cxlfs.checkpoint.formats.shards import Shards
-from cxlfs.checkpoint.formats.tensorflow import Bundle, SavedModel
+from cxlfs.checkpoint.formats.tensorflow import Bundle
 
 FORMATS: tuple[Format, ...] = (
     HuggingFace(),

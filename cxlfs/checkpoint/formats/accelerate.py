@@ -54,7 +54,7 @@ class Accelerate:
             contents.files.append(File("random_states_0.pkl", None))
             contents.problems.append(IncompleteError("random_states_0.pkl is missing"))
         check_numbers(contents, place, _RANDOM, "random_states_{}.pkl")
-        check_numbers(contents, place, _CUSTOM, "custom_checkpoint_{}.pkl")
+        check_numbers(contents, place, _CUSTOM, "custom_checkpoint_{}.pkl", by_rank=False)
         return contents
 
     @staticmethod

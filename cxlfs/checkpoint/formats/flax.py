@@ -1,11 +1,13 @@
 """flax's msgpack file: ``checkpoint_N``, or ``*.msgpack``; a tree with arrays as extensions.
 
 Source: flax/serialization.py (0.12), https://github.com/msgpack/msgpack/blob/master/spec.md.
-Complete: the tree ends where the file does. It has no checksums.
+Complete: the tree ends where the file does, and each array has the size that its shape and type
+need. It has no checksums.
 """
 
 from __future__ import annotations
 
+import math
 import re
 
 from cxlfs.checkpoint import limits
@@ -22,7 +24,18 @@ from cxlfs.checkpoint.model import (
 from cxlfs.checkpoint.place import Reader
 
 NAME = re.compile(r".*?_(\d{1,18})")
-_ARRAY = 1
+_ARRAY, _SCALAR = 1, 3
+_TYPE = re.compile(
+    r"bool|(?:u?int|float|bfloat|complex|str|bytes|void)\d+\w*|(?:datetime|timedelta)64(?:\[\w+\])?"
+)
+"""Names of NumPy's types, and of those that ml_dtypes adds."""
+_ITEM_BYTES = {
+    "bool": 1,
+    "bfloat16": 2,
+    **{f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": bits // 8 for bits in (16, 32, 64, 128)},
+    **{f"complex{bits}": bits // 8 for bits in (64, 128)},
+}
 _HEAD_BYTES = 4096
 _MAPS = (*range(0x81, 0x90), 0xDE, 0xDF)
 
@@ -47,6 +60,8 @@ class Flax:
         for item in found.items():
             if item.extension == _ARRAY:
                 contents.tensors.append(_tensor(reader, item))
+            elif item.extension == _SCALAR:
+                _tensor(reader, item)  # packed alike
             elif item.name == "step" and contents.step is None:
                 contents.step = number_or_none(item.value)
         if found.end != reader.size_bytes:
@@ -69,6 +84,11 @@ def _tensor(reader: Reader, item: Item) -> Tensor:
     shape = tuple(each for each in values[:-1] if isinstance(each, int) and each >= 0)
     if len(shape) != len(values) - 1 or len(shape) > limits.DIMENSIONS_MAX:
         raise DamagedError(f"the shape of tensor {item.name} cannot be")
+    if not _TYPE.fullmatch(values[-1]):
+        raise DamagedError(f"the type of tensor {item.name} cannot be")
+    item_bytes = _ITEM_BYTES.get(values[-1])
+    if item_bytes is not None and math.prod(shape) * item_bytes != item.size_bytes - data:
+        raise DamagedError(f"the size of tensor {item.name} does not fit its shape")
     return Tensor(
         item.name,
         values[-1],

@@ -27,8 +27,8 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 _SUFFIXES = (".h5", ".hdf5", ".keras.h5")
 _FIRST_PLACE = 512
 _HEAD_BYTES = 128
-_UNDEFINED = 0xFF
 _OPEN_FOR_WRITING = 1
+_FLAGS_MAX = 7
 
 
 class Hdf5:
@@ -93,12 +93,12 @@ def read_superblock(reader: Reader, base: int, length: int) -> Superblock:
         block = _new(head, version)
     else:
         raise DamagedError("its superblock is of a version that is not known")
-    end = block.end
+    end = block.end + at - block.base
     if end > length:
         raise IncompleteError(f"it ends at byte {length}, {end} are needed")
     if end < length:
         raise IncompleteError("it goes on behind its end: its writer did not close it")
-    return block._replace(base=at)
+    return block._replace(end=end, base=at)
 
 
 def _find(reader: Reader, base: int, length: int) -> int:
@@ -115,17 +115,22 @@ def _find(reader: Reader, base: int, length: int) -> int:
 
 def _old(head: bytes, version: int) -> Superblock:
     size = head[13]
-    if size not in (2, 4, 8) or head[14] not in (2, 4, 8):
+    versions = head[9], head[10], head[12]  # of free space, the root's entry, shared headers
+    ranks = head[16:18], head[18:20]  # of leaves and nodes of groups' trees
+    flags = int.from_bytes(head[20:24], "little")
+    if size not in (2, 4, 8) or head[14] not in (2, 4, 8) or any(versions) or bytes(2) in ranks:
         raise DamagedError("its superblock is damaged")
-    begin = 24 + (4 if version == 1 else 0)  # base, free space, end of file, driver
-    end = head[begin + 2 * size : begin + 3 * size]
-    if len(end) < size or end == bytes([_UNDEFINED]) * size:
+    begin = 24 + (4 if version == 1 else 0)
+    fields = [head[at : at + size] for at in range(begin, begin + 6 * size, size)]
+    base, extension, end, driver, _, root = (int.from_bytes(each, "little") for each in fields)
+    undefined = (1 << 8 * size) - 1
+    if end == undefined or extension != undefined or flags > _FLAGS_MAX:
         raise DamagedError("its superblock is damaged")
-    root = head[begin + 5 * size : begin + 6 * size]  # behind the link name of the root's entry
-    address = int.from_bytes(end, "little")
-    if len(root) < size or not 0 < int.from_bytes(root, "little") < address:
+    if driver != undefined and driver >= end:
+        raise DamagedError("its superblock is damaged")
+    if not 0 < root < end:  # behind the link name of the root's entry
         raise IncompleteError("its root was not written")
-    return Superblock(address, 0, (size, head[14]), int.from_bytes(root, "little"))
+    return Superblock(end, base, (size, head[14]), root)
 
 
 def _new(head: bytes, version: int) -> Superblock:
@@ -140,4 +145,5 @@ def _new(head: bytes, version: int) -> Superblock:
     if version == 3 and head[11] & _OPEN_FOR_WRITING:
         raise IncompleteError("its writer did not close it")
     end = int.from_bytes(head[12 + 2 * size : 12 + 3 * size], "little")
-    return Superblock(end, 0, (size, head[10]), None)
+    base = int.from_bytes(head[12 : 12 + size], "little")
+    return Superblock(end, base, (size, head[10]), None)

@@ -112,13 +112,23 @@ def _take_directories(place: Place, contents: Contents) -> bool:
 
 
 def check_numbers(
-    contents: Contents, place: Place, pattern: re.Pattern[str], template: str
+    contents: Contents,
+    place: Place,
+    pattern: re.Pattern[str],
+    template: str,
+    *,
+    by_rank: bool = True,
 ) -> None:
-    """Files that ranks number from 0: none below the highest may be missing."""
+    """Files that are numbered from 0: none below the highest may be missing. ``by_rank``: or those
+    of a later node alone, which has as many ranks as each, in a directory of its own.
+    """
     numbers = {int(match[1]) for match in map(pattern.fullmatch, place.names()) if match}
     if not numbers:
         return
-    highest = max(numbers)
+    lowest, highest = min(numbers), max(numbers)
+    is_node = by_rank and highest - lowest + 1 == len(numbers) and lowest % len(numbers) == 0
+    if is_node:
+        return
     missing = next((n for n in range(min(highest, len(numbers)) + 1) if n not in numbers), None)
     if missing is not None and missing < highest:
         name = template.format(missing)

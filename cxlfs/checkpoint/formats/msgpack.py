@@ -141,17 +141,23 @@ class MsgpackReader:
         return head
 
     def _key(self, head: Head) -> str:
-        if head.kind == "value":
-            return str(head.value)
         if head.kind != "str" or head.size > limits.NAME_CHARACTERS_MAX:
             raise DamagedError("a key of its tree is no name")
-        data = self._reader.read(self._skip(head.size), head.size)
-        return data.decode("utf-8", "replace")
+        return self._text(self._skip(head.size), head.size)
+
+    def _text(self, begin: int, size: int) -> str:
+        try:
+            return self._reader.read(begin, size).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DamagedError("a text in its tree is none") from error
 
     def _leaf(self, head: Head, name: str) -> Item:
         if head.kind == "value":
             return Item(name, head.value)
-        return Item(name, None, self._skip(head.size), head.size, head.extension)
+        begin = self._skip(head.size)
+        if head.kind == "str" and head.size <= limits.TEXT_BYTES_MAX:
+            return Item(name, self._text(begin, head.size))
+        return Item(name, None, begin, head.size, head.extension)
 
     def _skip(self, size: int) -> int:
         """Where a payload begins; it must lie in the file."""

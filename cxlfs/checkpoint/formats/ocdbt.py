@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cxlfs.checkpoint import limits
-from cxlfs.checkpoint.formats import zstd
+from cxlfs.checkpoint import limits, zstd
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, IncompleteError
 from cxlfs.checkpoint.place import Place
 from cxlfs.checkpoint.varints import varint
@@ -45,10 +44,13 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contents:
-    """What the newest version holds. ``values`` None: the tree has more than one level."""
+    """What the newest version holds. ``values`` None: the tree has more than one level.
+    ``texts``: values that lie in the tree itself, by their keys.
+    """
 
     files: tuple[str, ...]
     values: tuple[Value, ...] | None
+    texts: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
 
 class _Cursor:
@@ -148,11 +150,11 @@ def _node(place: Place, files: list[str], file: str, offset: int, length: int) -
     everything = tuple(dict.fromkeys((*files, *inside)))
     if height:
         return Contents(everything, None)
-    return Contents(everything, _values(cursor, inside))
+    return Contents(everything, *_values(cursor, inside))
 
 
-def _values(cursor: _Cursor, files: list[str]) -> tuple[Value, ...]:
-    """Of a leaf: keys, then lengths, kinds, and places of what is out of line."""
+def _values(cursor: _Cursor, files: list[str]) -> tuple[tuple[Value, ...], dict[str, bytes]]:
+    """Of a leaf: keys, then lengths, kinds, places of what is out of line, and all that is not."""
     count = cursor.number()
     if count > _ENTRIES_MAX:
         raise BeyondLimitsError("its tree has more values than are read")
@@ -170,9 +172,10 @@ def _values(cursor: _Cursor, files: list[str]) -> tuple[Value, ...]:
     outside = [number for number in range(count) if kinds[number] == _OUT_OF_LINE]
     numbers, offsets = cursor.numbers(len(outside)), cursor.numbers(len(outside))
     found = []
+    names = [key.decode("utf-8", "backslashreplace") for key in keys]
     for index, number, offset in zip(outside, numbers, offsets, strict=True):
         if number >= len(files):
             raise DamagedError("its tree names a file that there cannot be")
-        name = keys[index].decode("utf-8", "backslashreplace")
-        found.append(Value(name, files[number], offset, lengths[index]))
-    return tuple(found)
+        found.append(Value(names[index], files[number], offset, lengths[index]))
+    inline = (number for number in range(count) if kinds[number] != _OUT_OF_LINE)
+    return tuple(found), {names[number]: cursor.take(lengths[number]) for number in inline}

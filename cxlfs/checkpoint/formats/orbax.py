@@ -3,8 +3,8 @@
 Source: orbax/checkpoint (0.12), tensorstore/kvstore/ocdbt/format (0.1.86). Complete: the directory
 has no temporary name, ``_CHECKPOINT_METADATA`` has a time of commit, every item that it names is
 there, each item's manifest of OCDBT and the root that it names have their checksums, and every
-file and value that these name is there (``ocdbt``). What a process wrote on the way, and the
-manifest does not lead to, is looked at as far as it is there.
+file and value that these name is there (``ocdbt``); compressed values are whole frames. What a
+process wrote on the way, and the manifest does not lead to, is looked at as far as it is there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,21 @@ import re
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats import ocdbt
 from cxlfs.checkpoint.formats.files import take_rest
-from cxlfs.checkpoint.jsons import json_of, mapping, number_or_none, sequence, shape, text
+from cxlfs.checkpoint.jsons import (
+    json_of,
+    mapping,
+    number,
+    number_or_none,
+    parse_json,
+    sequence,
+    shape,
+    text,
+)
 from cxlfs.checkpoint.model import (
     Algorithm,
     BeyondLimitsError,
     Contents,
+    DamagedError,
     File,
     IncompleteError,
     ProblemError,
@@ -31,8 +41,12 @@ METADATA = "_CHECKPOINT_METADATA"
 TEMPORARY = re.compile(r"(.+)\.orbax-checkpoint-tmp(?:-\d{1,30})?")
 COMMITTED = "commit_success.txt"
 _ITEM = "_METADATA"
+_SHARDING = "_sharding"
+_ARRAYS = "array_metadatas"
+_JSON_HANDLER = "JsonCheckpointHandler"
 _PROCESS = re.compile(r"ocdbt\.process_\d{1,9}")
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
+_ZARRAY = ".zarray"
 _NODE_SEARCH_BYTES = 32 << 10
 _NODE_BYTES_MAX = 128 << 20
 
@@ -59,41 +73,46 @@ class Orbax:
         if temporary:
             contents.problems.append(IncompleteError("it has the name of an unfinished save"))
         items = self._items(place, contents)
-        for name in items:
+        for name, handler in items.items():
             if not place.is_directory(name):
                 contents.problems.append(IncompleteError(f"the item {name} is missing"))
             else:
-                _take_item(place.below(name), contents)
+                _take_item(place.below(name), contents, handler)
         if place.is_file(_ITEM) or place.is_file(ocdbt.MANIFEST):
-            _take_item(place, contents)
+            _take_item(place, contents, "")
         take_rest(place, contents)
         return contents
 
     @staticmethod
-    def _items(place: Place, contents: Contents) -> list[str]:
-        """Names of items; what is wrong with the metadata becomes a problem."""
+    def _items(place: Place, contents: Contents) -> dict[str, str]:
+        """Names of items and what handles them; what is wrong with the metadata is a problem."""
         contents.files.append(File(METADATA, place.size_of(METADATA)))
-        found = [n for n in place.names() if place.is_file(f"{n}/{_ITEM}")]
+        found = {n: "" for n in place.names() if place.is_file(f"{n}/{_ITEM}")}
         try:
             metadata = json_of(place, METADATA)
             if number_or_none(metadata.get("commit_timestamp_nsecs")) is None:
                 raise IncompleteError(f"{METADATA} has no time of commit")
             handlers = metadata.get("item_handlers")
             if isinstance(handlers, dict):
-                found += [text(n, "an item") for n in handlers if n not in found]
+                found |= {text(n, "an item"): str(handler) for n, handler in handlers.items()}
         except ProblemError as error:
             contents.problems.append(error)
         return found
 
 
-def _take_item(place: Place, contents: Contents) -> None:
+def _take_item(place: Place, contents: Contents, handler: str) -> None:
     try:
-        if not place.names():
+        if not set(place.names()) - {COMMITTED}:
             raise IncompleteError(f"nothing is in {place.prefix.rstrip('/')}")
+        if handler.endswith(_JSON_HANDLER):
+            for name in place.names():
+                if name != COMMITTED:
+                    json_of(place, name)
         if not place.is_file(_ITEM) and not place.is_file(ocdbt.MANIFEST):
             return  # an item that is no tree: what is in it is files of its own
         metadata = json_of(place, _ITEM)
         contents.files.append(File(place.full_name(_ITEM), place.size_of(_ITEM)))
+        _check_descriptions(place)
         values = _take_database(place, contents) if metadata.get("use_ocdbt", True) else {}
         _take_tensors(place, metadata, values, contents)
     except ProblemError as error:
@@ -132,7 +151,47 @@ def _take_database(place: Place, contents: Contents) -> dict[str, list[ocdbt.Val
     for name, end in ends.items():
         if end > (place.size_of(name) or 0):
             raise IncompleteError(f"{place.full_name(name)} was not written to its end")
+    contents.regions += _frames(place, found)
     return values
+
+
+def _check_descriptions(place: Place) -> None:
+    """What Orbax parses beside the tree, where it is there: of shardings, and of arrays."""
+    if place.is_file(_SHARDING):
+        json_of(place, _SHARDING)
+    arrays = place.below(_ARRAYS)
+    for name in arrays.names():
+        what = arrays.full_name(name)
+        for claim in sequence(json_of(arrays, name).get("array_metadatas"), what):
+            array = mapping(mapping(claim, what).get("array_metadata"), what)
+            text(array.get("param_name"), what)
+            for key in ("write_shape", "chunk_shape"):
+                shape(array.get(key), what)
+
+
+def _frames(place: Place, found: ocdbt.Contents) -> list[Region]:
+    """The values of arrays that their metadata (``.zarray``) calls compressed with Zstandard."""
+    compressed = set()
+    for key, data in found.texts.items():
+        array, _, name = key.rpartition("/")
+        if name != _ZARRAY:
+            continue
+        metadata = mapping(parse_json(data, f"the metadata of {array[:200]}"), "it")
+        compressor = metadata.get("compressor")
+        if isinstance(compressor, dict) and compressor.get("id") == "zstd":
+            compressed.add(array)
+    return [
+        Region(
+            place.full_name(each.file),
+            each.offset,
+            each.length,
+            Algorithm.ZSTD,
+            0,
+            each.key,
+        )
+        for each in found.values or ()
+        if each.key.rpartition("/")[0] in compressed
+    ]
 
 
 def _take_data(place: Place, name: str, contents: Contents) -> None:
@@ -180,6 +239,7 @@ def _take_tensors(
         keys = sequence(fields.get("key_metadata", []), "its tree")
         parts = [str(mapping(key, "its tree").get("key")) for key in keys]
         value = mapping(fields.get("value_metadata", {}), "its tree")
+        _check_keys(keys, value)
         name = ".".join(parts)[: limits.NAME_CHARACTERS_MAX]
         dimensions = shape(value.get("write_shape") or [], name)
         if value.get("value_type") == "None":
@@ -192,3 +252,13 @@ def _take_tensors(
             contents.tensors.append(Tensor(label, "", dimensions, file, piece.offset, piece.length))
         if not pieces:  # small: it lies in the tree itself
             contents.tensors.append(Tensor(name, "", dimensions, "", None, None))
+
+
+def _check_keys(keys: list[object] | tuple[object, ...], value: dict[str, object]) -> None:
+    """What Orbax cannot do without."""
+    for key in keys:
+        number(mapping(key, "its tree").get("key_type"), "the type of a key of its tree")
+    if not isinstance(value.get("value_type"), str):
+        raise DamagedError("a value of its tree has no type")
+    if not isinstance(value.get("skip_deserialize"), bool):
+        raise DamagedError("a value of its tree is not said to be read or not")

@@ -1,7 +1,7 @@
-"""TensorFlow's checkpoints: ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``; and SavedModel.
+"""TensorFlow's checkpoints: ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``.
 
 Source: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/core/protobuf/
-tensor_bundle.proto, tensorflow/python/saved_model (2.21). Complete: the index has its end and its
+tensor_bundle.proto (2.21). Complete: the index has its end and its
 blocks their checksums, every file of data that it counts is there, and every tensor lies inside.
 The index has a masked CRC32C of each tensor. While it is saved the data lies in ``PREFIX_temp``.
 """
@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats import protobuf
-from cxlfs.checkpoint.formats.files import take_rest
 from cxlfs.checkpoint.formats.sstable import Table
 from cxlfs.checkpoint.model import (
     Algorithm,
@@ -33,7 +32,7 @@ PART = re.compile(r"(?P<prefix>.+)\.(?:index|data-\d{5}-of-\d{5})")
 STEP = re.compile(r".*-(\d{1,18})")
 TEMPORARY_SUFFIX = "_temp"
 _SHARDS_MAX = 100_000
-_STRING, _VARIANT = 7, 21
+_STRING, _RESOURCE, _VARIANT = 7, 20, 21
 _REFERENCE = 100
 _TYPES = {
     1: ("float32", 4),
@@ -55,15 +54,20 @@ _TYPES = {
     17: ("uint16", 2),
     18: ("complex128", 16),
     19: ("float16", 2),
-    20: ("resource", 0),
+    _RESOURCE: ("resource", 0),
     _VARIANT: ("variant", 0),
     22: ("uint32", 4),
     23: ("uint64", 8),
     24: ("float8_e5m2", 1),
     25: ("float8_e4m3fn", 1),
+    26: ("float8_e4m3fnuz", 1),
+    27: ("float8_e4m3b11fnuz", 1),
+    28: ("float8_e5m2fnuz", 1),
+    29: ("int4", 1),
+    30: ("uint4", 1),
+    31: ("int2", 1),
+    32: ("uint2", 1),
 }
-_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
-_VARIABLES = "variables/variables"
 
 
 class Bundle:
@@ -84,41 +88,6 @@ class Bundle:
         contents.step = int(match[1]) if match is not None else None
         take_bundle(Place(place.path.parent, place.budget), place.name, contents)
         return contents
-
-
-class SavedModel:
-    kind = "saved-model"
-
-    def recognises(self, place: Place) -> bool:
-        if not place.is_directory():
-            return False
-        names = set(place.names())
-        return bool(names & set(_SAVED_MODEL)) or {"variables", "assets"} <= names
-
-    def examine(self, place: Place) -> Contents:
-        contents = Contents()
-        name = next((each for each in _SAVED_MODEL if place.is_file(each)), None)
-        contents.files.append(File(name or _SAVED_MODEL[0], place.size_of(name) if name else None))
-        if name is None:
-            contents.problems.append(IncompleteError(f"{_SAVED_MODEL[0]} is missing"))
-        elif name.endswith(".pb"):
-            _check_graph(place, name, contents)
-        if place.is_directory("variables"):
-            take_bundle(place, _VARIABLES, contents)
-        take_rest(place, contents)
-        return contents
-
-
-def _check_graph(place: Place, name: str, contents: Contents) -> None:
-    try:
-        with place.open(name) as reader:
-            if not reader.size_bytes:
-                raise IncompleteError(f"{name} is empty")
-            graphs = sum(1 for f, _ in protobuf.fields(reader.head(reader.size_bytes)) if f == 2)
-        if not graphs:
-            raise DamagedError(f"{name} holds no graph")
-    except ProblemError as error:
-        contents.problems.append(error)
 
 
 @dataclasses.dataclass(slots=True)
@@ -282,7 +251,7 @@ def _take_tensor(
                 items=items,
             )
         )
-    elif entry.crc32c is not None and item_bytes and entry.size:
+    elif entry.crc32c is not None and entry.dtype not in (_RESOURCE, _VARIANT) and entry.size:
         contents.regions.append(
             Region(
                 file, entry.offset, entry.size, Algorithm.CRC32C_MASKED, entry.crc32c, entry.name

@@ -3,6 +3,10 @@
 Source: torch/serialization.py, caffe2/serialize/inline_container.cc (torch 2.13). Complete: the
 archive's end record is there, its pickle ends, and every storage that the pickle names has a
 record of its size. Each record has a CRC-32, which ``torch.load`` does not compare.
+
+An exception that passes ``torch.save`` lets its writer end the archive in good order: what had not
+come yet is missing, the pickle or storages, and nothing else is there. That is incomplete, not
+damaged.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ _OTHER_NAMES = re.compile(
 )
 """What Hugging Face calls files of ``torch.save``."""
 _PICKLE = "data.pkl"
+_OF_THE_WRITER = frozenset({"version", "byteorder", ".data/serialization_id"})
+"""Records that it adds when an archive is ended."""
 
 
 class TorchZip:
@@ -71,6 +77,8 @@ class TorchZip:
         for tensor in walk.tensors:
             storage = tensor.storage
             record = archive.records.get(f"{root}data/{storage.key}")
+            if record is None and _is_ended_early(archive, root, walk):
+                raise IncompleteError(f"it was ended before tensor {tensor.name} was saved")
             if record is None or record.size_bytes != storage.size_bytes:
                 raise DamagedError(f"tensor {tensor.name}: its data is not in the archive")
             offset = record.offset + tensor.offset if _is_plain(record) else None
@@ -99,4 +107,13 @@ def _root_of(archive: Archive) -> str:
         root, _, last = name.rpartition("/")
         if last == _PICKLE and "/" not in root:
             return f"{root}/" if root else ""
+    if {name.partition("/")[2] for name in archive.records} <= _OF_THE_WRITER:
+        raise IncompleteError("the archive was ended before anything was in it")
     raise DamagedError(f"the archive has no {_PICKLE}")
+
+
+def _is_ended_early(archive: Archive, root: str, walk: TensorWalk) -> bool:
+    """Every storage in the archive is of a tensor: no record has come to have another name."""
+    begin = f"{root}data/"
+    found = {name.removeprefix(begin) for name in archive.records if name.startswith(begin)}
+    return found <= walk.storages.keys()

@@ -1,6 +1,8 @@
-"""Frames of Zstandard, inflated within a limit: the standard library of Python 3.11 has none.
+"""Frames of Zstandard: inflated within a limit, or gone through from block to block. The standard
+library of Python 3.11 has none.
 
-Source: RFC 8878. Small and slow (a megabyte takes a second), for the headers that OCDBT compresses.
+Source: RFC 8878. Inflating is small and slow (a megabyte takes a second), for the headers that
+OCDBT compresses; of arrays only the blocks are gone through.
 Without dictionaries; the checksum of a frame is not compared, what lies in it has its own.
 
 Never here: what the bytes mean. Whatever is wrong is a DamagedError.
@@ -30,6 +32,10 @@ _OFFSET_CODE_MAX = 31
 _HUFFMAN_BITS_MAX = 11
 _WEIGHT_ACCURACY_MAX = 6
 _BLOCK_BYTES_MAX = 128 << 10
+_DESCRIBED_BYTES = 5
+"""Magic and descriptor."""
+_CHECKSUM_BYTES = 4
+_BLOCK_HEAD_BYTES = 3
 
 
 class _Cell(NamedTuple):
@@ -71,6 +77,69 @@ def inflate(data: bytes, limit: int) -> bytes:
         raise DamagedError("compressed bytes are damaged") from error
 
 
+def is_whole(read: Callable[[int, int], bytes], size_bytes: int) -> bool:
+    """Whether one frame of ``size_bytes`` ends where they do, and none of its blocks lacks its end.
+
+    ``read``: bytes of it, by offset and length; each is read once. What lies in a block between its
+    head and its end is not looked at.
+    """
+    at = min(_DESCRIBED_BYTES, size_bytes)
+    head = read(0, at)
+    if len(head) < _DESCRIBED_BYTES or not head.startswith(MAGIC):
+        return False
+    about = head[4]
+    single = about >> 5 & 1
+    dictionary, content = (0, 1, 2, 4)[about & 3], (single, 2, 4, 8)[about >> 6]
+    at += (1 - single) + dictionary + content
+    end = size_bytes - (_CHECKSUM_BYTES if about >> 2 & 1 else 0)
+    while at + _BLOCK_HEAD_BYTES <= end:
+        kind, size, is_last = _block_head(read(at, _BLOCK_HEAD_BYTES))
+        at += _BLOCK_HEAD_BYTES
+        stored = 1 if kind == _RLE else size
+        if kind > _COMPRESSED or size > _BLOCK_BYTES_MAX or at + stored > end:
+            return False
+        if not _has_end(read(at, stored)) and kind == _COMPRESSED:
+            return False
+        at += stored
+        if is_last:
+            return at == end
+    return False
+
+
+def _block_head(data: bytes) -> tuple[int, int, bool]:
+    """Kind and size of a block, and whether it is the last."""
+    head = int.from_bytes(data, "little")
+    return head >> 1 & 3, head >> 3, bool(head & 1)
+
+
+def _has_end(block: bytes) -> bool:
+    """A block ends with its sequences, or with literals and a count of none: streams of bits, the
+    last byte of which is not zero. Literals that are not compressed may be anything.
+    """
+    try:
+        kind, width, size, stored = _literals_head(block)
+        end = width + (1 if kind == _RLE else size if kind == _RAW else stored)
+        has_sequences = block[end] != 0 or end + 1 != len(block)
+        return block[-1] != 0 if has_sequences else kind in (_RAW, _RLE) or block[end - 1] != 0
+    except (IndexError, DamagedError):
+        return False
+
+
+def _literals_head(block: bytes) -> tuple[int, int, int, int]:
+    """Kind, bytes of the head, bytes of the literals, bytes that they are compressed to (or 0)."""
+    kind, form = block[0] & 3, block[0] >> 2 & 3
+    if kind in (_RAW, _RLE):
+        width = (1, 2, 1, 3)[form]
+        size, stored = int.from_bytes(block[:width], "little") >> (3 if width == 1 else 4), 0
+    else:
+        width, bits = ((3, 10), (3, 10), (4, 14), (5, 18))[form]
+        head = int.from_bytes(block[:width], "little") >> 4
+        size, stored = head & ((1 << bits) - 1), head >> bits & ((1 << bits) - 1)
+    if size > _BLOCK_BYTES_MAX or width + stored > len(block):
+        raise DamagedError("compressed bytes are damaged")
+    return kind, width, size, stored
+
+
 class _Frame:
     """What blocks hand on to each other: the output, tables, and the last three offsets."""
 
@@ -85,9 +154,8 @@ class _Frame:
     def inflate(self) -> bytes:
         at = self._begin()
         while True:
-            head = int.from_bytes(self._take(at, 3), "little")
-            at += 3
-            kind, size = (head >> 1) & 3, head >> 3
+            kind, size, is_last = _block_head(self._take(at, _BLOCK_HEAD_BYTES))
+            at += _BLOCK_HEAD_BYTES
             if kind == _RLE:
                 self._put(self._take(at, 1) * min(size, self._limit + 1))
                 at += 1
@@ -100,7 +168,7 @@ class _Frame:
                     self._block(block)
             else:
                 raise DamagedError("compressed bytes are damaged")
-            if head & 1:
+            if is_last:
                 return bytes(self._out)
 
     def _begin(self) -> int:
@@ -209,21 +277,12 @@ class _Frame:
 
     def _literals(self, block: bytes) -> tuple[bytes, int]:
         """The literals of a block, and where its sequences begin."""
-        kind, form = block[0] & 3, block[0] >> 2 & 3
-        if kind in (_RAW, _RLE):
-            width = (1, 2, 1, 3)[form]
-            size = int.from_bytes(block[:width], "little") >> (3 if width == 1 else 4)
-            if size > _BLOCK_BYTES_MAX:
-                raise DamagedError("compressed bytes are damaged")
-            if kind == _RLE:
-                return block[width : width + 1] * size, width + 1
+        kind, width, size, packed = _literals_head(block)
+        if kind == _RLE:
+            return block[width : width + 1] * size, width + 1
+        if kind == _RAW:
             return block[width : width + size], width + size
-        width, bits = ((3, 10), (3, 10), (4, 14), (5, 18))[form]
-        head = int.from_bytes(block[:width], "little") >> 4
-        size, packed = head & ((1 << bits) - 1), head >> bits & ((1 << bits) - 1)
-        end = width + packed
-        if size > _BLOCK_BYTES_MAX or end > len(block):
-            raise DamagedError("compressed bytes are damaged")
+        form, end = block[0] >> 2 & 3, width + packed
         at = width
         if kind == _COMPRESSED:
             self._huffman, at = _read_huffman(block, at)
