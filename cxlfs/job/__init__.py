@@ -11,12 +11,16 @@ imported before an engine over it is made.
 from cxlfs.errors import (
     AbortedError,
     JobConfigurationError,
+    JobTierError,
     NotRestoredError,
     UndecidedError,
 )
+from cxlfs.job.agreed import agreed_checkpoint
 from cxlfs.job.checkpointer import Checkpointer
 from cxlfs.job.pending import PendingCheckpoint
 from cxlfs.job.protocol import Aborted, Committed, Nothing, Restored
+from cxlfs.job.reachable import Reachable
+from cxlfs.job.resharding import Resharded
 from cxlfs.job.schedule import Schedule, every
 
 __all__ = [
@@ -25,11 +29,15 @@ __all__ = [
     "Checkpointer",
     "Committed",
     "JobConfigurationError",
+    "JobTierError",
     "NotRestoredError",
     "Nothing",
     "PendingCheckpoint",
+    "Reachable",
+    "Resharded",
     "Restored",
     "Schedule",
     "UndecidedError",
+    "agreed_checkpoint",
     "every",
 ]

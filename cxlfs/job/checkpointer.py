@@ -11,14 +11,15 @@ Invariants
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from cxlfs.errors import (
     InvariantError,
@@ -26,11 +27,13 @@ from cxlfs.errors import (
     NotRestoredError,
     UndecidedError,
 )
-from cxlfs.job import files, medium
+from cxlfs.job import engines, files, medium
+from cxlfs.job.copies import Copies
 from cxlfs.job.driver import drive, reason_of
 from cxlfs.job.engines import Engine, engine_named
 from cxlfs.job.pending import NOT_BEGUN, InOrder, PendingCheckpoint
 from cxlfs.job.protocol import (
+    TIER,
     Aborted,
     Action,
     Attempt,
@@ -45,16 +48,23 @@ from cxlfs.job.protocol import (
     Outcome,
     Place,
     RecordCommit,
+    Replicate,
     Restored,
     Restoring,
     Save,
     Saving,
     TakeStock,
+    TakeStockBelow,
     Undecided,
     WriteManifest,
     collectable,
     next_number,
 )
+from cxlfs.job.reachable import Reachable
+from cxlfs.job.resharding import Resharded, restore_parts
+
+if TYPE_CHECKING:
+    from cxlfs.job.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +73,10 @@ STEP_MAX = 10**18
 _KEYS_KEPT_CALLS = 4
 _WAITS_EACH = 4
 """Deadlines that a checkpoint in flight can use up: PREPARE, its own save, votes, records."""
+_WAITS_FOR_COPIES = 3
+"""And those of others: copies that a restore makes again, who has saved, copying."""
+DOMAIN_VARIABLE = "CXLFS_DOMAIN"
+_DOMAIN_MAX = 255
 
 _Snapshot = TypeVar("_Snapshot")
 
@@ -70,12 +84,17 @@ _Snapshot = TypeVar("_Snapshot")
 class Checkpointer:
     """One in each process of the job, made on all ranks alike.
 
-    ``root``: a directory of this node's mounted store; ranks of one node share it. ``keep``: how
-    many committed checkpoints stay. ``deadline_seconds``: how long a rank waits for the others at
-    each step of the protocol; the slowest save has to fit. What is in flight is waited for
-    4 * ``in_flight`` times as long. ``allow_volatile``: commit although a store lies in memory that
-    is gone with the power. ``in_flight``: how many asynchronous checkpoints, and snapshots, there
-    may be.
+    ``root``: a directory of this node's mounted store; ranks of one node share it. ``replicas``: in
+    how many stores, each of another failure domain, the shards of each rank lie; ``domain``: with
+    what else this node fails (a rack, a power supply), by default what CXLFS_DOMAIN says, or the
+    node's name. ``keep``: how many committed checkpoints stay. ``deadline_seconds``: how long a
+    rank waits for the others at each step of the protocol; the slowest save has to fit, and the
+    slowest copy. What is in flight is waited for 4 * ``in_flight`` times as long, 7 * with copies.
+    ``allow_volatile``: commit although a store lies in memory that is gone with the power.
+    ``in_flight``: how many asynchronous checkpoints, and snapshots, there may be. ``tier``: the URL
+    of a place in an object store, to which what is committed is drained behind training, and from
+    which comes back what no store has; ``tier_every``: every how many commits; ``tier_keep``: how
+    many stay there (None: all).
 
     Methods are called from one thread at a time. As a context manager it closes itself. One that
     is dropped finishes what is in flight, as the end of the process does, and what went wrong
@@ -89,34 +108,38 @@ class Checkpointer:
         root: str | os.PathLike[str],
         *,
         replicas: int = 1,
-        tier: object = None,
+        domain: str | None = None,
+        tier: str | None = None,
+        tier_every: int = 1,
+        tier_keep: int | None = None,
         keep: int = 2,
         engine: str | Engine = "auto",
         deadline_seconds: float = DEADLINE_SECONDS_DEFAULT,
         allow_volatile: bool = False,
         in_flight: int = 1,
     ) -> None:
-        if replicas != 1 or tier is not None:
-            raise JobConfigurationError(
-                "copies on other nodes and a tier below are not part of this version",
-                next_step="replicas=1, tier=None: what is committed lies on each rank's own node",
-            )
-        if keep < 1 or in_flight < 1 or deadline_seconds <= 0:
-            raise JobConfigurationError("keep and in_flight are 1 or more, a deadline lies ahead")
+        if min(keep, in_flight, tier_every, tier_keep or 1) < 1 or deadline_seconds <= 0:
+            raise JobConfigurationError("counts are 1 or more, a deadline lies ahead")
         self.root = Path(root)
         self.keep = keep
         self.deadline_seconds = deadline_seconds
         self.engine = engine_named(engine) if isinstance(engine, str) else engine
         self.world = self.engine.world()
+        self.domain = _domain_of(domain)
+        self.copies = Copies(self.root, self.engine, replicas)
         self.store = medium.identity(self.root)
         self.medium, is_volatile = medium.medium_of(self.root)
         self._refusal = ""
         if is_volatile and not allow_volatile:
             self._refusal = f"{self.root} lies in memory that is gone with the power"
         self._calls = 0
+        self._manifest: files.Manifest | None = None
         self._next_number: int | None = None
+        self._met: tuple[Inventory, ...] = ()
+        self._known: tuple[Inventory, ...] = ()
         self._said: dict[int, list[str]] = {}
         self.in_flight = in_flight
+        self._tier = _tier_of(tier, self.root, self.world.rank, tier_every, tier_keep)
         self._background = InOrder()
         self._is_closed = False
         weakref.finalize(self, self._background.report)
@@ -134,11 +157,14 @@ class Checkpointer:
         Asynchronous ones are waited for, and what went wrong with them is raised instead.
 
         Raises UndecidedError, AbortedError, JobConfigurationError (before
-        ``restore_from_checkpoint``, or closed).
+        ``restore_from_checkpoint``, or closed); JobTierError of a checkpoint before, when this one
+        has ended, with its ``outcome``.
         """
         self._check(step)
         self._settle_or_refuse(step, in_flight_max=0)
-        return self._checkpoint(step, save)
+        outcome = self._checkpoint(step, save)
+        self._raise_of_tier(outcome)
+        return outcome
 
     def async_checkpoint(
         self,
@@ -158,21 +184,27 @@ class Checkpointer:
         that one's checkpoint is not begun. An exception of ``snapshot`` is a vote against, as one
         of ``save``.
 
-        Raises UndecidedError, AbortedError, JobConfigurationError.
+        Raises UndecidedError, AbortedError, JobConfigurationError; JobTierError of a checkpoint
+        before, when this one is on its way, with what is returned else as its ``outcome``.
         """
         self._check(step)
         self._settle_or_refuse(step, in_flight_max=self.in_flight - 1)
         write = _writing(save, snapshot)
         pending = PendingCheckpoint(step, self._patience_seconds())
-        return self._background.begin(pending, lambda: self._checkpoint(step, write))
+        self._background.begin(pending, lambda: self._checkpoint(step, write))
+        self._raise_of_tier(pending)
+        return pending
 
     def wait(self) -> None:
-        """Until nothing is in flight. Raises UndecidedError, AbortedError: of checkpoints that
-        nobody asked, or the deadline has passed.
+        """Until nothing is in flight, or on its way to the tier. Raises UndecidedError,
+        AbortedError, JobTierError: of checkpoints that nobody asked, or the deadline has passed.
         """
         failure = self._background.settle(0, self._patience_seconds())
+        if self._tier is not None:
+            self._tier.wait(self.deadline_seconds)
         if failure is not None:
             raise failure
+        self._raise_of_tier(None)
 
     def close(self) -> None:
         """``wait``, and no further checkpoints. Before the process group is destroyed."""
@@ -209,13 +241,50 @@ class Checkpointer:
             pending = PendingCheckpoint(0, self._patience_seconds(), is_seen=True)
             self._background.begin(pending, lambda: self._restoring(_raising(failure)))
             raise failure
-        return self._restoring(lambda action: self._restore(action, load))
+        return self._restoring(lambda machine, action: self._restore(machine, action, load))
+
+    def restore_resharded(
+        self,
+        load: Callable[[Reachable], object],
+        *,
+        check: Callable[[Reachable], object],
+        stores: Sequence[str | os.PathLike[str]] = (),
+    ) -> Resharded:
+        """Where ``restore_from_checkpoint`` has raised NotRestoredError as the job has another
+        number of ranks, or each needs more than it saved: all load one checkpoint, each from the
+        parts in its own directory and in ``stores`` (directories of other nodes, as this rank
+        reaches them). ``check`` raises if what it is given is not enough for this rank; ``load``
+        asks ``verified`` for each part before it reads it.
+
+        Raises NotRestoredError, UndecidedError, AbortedError, JobConfigurationError.
+        """
+        self._check_open()
+        self.wait()
+        if not self._met:
+            raise JobConfigurationError("restore_from_checkpoint comes first, on all ranks")
+        call = self._place().call
+
+        def gather(phase: str, body: bytes) -> dict[int, bytes]:
+            key = f"{call}/{phase}"
+            self._said.setdefault(call, []).append(key)
+            heard = engines.gather(self.engine, key, body, self.deadline_seconds)
+            missing = sorted(set(range(self.world.size)) - set(heard))
+            if missing:
+                raise self._unheard(phase, missing)
+            return heard
+
+        roots = (self.root, *map(Path, stores))
+        found, ahead = restore_parts(gather, roots, check, load)
+        self.copies.settle(self._met)
+        self._next_number = max(ahead, next_number(self._known))
+        return found
 
     # --- driving ----------------------------------------------------------------------------
 
     def _patience_seconds(self) -> float:
         """How long what is in flight may take: longer than what ends by deadlines of its own."""
-        return _WAITS_EACH * self.in_flight * self.deadline_seconds
+        waits = _WAITS_EACH + (_WAITS_FOR_COPIES if self.copies.replicas > 1 else 0)
+        return waits * self.in_flight * self.deadline_seconds
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -250,19 +319,60 @@ class Checkpointer:
             raise InvariantError("a checkpoint without a number")
         attempt = Attempt(self._next_number, step, secrets.token_hex(8))
         self._next_number += 1
-        machine = Saving(self._place(), attempt, refusal=refusal or self._refusal)
+        place, refusal = self._place(), refusal or self._refusal
+        machine = Saving(place, attempt, replicas=self.copies.replicas, refusal=refusal)
         outcome = self._drive(machine, lambda action: self._save(action, save))
-        if isinstance(outcome, Committed | Aborted):
+        if isinstance(outcome, Committed):
+            if self._tier is not None:
+                self._tier.begin(outcome.attempt, self.world.size)
+            return dataclasses.replace(outcome, copies=self.copies.stores())
+        if isinstance(outcome, Aborted):
             return outcome
         raise InvariantError(f"saving ended with {outcome}")
 
-    def _restoring(self, act: Callable[[Action], Inventory | None]) -> Restored | Nothing:
-        machine = Restoring(self._place(), can_fetch=False)
-        outcome = self._drive(machine, act)
-        self._next_number = next_number(machine.inventories)
+    def _restoring(
+        self, act: Callable[[Restoring, Action], Inventory | None]
+    ) -> Restored | Nothing:
+        has_tier = self._tier is not None
+        machine = Restoring(self._place(), can_fetch=True, has_tier=has_tier)
+        try:
+            outcome = self._drive(machine, lambda action: act(machine, action))
+        finally:
+            self._met, self._known = machine.inventories, machine.everywhere
+        self.copies.settle(machine.inventories)
+        self._next_number = next_number(machine.everywhere)
+        if isinstance(outcome, Restored):
+            self._fill(machine)
+            self._drain_again(machine, outcome.attempt)
         if isinstance(outcome, Restored | Nothing):
             return outcome
         raise InvariantError(f"restoring ended with {outcome}")
+
+    def _fill(self, machine: Restoring) -> None:
+        """Beside training, and before the next checkpoint."""
+        name, pending = f"{machine.place.call}/fill", PendingCheckpoint(0, 0.0, is_seen=True)
+        self._background.begin(
+            pending, lambda: self.copies.fill(machine, name, self.deadline_seconds)
+        )
+
+    def _drain_again(self, machine: Restoring, attempt: Attempt) -> None:
+        """What was on its way to the tier when the job ended."""
+        known = () if machine.below is None else machine.below.commits
+        if self._tier is not None and attempt not in {commit.attempt for commit in known}:
+            self._tier.begin(attempt, self.world.size)
+
+    def _raise_of_tier(self, outcome: Committed | Aborted | PendingCheckpoint | None) -> None:
+        """What went wrong on the way to the tier: behind what was asked for, which it costs not."""
+        failure = None if self._tier is None else self._tier.failure()
+        if failure is not None:
+            failure.outcome = outcome
+            raise failure
+
+    def _unheard(self, phase: str, missing: Sequence[int]) -> UndecidedError:
+        ranks = ", ".join(map(str, missing))
+        return UndecidedError(
+            f"{phase}: not heard within {self.deadline_seconds:g} s: rank {ranks}"
+        )
 
     def _place(self) -> Place:
         self._calls += 1
@@ -276,10 +386,7 @@ class Checkpointer:
             machine, self.engine, act, deadline_seconds=self.deadline_seconds, said=said
         )
         if isinstance(outcome, Undecided):
-            ranks = ", ".join(map(str, outcome.missing))
-            raise UndecidedError(
-                f"{outcome.phase}: not heard within {self.deadline_seconds:g} s: rank {ranks}"
-            )
+            raise self._unheard(outcome.phase, outcome.missing)
         if isinstance(outcome, NotRestored):
             raise NotRestoredError("; ".join(outcome.reasons))
         return outcome
@@ -288,42 +395,82 @@ class Checkpointer:
         rank = self.world.rank
         match action:
             case Save(attempt):
-                save(files.begin(self.root, attempt, rank))
-            case WriteManifest(attempt, world):
-                shards = files.measure(files.staging_path(self.root, attempt, rank))
-                node = os.uname().nodename
-                return files.seal(
-                    self.root,
-                    files.Manifest(attempt, rank, world, node, self.store, self.medium, shards),
-                )
+                directory = files.begin(self.root, attempt, rank)
+                save(directory)
+                self._manifest = self._measured(attempt, directory)
+            case Replicate():
+                name = f"{self._calls}/copies"
+                self.copies.replicate(self._saved_manifest(), name, self.deadline_seconds)
+            case WriteManifest():
+                return files.seal(self.root, self._saved_manifest())
             case RecordCommit(attempt, digest):
                 files.record_commit(self.root, attempt, rank, digest)
             case Discard(attempt):
-                files.remove_rank(self.root, attempt, rank)
+                self.copies.discard(attempt)
             case Collect(attempt):
-                inventory, _ = files.take_stock(self.root, self.store)
+                inventory = files.outline(self.root, self.store)
                 older = collectable(inventory, attempt, self.keep)
-                files.remove_older(self.root, older, rank, attempt)
+                if self._tier is not None:
+                    older = [each for each in older if not self._tier.holds(each)]
+                files.remove_older(self.root, older, self.copies.is_mine, attempt)
             case _:
                 raise InvariantError(f"not an action of saving: {action}")
         return None
 
-    def _restore(self, action: Action, load: Callable[[Path], object]) -> Inventory | None:
+    def _measured(self, attempt: Attempt, directory: Path) -> files.Manifest:
+        shards = files.measure(directory)
+        node, world = os.uname().nodename, self.world
+        return files.Manifest(
+            attempt, world.rank, world.size, node, self.store, self.medium, shards
+        )
+
+    def _saved_manifest(self) -> files.Manifest:
+        if self._manifest is None:
+            raise InvariantError("nothing was saved")
+        return self._manifest
+
+    def _restore(
+        self, machine: Restoring, action: Action, load: Callable[[Path], object]
+    ) -> Inventory | None:
         match action:
             case TakeStock():
                 inventory, problems = files.take_stock(self.root, self.store)
                 for problem in problems:
                     log.warning("left out: %s", problem)
-                return inventory
+                return dataclasses.replace(inventory, domain=self.domain)
+            case TakeStockBelow() if self._tier is not None:
+                return self._tier.stock()
             case Load(attempt, shard, holder, manifest):
-                if holder != self.store:
-                    raise InvariantError("a rank loads from its own store")
-                load(files.verify(self.root, attempt, shard, manifest))
+                name = f"{machine.place.call}/fetch/{machine.round}"
+                self.copies.fetch(machine, name, self.deadline_seconds)
+                if holder == TIER and self._tier is not None:
+                    self._tier.bring(attempt, shard)
+                if holder in {self.store, TIER}:
+                    load(files.verify(self.root, attempt, shard, manifest))
+                else:  # verified when it came
+                    load(files.rank_path(self.root, attempt, shard))
             case RecordCommit(attempt, digest):
                 files.record_commit(self.root, attempt, self.world.rank, digest)
             case _:
                 raise InvariantError(f"not an action of restoring: {action}")
         return None
+
+
+def _tier_of(url: str | None, root: Path, rank: int, every: int, keep: int | None) -> Tier | None:
+    if url is None:
+        return None
+    from cxlfs.job.tier import Tier  # noqa: PLC0415  a job without a tier needs none of it
+
+    return Tier(url, root, rank, every=every, keep=keep)
+
+
+def _domain_of(stated: str | None) -> str:
+    """Raises JobConfigurationError."""
+    if stated is None:
+        stated = os.environ.get(DOMAIN_VARIABLE) or os.uname().nodename
+    if not 0 < len(stated) <= _DOMAIN_MAX:
+        raise JobConfigurationError(f"the name of a domain has 1 to {_DOMAIN_MAX} characters")
+    return stated
 
 
 def _writing(
@@ -337,8 +484,8 @@ def _writing(
     return lambda directory: save(directory, taken)
 
 
-def _raising(error: BaseException) -> Callable[[object], None]:
-    def fail(_given: object) -> None:
+def _raising(error: BaseException) -> Callable[..., None]:
+    def fail(*_given: object) -> None:
         raise error
 
     return fail

@@ -7,7 +7,7 @@ Never: decides anything; waits without a deadline.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cxlfs.errors import InvariantError, JobMessageError
 from cxlfs.job.engines import Engine
@@ -20,8 +20,10 @@ from cxlfs.job.protocol import (
     Gather,
     Heard,
     Inventory,
+    Key,
     Machine,
     Outcome,
+    Tell,
     decode,
     encode,
 )
@@ -45,6 +47,8 @@ def drive(
     while action is not None:
         if isinstance(action, Gather):
             _gather(machine, engine, action, deadline_seconds, said)
+        elif isinstance(action, Tell):
+            _tell(machine, engine, action, said)
         else:
             machine.on(_event_of(action, act))
         action = machine.action
@@ -56,7 +60,9 @@ def drive(
 def _event_of(action: Action, act: Callable[[Action], str | Inventory | None]) -> Event:
     try:
         return Done(action, act(action))
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # as DCP's CheckpointException is, which is no Exception
         log.exception("%s failed", type(action).__name__)
         return Failed(action, reason_of(error))
 
@@ -66,23 +72,52 @@ def reason_of(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:REASON_MAX]
 
 
+def _tell(machine: Machine, engine: Engine, action: Tell, said: list[str]) -> None:
+    key = _tally_name(action.key)
+    said.append(key)
+    engine.say(key, encode(action.body))
+    machine.on(Done(action))
+
+
 def _gather(
     machine: Machine, engine: Engine, action: Gather, seconds: float, said: list[str]
 ) -> None:
-    key = f"{action.key.call}/{action.key.phase}/{action.key.round}"
-    body = None if action.body is None else encode(action.body)
-    if body is not None:
+    """In a poll rank 0 hears all, the others rank 0; what else was said by then they hear when that
+    was in vain.
+    """
+    key, place = _name(action.key), machine.place
+    if action.body is not None:
         said.append(key)
-    heard: dict[int, bytes] = {}
-    if action.from_rank_0:
-        found = engine.broadcast(key, body, seconds)
-        heard = {} if found is None else {0: found}
-    elif body is not None:
-        heard = engine.gather(key, body, seconds)
-    for sender, data in sorted(heard.items()):
+        engine.say(key, encode(action.body), to_all=not action.is_poll)
+    if action.is_poll and place.rank != 0:
+        _hear(machine, engine, action, _tally_name(action.key), [0], seconds)
+        seconds = 0.0
+    if machine.action is action:
+        ranks = range(1 if action.from_rank_0 else place.world)
+        _hear(machine, engine, action, key, ranks, seconds)
+    if machine.action is action:
+        machine.on(DeadlinePassed(action.key))
+
+
+def _name(key: Key) -> str:
+    return f"{key.call}/{key.phase}/{key.round}"
+
+
+def _tally_name(key: Key) -> str:
+    """A rank says one thing of a name, and rank 0 has said its vote."""
+    return f"{_name(key)}/tally"
+
+
+def _hear(
+    machine: Machine,
+    engine: Engine,
+    action: Gather,
+    name: str,
+    ranks: Sequence[int],
+    seconds: float,
+) -> None:
+    for sender, data in sorted(engine.hear(name, ranks, seconds).items()):
         try:
             machine.on(Heard(action.key, sender, decode(data)))
         except JobMessageError as error:
             log.warning("rank %d said what is not understood: %s", sender, error)
-    if machine.action is action:
-        machine.on(DeadlinePassed(action.key))

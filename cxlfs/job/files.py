@@ -5,6 +5,7 @@
         rank-00003/                                voted for: shards, and
             manifest.json                          what they are
         commit-00003.json                          rank 3 has seen all votes
+        drained-00003.json                         its shards are in the tier below, too
 
 Never: which attempt counts (``protocol``), what a store lies on (``medium``).
 
@@ -25,26 +26,33 @@ import json
 import os
 import re
 import shutil
-import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from cxlfs.durable import (
+    opened_file,
+    promised_crc32c,
+    size_and_crc32c,
+    sync_directory,
+    write_durably,
+)
 from cxlfs.errors import JobFilesError
 from cxlfs.job.protocol import Attempt, Commit, Held, Inventory
 from cxlfs.job.protocol.messages import attempt_of
-from cxlfs.job.protocol.plain import Plain, PlainError, constant, fields, number, parse, row, text
 from cxlfs.native import crc32c
+from cxlfs.plain import Plain, PlainError, constant, fields, number, parse, row, text
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MANIFEST_BYTES_MAX = 64 << 20
 COMMIT_BYTES_MAX = 4096
 SHARDS_MAX = 1 << 18
-CRC32C_XATTR = "user.cxlfs.crc32c"
-_READ_BYTES = 4 << 20
 _ATTEMPT = re.compile(r"step-(\d{12,19})\.(\d{6,19})-([0-9a-f]{16})", re.ASCII)
 _RANK = re.compile(r"rank-(\d{5,10})", re.ASCII)
+_RECEIVING_NAME = ".cxlfs-receiving"
+"""See ``tier.staging``."""
 _COMMIT = re.compile(r"commit-(\d{5,10})\.json", re.ASCII)
+_OF_RANK = re.compile(r"(?:rank|commit)-(\d{5,10})(?![0-9])", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,14 +113,21 @@ def staging_path(root: Path, attempt: Attempt, rank: int) -> Path:
     return root / attempt_name(attempt) / f"{rank_name(rank)}.tmp"
 
 
+def attempt_named(name: str) -> Attempt | None:
+    """None: it is the name of none."""
+    found = _ATTEMPT.fullmatch(name)
+    if found is None:
+        return None
+    step, order, own = found.groups()
+    attempt = Attempt(int(order), int(step), own)
+    return attempt if attempt_name(attempt) == name else None
+
+
 def _attempts(root: Path) -> Iterator[tuple[Attempt, Path]]:
     for entry in _entries(root):
-        found = _ATTEMPT.fullmatch(entry.name)
-        if found is not None and entry.is_dir(follow_symlinks=False):
-            step, order, name = found.groups()
-            attempt = Attempt(int(order), int(step), name)
-            if attempt_name(attempt) == entry.name:
-                yield attempt, Path(entry.path)
+        attempt = attempt_named(entry.name)
+        if attempt is not None and entry.is_dir(follow_symlinks=False):
+            yield attempt, Path(entry.path)
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:
@@ -125,25 +140,6 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
 # --- writing ------------------------------------------------------------------------------------
 
 
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Under its name all at once; what was there before is replaced."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    sync_directory(path.parent)
-
-
 def begin(root: Path, attempt: Attempt, rank: int) -> Path:
     """An empty directory to save into, which does not count yet."""
     path = staging_path(root, attempt, rank)
@@ -153,31 +149,62 @@ def begin(root: Path, attempt: Attempt, rank: int) -> Path:
     return path
 
 
+def begin_anew(root: Path, attempt: Attempt, rank: int) -> Path:
+    """As ``begin``; what another try has left there is removed."""
+    for path in rank_path(root, attempt, rank).parent.glob(f"{rank_name(rank)}.*"):
+        shutil.rmtree(path)
+    return begin(root, attempt, rank)
+
+
 def seal(root: Path, manifest: Manifest) -> str:
-    """The shards get their manifest and their place; its digest. Durable on return."""
+    """The shards get their manifest and their place; its digest. Durable on return. What was in
+    that place (a damaged copy, in whose stead one was fetched) goes.
+    """
     staged = staging_path(root, manifest.attempt, manifest.rank)
     data = manifest.encode()
     write_durably(staged / MANIFEST_NAME, data)
     for directory in sorted({(staged / shard.name).parent for shard in manifest.shards}):
         sync_directory(directory)
-    staged.rename(rank_path(root, manifest.attempt, manifest.rank))
-    sync_directory(staged.parent)
+    path = rank_path(root, manifest.attempt, manifest.rank)
+    aside = path.with_name(f"{path.name}.replaced.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+    staged.rename(path)
+    sync_directory(path.parent)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(aside)
     return digest_of_bytes(data)
 
 
 def record_commit(root: Path, attempt: Attempt, rank: int, digest: str) -> None:
-    plain = {"format": FORMAT, "attempt": dataclasses.asdict(attempt), "digest": digest}
+    commit = Commit(attempt, digest)
+    plain = {"format": FORMAT, **dataclasses.asdict(commit), "crc32c": _crc_of(commit)}
     path = root / attempt_name(attempt) / f"commit-{rank:05d}.json"
     path.parent.mkdir(exist_ok=True)
     write_durably(path, json.dumps(plain).encode())
+
+
+def record_drained(root: Path, attempt: Attempt, rank: int) -> None:
+    """The rank's shards are in the tier below, too."""
+    plain = {"format": FORMAT, "attempt": dataclasses.asdict(attempt)}
+    path = root / attempt_name(attempt) / f"drained-{rank:05d}.json"
+    write_durably(path, json.dumps(plain).encode())
+
+
+def is_drained(directory: Path) -> bool:
+    """An attempt's: all shards that lie in it are in the tier below, too. Raises OSError."""
+    if attempt_named(directory.name) is None:
+        return False
+    names = {entry.name for entry in _entries(directory)}
+    ranks = [int(found[1]) for found in map(_RANK.fullmatch, names) if found is not None]
+    return bool(ranks) and all(f"drained-{rank:05d}.json" in names for rank in ranks)
 
 
 # --- shards -------------------------------------------------------------------------------------
 
 
 def measure(directory: Path) -> tuple[Shard, ...]:
-    """What was saved: each file synced, read back from the medium, and its checksum compared with
-    what the store says it has to be.
+    """What was saved, each file as ``measured``.
 
     Raises JobFilesError (a file that is none, or fails), OSError.
     """
@@ -186,16 +213,25 @@ def measure(directory: Path) -> tuple[Shard, ...]:
         name = path.relative_to(directory).as_posix()
         if name == MANIFEST_NAME:
             raise JobFilesError(f"{path}: the name is that of the manifest")
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            size, found = _sum(file.fileno())
-        wanted = _attribute(path)
-        if wanted is not None and wanted != found:
-            raise JobFilesError(f"{path}: CRC32C {found:08x}, and not {wanted:08x}")
-        shards.append(Shard(name, size, found))
+        shards.append(measured(path, name))
     if len(shards) > SHARDS_MAX:
         raise JobFilesError(f"{directory}: {len(shards)} files, more than {SHARDS_MAX}")
     return tuple(shards)
+
+
+def measured(path: Path, name: str) -> Shard:
+    """Synced, read back from the medium, and its checksum compared with what the store says it has
+    to be.
+
+    Raises JobFilesError, OSError.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        size, found = size_and_crc32c(file.fileno())
+    wanted = promised_crc32c(path)
+    if wanted is not None and wanted != found:
+        raise JobFilesError(f"{path}: CRC32C {found:08x}, and not {wanted:08x}")
+    return Shard(name, size, found)
 
 
 def _files(directory: Path) -> Iterator[Path]:
@@ -208,38 +244,19 @@ def _files(directory: Path) -> Iterator[Path]:
             raise JobFilesError(f"{entry.path}: neither a file nor a directory")
 
 
-def _sum(descriptor: int) -> tuple[int, int]:
-    """Size and CRC32C, of every byte as it is read."""
-    size = found = 0
-    while piece := os.pread(descriptor, _READ_BYTES, size):
-        found = crc32c(piece, found)
-        size += len(piece)
-    return size, found
-
-
-def _attribute(path: Path) -> int | None:
-    """What a cxlfs mount says that the content has to be; None elsewhere."""
-    with contextlib.suppress(OSError, ValueError):
-        return int(os.getxattr(path, CRC32C_XATTR), 16)
-    return None
-
-
 def verify(root: Path, attempt: Attempt, rank: int, digest: str) -> Path:
     """The directory of shards that are, byte for byte, what the manifest of that digest says.
 
     Raises JobFilesError, OSError.
     """
     directory = rank_path(root, attempt, rank)
-    data = _read(directory / MANIFEST_NAME, MANIFEST_BYTES_MAX)
-    if digest_of_bytes(data) != digest:
-        raise JobFilesError(f"{directory}: another manifest than the one that was chosen")
-    manifest = decode_manifest(data, directory)
+    manifest = decode_manifest(read_manifest(directory, digest), directory)
     for shard in manifest.shards:
         path = directory / shard.name
-        with _opened(path) as (descriptor, size_bytes):
+        with opened_file(path, JobFilesError) as (descriptor, size_bytes):
             if size_bytes != shard.size_bytes:
                 raise JobFilesError(f"{path}: not of {shard.size_bytes} bytes")
-            found = _sum(descriptor)
+            found = size_and_crc32c(descriptor)
         if found != (shard.size_bytes, shard.crc32c):
             raise JobFilesError(f"{path}: CRC32C {found[1]:08x}, not {shard.crc32c:08x}")
     return directory
@@ -248,22 +265,17 @@ def verify(root: Path, attempt: Attempt, rank: int, digest: str) -> Path:
 # --- reading ------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """A descriptor, and the size. Raises JobFilesError (no file), OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise JobFilesError(f"{path}: not a file")
-        yield descriptor, status.st_size
-    finally:
-        os.close(descriptor)
+def read_manifest(directory: Path, digest: str) -> bytes:
+    """The one of that digest. Raises JobFilesError, OSError."""
+    data = _read(directory / MANIFEST_NAME, MANIFEST_BYTES_MAX)
+    if digest_of_bytes(data) != digest:
+        raise JobFilesError(f"{directory}: another manifest than the one that was chosen")
+    return data
 
 
 def _read(path: Path, size_max: int) -> bytes:
     """Raises JobFilesError (larger, or no file), OSError."""
-    with _opened(path) as (descriptor, size_bytes):
+    with opened_file(path, JobFilesError) as (descriptor, size_bytes):
         if size_bytes > size_max:
             raise JobFilesError(f"{path}: larger than {size_max} bytes")
         with os.fdopen(os.dup(descriptor), "rb") as file:
@@ -322,6 +334,24 @@ def take_stock(root: Path, store: str) -> tuple[Inventory, tuple[str, ...]]:
     return inventory, tuple(problems)
 
 
+def outline(root: Path, store: str) -> Inventory:
+    """As ``take_stock``, as far as giving back what is older asks for it: manifests are not read,
+    and of each attempt one commit. Where many ranks share a store each of them reads. Raises
+    OSError.
+    """
+    held, commits = [], []
+    for attempt, directory in _attempts(root):
+        is_recorded = False
+        for entry in _entries(directory):
+            if found := _RANK.fullmatch(entry.name):
+                held.append(Held(attempt, int(found[1]), 0, ""))
+            elif not is_recorded and _COMMIT.fullmatch(entry.name):
+                with contextlib.suppress(JobFilesError, FileNotFoundError):
+                    commits.append(_commit(attempt, Path(entry.path)))
+                    is_recorded = True
+    return Inventory(store, tuple(held), tuple(commits))
+
+
 def _held(attempt: Attempt, rank: int, directory: Path) -> Held:
     data = _read(directory / MANIFEST_NAME, MANIFEST_BYTES_MAX)
     manifest = decode_manifest(data, directory)
@@ -339,41 +369,58 @@ def _commit(attempt: Attempt, path: Path) -> Commit:
         raise JobFilesError(f"{path}: {error}") from None
     if commit.attempt != attempt:
         raise JobFilesError(f"{path}: it is of {commit.attempt}")
+    if plain["crc32c"] != _crc_of(commit):
+        raise JobFilesError(f"{path}: damaged")
     return commit
 
 
-_COMMIT_FIELDS = ("format", "attempt", "digest")
+_COMMIT_FIELDS = ("format", "attempt", "digest", "crc32c")
+
+
+def _crc_of(commit: Commit) -> int:
+    """A digest that is damaged would speak against the shards that all have voted for."""
+    return crc32c(f"{commit.attempt} {commit.digest}".encode())
 
 
 # --- removing -----------------------------------------------------------------------------------
 
 
 def remove_rank(root: Path, attempt: Attempt, rank: int) -> None:
-    """What a rank holds of an attempt; the attempt's directory goes with the last of it."""
+    """What a store holds of a rank's in an attempt, whose directory goes with the last of it."""
     directory = rank_path(root, attempt, rank)
     with contextlib.suppress(FileNotFoundError):
         (directory / MANIFEST_NAME).unlink()
         sync_directory(directory)
-    for path in (directory, staging_path(root, attempt, rank)):
+    for path in (directory, *directory.parent.glob(f"{directory.name}.*")):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
-    for path in directory.parent.glob(f"commit-{rank:05d}.json*"):  # and what was not finished
-        path.unlink(missing_ok=True)
+    for name in ("commit", "drained"):
+        for path in directory.parent.glob(f"{name}-{rank:05d}.json*"):  # and what was not finished
+            path.unlink(missing_ok=True)
     _remove_empty(directory.parent)
 
 
 def _remove_empty(directory: Path) -> None:
-    """What other ranks have in it stays."""
+    """What other ranks have in it stays; what a fetch from the tier has left goes with the last."""
+    if {entry.name for entry in _entries(directory)} == {_RECEIVING_NAME}:
+        shutil.rmtree(directory / _RECEIVING_NAME)
     with contextlib.suppress(OSError):
         directory.rmdir()
 
 
-def remove_older(root: Path, attempts: list[Attempt], rank: int, before: Attempt) -> None:
-    """These, and what was never finished of any that is older than ``before``: of this rank."""
+def remove_older(
+    root: Path, attempts: list[Attempt], is_mine: Callable[[int], bool], before: Attempt
+) -> None:
+    """These, and what was never finished of any other whose number is that of ``before``, or lower
+    (no vote of it was ever found, else its number would not have been given again): of the ranks
+    whose things here are this one's to remove.
+    """
     gone = set(attempts)
     for attempt, directory in list(_attempts(root)):
-        unfinished = attempt < before and staging_path(root, attempt, rank).exists()
-        if attempt in gone or unfinished:
-            remove_rank(root, attempt, rank)
-        elif attempt < before:
-            _remove_empty(directory)
+        if attempt.number > before.number or attempt == before:
+            continue
+        names = [_OF_RANK.match(entry.name) for entry in _entries(directory)]
+        for rank in filter(is_mine, {int(name[1]) for name in names if name is not None}):
+            if attempt in gone or staging_path(root, attempt, rank).exists():
+                remove_rank(root, attempt, rank)
+        _remove_empty(directory)

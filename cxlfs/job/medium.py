@@ -14,8 +14,9 @@ from pathlib import Path
 
 from cxlfs.control import mountinfo
 from cxlfs.control.client import control_request
+from cxlfs.durable import sync_directory
 from cxlfs.errors import CxlfsError, JobFilesError
-from cxlfs.job.files import Medium, sync_directory
+from cxlfs.job.files import Medium
 
 IDENTITY_NAME = ".cxlfs-job-store"
 _IDENTITY_BYTES = 36

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from cxlfs.errors import JobConfigurationError, JobMessageError, UndecidedError
 from cxlfs.job.checkpointer import DEADLINE_SECONDS_DEFAULT
 from cxlfs.job.engines import Engine, engine_named
-from cxlfs.job.protocol.plain import PlainError, fields, number, parse, truth
+from cxlfs.plain import PlainError, fields, number, parse, truth
 
 _MESSAGE_BYTES_MAX = 1 << 10
 _KEYS_KEPT_MEETINGS = 1000
@@ -105,7 +105,9 @@ class Meetings:
             return False
         key = f"every/{self._count}"
         body = self._decide(step) if self._leads else None
-        found = self._engine.broadcast(key, body, self._deadline_seconds)
+        if body is not None:
+            self._engine.say(key, body)
+        found = self._engine.hear(key, [0], self._deadline_seconds).get(0)
         if found is None:
             raise UndecidedError(
                 f"whether a checkpoint is due: not heard within {self._deadline_seconds:g} s: "

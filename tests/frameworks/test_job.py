@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cxlfs.job.engines.torch import StoreEngine
 from tests.support.mount import Workplace
 from tests.support.repository import ROOT
 
@@ -80,6 +84,31 @@ def test_a_killed_rank_and_the_same_weights(place: Workplace, tmp_path: Path) ->
     assert steps == ["000000000019", "000000000029"]
 
 
+def test_messages_over_a_key_value_store() -> None:
+    """What is there is heard, whoever else is missing; a store that is gone is one more silence."""
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [
+        StoreEngine(torch.distributed.PrefixStore("job", server.clone()), rank, 5, "0")
+        for rank in range(5)
+    ]
+    assert len({engine.world().incarnation for engine in ranks}) == 1
+    for engine in (ranks[0], ranks[1], ranks[4]):
+        engine.say("vote", b"%d" % engine.world().rank)
+    heard = {0: b"0", 1: b"1", 4: b"4"}
+    assert ranks[2].hear("vote", range(5), 0.05) == heard
+    assert ranks[2].hear("vote", range(5), 0) == heard
+    assert ranks[3].hear("vote", [4, 1], 20) == {4: b"4", 1: b"1"}
+    assert ranks[3].hear("nothing", range(5), 0) == {}
+    ranks[1].forget("vote")
+    assert ranks[2].hear("vote", range(5), 0) == {0: b"0", 4: b"4"}
+    del server
+    gone = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    alone = StoreEngine(torch.distributed.TCPStore("127.0.0.1", gone.port), 0, 1, "0")
+    del gone
+    alone.say("vote", b"0")
+    assert alone.hear("vote", [0], 20) == {}
+
+
 def test_ranks_that_are_not_heard(place: Workplace, tmp_path: Path) -> None:
     """Rank 1 leaves before it saves: rank 0 waits as long as it was told, and says of whom."""
     program = f"""
@@ -135,3 +164,110 @@ dist.destroy_process_group()
         assert told[0] == told[1]
         assert len(told[0]) == 5
         first = int(told[0][-1]) + 1
+
+
+COPIES = """
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from cxlfs.job import Checkpointer, Restored
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+store = distributed_c10d._get_default_store()
+weights = torch.full((3_000_000,), float(rank))
+def save(directory): torch.save(weights, directory / "weights.pt")
+def load(directory): assert torch.equal(torch.load(directory / "weights.pt"), weights)
+made = Checkpointer(f"{ROOT}/node{rank}", replicas=2, domain=f"node{rank}", deadline_seconds=60,
+                    allow_volatile=True)
+found = made.restore_from_checkpoint(load)
+first = found.step + 1 if isinstance(found, Restored) else 0
+sizes = []
+for step in range(first, first + 3):
+    outcome = made.distributed_checkpoint(step, save)
+    assert outcome.is_cleaned, outcome
+    dist.barrier()
+    sizes.append(sum("copies" in key for key in store.list_keys()))
+    dist.barrier()
+fetched = getattr(found, "is_fetched", None)
+print(f"rank {rank} began at {first}, fetched {fetched}, {sizes[-1]} keys", flush=True)
+made.close()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_node_that_lost_its_store(place: Workplace, tmp_path: Path) -> None:
+    """Its shards come back from the other node, over gloo; no keys of links are left behind."""
+    program = f"ROOT = {str(place.mountpoint / 'job')!r}\n{COPIES}"
+    told = run(program, tmp_path)
+    assert "rank 0 began at 0, fetched None, 0 keys" in told
+    shutil.rmtree(place.mountpoint / "job" / "node1")
+    told = run(program, tmp_path)
+    assert "rank 0 began at 3, fetched False, 0 keys" in told
+    assert "rank 1 began at 3, fetched True, 0 keys" in told
+    for node in ("node0", "node1"):
+        held = (place.mountpoint / "job" / node).glob("step-*/rank-*/weights.pt")
+        assert sorted(path.parent.name for path in held) == ["rank-00000"] * 2 + ["rank-00001"] * 2
+
+
+DYING = """
+import os, signal
+import torch.distributed as dist
+from cxlfs.job import Checkpointer, copying
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+copying.PIECE_BYTES = 1 << 16
+take, taken = copying._Writer.take, []
+def taking(self, parts, buffer):
+    taken.append(len(parts))
+    if rank == 1 and len(taken) == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    take(self, parts, buffer)
+copying._Writer.take = taking
+def save(directory): (directory / "weights").write_bytes(bytes(4 << 20))
+made = Checkpointer(f"{ROOT}/node{rank}", replicas=2, domain=f"node{rank}", deadline_seconds=20,
+                    allow_volatile=True)
+made.restore_from_checkpoint(lambda path: None)
+made.deadline_seconds = 5
+print(made.distributed_checkpoint(1, save))
+"""
+
+
+def test_a_node_that_dies_in_mid_copy(place: Workplace, tmp_path: Path) -> None:
+    """The other hears so from the connection, and never votes for it. (No torchrun: it would end
+    that one, too.)
+    """
+    root = place.mountpoint / "job"
+    script = tmp_path / "die.py"
+    script.write_text(f"ROOT = {str(root)!r}\n{DYING}", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "WORLD_SIZE": "2",
+                "RANK": str(rank),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        told, errors = ranks[0].communicate(timeout=100)
+        ranks[1].communicate(timeout=100)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert ranks[1].returncode == -signal.SIGKILL
+    assert re.search("copying to rank 1: rank 1: .*Connection (closed|reset) by peer", told), errors
+    assert told.startswith("Aborted(")
+    assert list((root / "node0").glob("step-*")) == []
+    assert len(list((root / "node1").glob("step-*/rank-00000.tmp/weights"))) == 1

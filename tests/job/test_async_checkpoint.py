@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -156,17 +156,17 @@ def test_the_engine_is_used_by_one_thread_at_a_time(
     def alone(name: str) -> None:
         method = getattr(ThreadEngine, name)
 
-        def guarded(self: ThreadEngine, *args: object) -> object:
+        def guarded(self: ThreadEngine, *args: object, **how: object) -> object:
             other = busy.setdefault(id(self), threading.current_thread().name)
             assert other == threading.current_thread().name
             try:
-                return method(self, *args)
+                return method(self, *args, **how)
             finally:
                 del busy[id(self)]
 
         monkeypatch.setattr(ThreadEngine, name, guarded)
 
-    for name in ("gather", "broadcast", "forget"):
+    for name in ("say", "hear", "forget"):
         alone(name)
     gates: dict[int, threading.Event] = {}
     when_waiting(monkeypatch, lambda own, _max: gates.setdefault(id(own), threading.Event()).set())
@@ -294,12 +294,14 @@ def test_a_snapshot_that_fails_on_one_rank_aborts_on_all(job: Job) -> None:
 def test_a_rank_that_is_gone_is_told_by_the_next_call(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gather = ThreadEngine.gather
+    hear = ThreadEngine.hear
 
-    def impatient(self: ThreadEngine, key: str, body: bytes, seconds: float) -> dict[int, bytes]:
-        return gather(self, key, body, 0.05 if "vote" in key else seconds)
+    def impatient(
+        self: ThreadEngine, key: str, ranks: Sequence[int], seconds: float
+    ) -> dict[int, bytes]:
+        return hear(self, key, ranks, 0.05 if "vote" in key else seconds)
 
-    monkeypatch.setattr(ThreadEngine, "gather", impatient)
+    monkeypatch.setattr(ThreadEngine, "hear", impatient)
 
     def work(made: Checkpointer) -> object:
         job.load(made)

@@ -71,6 +71,24 @@ def test_a_rank_that_cannot_save_is_named_to_all(job: Job) -> None:
     assert all("step-000000000020" not in " ".join(job.attempts(rank)) for rank in range(WORLD))
 
 
+class FrameworkError(BaseException):
+    """As PyTorch's CheckpointException is: no Exception."""
+
+
+def test_an_error_that_is_no_exception_is_a_vote_against(job: Job) -> None:
+    def work(made: Checkpointer) -> object:
+        job.load(made)
+
+        def save(_directory: Path) -> None:
+            if made.world.rank == 2:
+                raise FrameworkError("not all ranks")
+
+        return made.distributed_checkpoint(10, save)
+
+    wanted = Aborted(10, ((2, "FrameworkError: not all ranks"),))
+    assert job.start(work) == [wanted] * WORLD
+
+
 def test_ranks_that_mean_other_steps_save_nothing(job: Job) -> None:
     def work(made: Checkpointer) -> object:
         job.load(made)
@@ -118,12 +136,12 @@ def test_a_rank_that_dies_behind_its_vote_has_voted(
         pass
 
     def dying(machine: object, engine: ThreadEngine, *rest: object, **how: object) -> object:
-        def gather(key: str, body: bytes, seconds: float) -> dict[int, bytes]:
+        def say(key: str, body: bytes, *, to_all: bool = True) -> None:
             if "vote" in key and engine.rank == 1:
                 raise RuntimeError("dead")
-            return ThreadEngine.gather(engine, key, body, seconds)
+            ThreadEngine.say(engine, key, body, to_all=to_all)
 
-        monkeypatch.setattr(engine, "gather", gather, raising=False)
+        monkeypatch.setattr(engine, "say", say, raising=False)
         return drive(machine, engine, *rest, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpointer, "drive", dying)
@@ -161,12 +179,24 @@ def test_a_lost_store_is_an_error_and_no_first_start(job: Job) -> None:
     assert "no store has the shards of rank 1" in str(rows[0])
 
 
-def test_ranks_that_changed_nodes_are_told_so(job: Job) -> None:
+def test_ranks_that_changed_nodes_fetch_their_shards(job: Job) -> None:
+    """And what lies where it no longer belongs goes with the step that it is of."""
     job.start(lambda made: job.save(made, 10))
     job.seats = [1, 0, 2]
-    rows = job.start(job.load)
-    assert all(isinstance(row, NotRestoredError) for row in rows)
-    assert "rank 0 can load its shards from none of" in str(rows[0])
+    found = job.start(job.load)
+    assert all(isinstance(outcome, Restored) and outcome.step == 10 for outcome in found)
+    assert [outcome.is_fetched for outcome in found if isinstance(outcome, Restored)] == [
+        True,
+        True,
+        False,
+    ]
+    assert job.loaded == {rank: content(rank, 10) for rank in range(WORLD)}
+    assert len(list(job.store(0).glob("step-*/rank-*"))) == 2
+    rows = job.start(lambda made: job.save(made, 20, 30))
+    assert all(isinstance(row, list) and row[-1].is_cleaned for row in rows)
+    for rank in range(WORLD):
+        held = [path.name for path in sorted(job.store(rank).glob("step-*/rank-*"))]
+        assert held == [f"rank-0000{rank}"] * 2
 
 
 def test_ranks_of_one_node_share_a_store(job: Job) -> None:
@@ -212,10 +242,8 @@ def test_a_medium_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(JobConfigurationError):
-        Checkpointer(tmp_path, replicas=2)
-    with pytest.raises(JobConfigurationError):
-        Checkpointer(tmp_path, tier="s3://bucket")
+    with pytest.raises(JobConfigurationError, match="replicas=2 in a job of 1 processes"):
+        Checkpointer(tmp_path, replicas=2, engine="local")
     with pytest.raises(JobConfigurationError):
         Checkpointer(tmp_path, keep=0)
     with pytest.raises(JobConfigurationError):

@@ -14,7 +14,7 @@ import pytest
 from cxlfs.errors import JobFilesError
 from cxlfs.job import files, medium
 from cxlfs.job.files import Manifest, Medium, Shard
-from cxlfs.job.protocol import Attempt, Commit
+from cxlfs.job.protocol import Attempt, Commit, collectable
 from cxlfs.native import crc32c
 
 ATTEMPT = Attempt(3, 100, "0123456789abcdef")
@@ -47,19 +47,47 @@ def test_what_is_sealed_is_found_and_verified(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_outline_is_what_collecting_asks_for(tmp_path: Path) -> None:
+    sealed(tmp_path)
+    for rank in (0, 1):
+        files.record_commit(tmp_path, ATTEMPT, rank, "votes")
+    inventory, _ = files.take_stock(tmp_path, "store")
+    outline = files.outline(tmp_path, "store")
+    assert [(h.attempt, h.rank) for h in outline.held] == [(ATTEMPT, 0)]
+    assert outline.commits == inventory.commits
+    later = Attempt(ATTEMPT.number + 1, 7, "f" * 16)
+    assert collectable(outline, later, 1) == collectable(inventory, later, 1) == [ATTEMPT]
+    assert files.outline(tmp_path / "none", "store").held == ()
+
+
 def test_what_is_being_saved_does_not_count(tmp_path: Path) -> None:
     files.begin(tmp_path, ATTEMPT, 0)
     assert files.take_stock(tmp_path / "none", "s")[0].held == ()
     assert files.take_stock(tmp_path, "s")[0].held == ()
 
 
-def test_what_was_never_finished_goes_with_the_next(tmp_path: Path) -> None:
+def test_a_damaged_commit_does_not_count(tmp_path: Path) -> None:
+    """One of another digest would speak against what all have voted for, and its copies."""
+    sealed(tmp_path)
+    files.record_commit(tmp_path, ATTEMPT, 0, "votes")
+    path = tmp_path / files.attempt_name(ATTEMPT) / "commit-00000.json"
+    path.write_bytes(path.read_bytes().replace(b"votes", b"vores"))
+    inventory, problems = files.take_stock(tmp_path, "store")
+    assert inventory.commits == ()
+    assert "damaged" in problems[0]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [Attempt(ATTEMPT.number + 1, 50, "f" * 16), Attempt(ATTEMPT.number, ATTEMPT.step, "0" * 16)],
+)
+def test_what_was_never_finished_goes_with_the_next(tmp_path: Path, later: Attempt) -> None:
+    """Also where its number, of which nobody knew, was given again."""
     files.begin(tmp_path, ATTEMPT, 0)
     files.begin(tmp_path, ATTEMPT, 1)
-    later = Attempt(4, 50, "f" * 16)
-    files.remove_older(tmp_path, [], 0, later)
+    files.remove_older(tmp_path, [], lambda rank: rank == 0, later)
     assert [path.name for path in tmp_path.glob("*/*")] == ["rank-00001.tmp"]
-    files.remove_older(tmp_path, [], 1, later)
+    files.remove_older(tmp_path, [], lambda rank: rank == 1, later)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,7 +97,7 @@ def test_what_a_kill_left_in_an_attempt_goes_with_it(tmp_path: Path) -> None:
     commit.touch()
     begun = tmp_path / files.attempt_name(Attempt(2, 90, "e" * 16))
     begun.mkdir()
-    files.remove_older(tmp_path, [ATTEMPT], 0, Attempt(4, 110, "f" * 16))
+    files.remove_older(tmp_path, [ATTEMPT], lambda rank: rank == 0, Attempt(4, 110, "f" * 16))
     assert list(tmp_path.iterdir()) == []
 
 

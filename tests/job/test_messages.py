@@ -11,17 +11,31 @@ import pytest
 
 from cxlfs.errors import JobMessageError
 from cxlfs.job.protocol import Attempt, Body, Commit, Held, Inventory, decode, encode, messages
-from cxlfs.job.protocol.messages import Loaded, Prepare, Recorded, Stock, Vote
+from cxlfs.job.protocol.messages import (
+    REASONS_MAX,
+    Loaded,
+    Prepare,
+    Recorded,
+    Saved,
+    Stock,
+    Tally,
+    Vote,
+    tally_of,
+)
 
 ATTEMPT = Attempt(7, 100, "0123abcd")
 BODIES: tuple[Body, ...] = (
-    Prepare(ATTEMPT, 4),
+    Prepare(ATTEMPT, 4, 2),
+    Saved(ATTEMPT),
+    Saved(None, "no room"),
     Vote(ATTEMPT, "digest"),
     Vote(None, "", "no room: \N{GREEK SMALL LETTER ALPHA}"),
     Recorded(ATTEMPT, durable=False),
     Stock(None, "unreadable"),
-    Stock(Inventory("uuid", (Held(ATTEMPT, 3, 4, "digest"),), (Commit(ATTEMPT, "all"),))),
+    Stock(Inventory("uuid", (Held(ATTEMPT, 3, 4, "digest"),), (Commit(ATTEMPT, "all"),), "rack")),
     Loaded(ATTEMPT, 3, "uuid", "damaged"),
+    Tally(ATTEMPT, "digest"),
+    Tally(None, "", ((1, "no room"), (3, ""))),
 )
 SEEN = pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
 
@@ -57,12 +71,14 @@ def test_what_is_cut_or_changed_is_refused_or_another_message(
         {"kind": "Prepare"},
         {"kind": ["Prepare"], "body": {}},
         {"kind": "Machine", "body": {}},
-        {"kind": "Prepare", "body": {"attempt": None, "world": 1}},
+        {"kind": "Prepare", "body": {"attempt": None, "world": 1, "replicas": 1}},
         {"kind": "Recorded", "body": {"attempt": {}, "durable": True}},
         {"kind": "Stock", "body": {"inventory": [], "reason": ""}},
         {"kind": "Stock", "body": {"inventory": None, "reason": 3}},
         {"kind": "Stock", "body": {"inventory": None, "reason": "x" * 5000}},
         {"kind": "Stock", "body": {"inventory": None, "reason": "", "more": 1}},
+        {"kind": "Tally", "body": {"attempt": None, "digest": "", "against": [[1]]}},
+        {"kind": "Tally", "body": {"attempt": None, "digest": "", "against": [["1", "no"]]}},
     ],
 )
 def test_what_is_no_message_is_refused(plain: object) -> None:
@@ -73,7 +89,7 @@ def test_what_is_no_message_is_refused(plain: object) -> None:
 @pytest.mark.parametrize("number", [-1, 1 << 63, True, 1.5, "1", None])
 def test_numbers_have_their_bounds(number: object) -> None:
     attempt = {"number": number, "step": 1, "id": "x"}
-    plain = {"kind": "Prepare", "body": {"attempt": attempt, "world": 1}}
+    plain = {"kind": "Prepare", "body": {"attempt": attempt, "world": 1, "replicas": 1}}
     with pytest.raises(JobMessageError):
         decode(json.dumps(plain).encode())
 
@@ -86,6 +102,13 @@ def test_depth_and_size_have_their_bounds(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(messages, "MESSAGE_BYTES_MAX", 10)
     with pytest.raises(JobMessageError):
         decode(encode(BODIES[0]))
+
+
+def test_a_tally_is_small_whoever_is_against() -> None:
+    made = tally_of(ATTEMPT, "", dict.fromkeys(reversed(range(10_000)), "x" * 500))
+    assert [rank for rank, _ in made.against] == list(range(10_000))
+    assert sum(len(reason) == 500 for _, reason in made.against) == REASONS_MAX
+    assert len(encode(made)) < 500 * REASONS_MAX + 10_000 * 24
 
 
 @hypothesis.given(st.binary(max_size=200))

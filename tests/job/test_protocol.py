@@ -23,6 +23,7 @@ MET = (
     "Restored",
     "Undecided",
     "collections",
+    "copies made again",
     "damaged copies",
     "deadlines",
     "deaths",
@@ -32,6 +33,8 @@ MET = (
     "lost messages",
     "lost stores",
     "messages of a former incarnation",
+    "shards fetched",
+    "tallies",
 )
 
 

@@ -1,6 +1,7 @@
 """Histories of a job of 2 to 5 ranks under the protocol of ``cxlfs.job``: messages are lost, late
 and doubled, ranks die before and behind each action, stores are lost and damaged, ranks change
-places, steps are done again. What must hold whatever happens raises ``ViolationError``.
+places or share a store, steps are done again. What must hold whatever happens raises
+``ViolationError``.
 
 A history is made of one seed. Nothing in it takes time: a deadline may pass at any moment, and does
 when nothing else can happen.
@@ -8,6 +9,7 @@ when nothing else can happen.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
@@ -38,12 +40,26 @@ from cxlfs.job.protocol import (
     Save,
     Saving,
     TakeStock,
+    Tell,
     Undecided,
     WriteManifest,
     collectable,
     next_number,
 )
-from tests.support.job_stores import QUIET, Copy, Faults, Rank, Store, ViolationError, some_faults
+from tests.support.job_stores import (
+    QUIET,
+    Copy,
+    Faults,
+    Rank,
+    Store,
+    ViolationError,
+    committed_now,
+    fill,
+    judge_kept,
+    judge_verdicts,
+    placed,
+    some_faults,
+)
 
 TURNS_MAX = 2000
 """Of one start of all processes; most take some 100."""
@@ -58,13 +74,15 @@ class History:
         self.world = choose([2, 2, 3, 3, 4, 5])
         self.replicas = choose([1, 1, min(2, self.world), min(3, self.world)])
         self.keep = choose([1, 1, 2])
+        self.polls_reach_all = self.random.random() < 0.5
+        """Else rank 0 alone hears what the others say in a poll."""
         volatile = self.random.random() < 0.05
+        self.made = choose([self.world, self.random.randint(self.replicas, self.world)])
         self.stores = [
-            Store(f"store{i}", is_volatile=volatile and i == 0) for i in range(self.world)
+            Store(f"store{i}", is_volatile=volatile and i == 0) for i in range(self.made)
         ]
-        self.made = self.world
-        self.seats = list(range(self.world))
-        """Which store each rank has."""
+        self.seats = [rank % self.made for rank in range(self.world)]
+        """Which store each rank has; some share one."""
         self.incarnation = 0
         self.flying: list[tuple[int, Key, int, Body]] = []
         """(to, key, from, body), of all incarnations: a late message may come to the next."""
@@ -132,7 +150,7 @@ class History:
             self._want(outcomes, Aborted)
         else:
             self._want(outcomes, Committed)
-            self._judge_kept()
+            judge_kept(self.stores, self.keep)
             self._fail_quietly(outcomes[0][2])
 
     def _want(self, outcomes: list[list[Outcome]], kind: type[Outcome]) -> None:
@@ -142,12 +160,6 @@ class History:
                     raise ViolationError(f"saved without faults: {row}")
                 if isinstance(saved, Committed) and not saved.is_cleaned:
                     raise ViolationError(f"not cleaned without faults: {row}")
-
-    def _judge_kept(self) -> None:
-        for store in self.stores:
-            kept = {attempt for attempt, _ in store.copies}
-            if len(kept) > self.keep:
-                raise ViolationError(f"{store.name} keeps {sorted(kept)}")
 
     def _fail_quietly(self, last: Outcome) -> None:
         """One rank cannot save: all hear of it, and all come back to the step before."""
@@ -267,7 +279,8 @@ class History:
     def _tell(self, rank: Rank, machine: Machine, action: Gather) -> None:
         """All others, and itself; then it listens to what came before it asked."""
         if action.body is not None:
-            for other in self.ranks:
+            to_all = self.polls_reach_all or not action.is_poll
+            for other in self.ranks if to_all else self.ranks[:1]:
                 if other is not rank:
                     self._send((other.number, action.key, rank.number, action.body))
             rank.mailbox.append(Heard(action.key, rank.number, action.body))
@@ -286,8 +299,7 @@ class History:
             self.flying.append(message)
 
     def _ended(self, rank: Rank, machine: Machine) -> None:
-        outcome = machine.outcome
-        if outcome is None:
+        if (outcome := machine.outcome) is None:
             raise ViolationError("a machine ended without an outcome")
         rank.outcomes.append(outcome)
         self._count(type(outcome).__name__)
@@ -308,16 +320,17 @@ class History:
         rank.first_number = next_number(machine.inventories)
         if isinstance(outcome, Restored):
             rank.step = outcome.attempt.step
+            seated = [self.stores[seat] for seat in self.seats]
+            for _ in fill(seated, self.replicas, machine, self.random):
+                self._count("copies made again")
         elif any(store.commits for store in self.stores):
             raise ViolationError("it begins anew, though something was committed")
 
     # --- actions ----------------------------------------------------------------------------
 
     def _act(self, rank: Rank) -> None:
-        machine = rank.machine
-        if machine is None or machine.action is None:
+        if (machine := rank.machine) is None or (action := machine.action) is None:
             return
-        action = machine.action
         fate = self.random.random()
         if fate < self.faults.died / 2:
             self._die(rank)
@@ -327,7 +340,8 @@ class History:
             if self.random.random() < 0.5:
                 self._effect(rank, action)  # done, and nobody knows
             if isinstance(action, Load):
-                self._excuse(action.holder)
+                names = [store.name for store in self.stores]
+                self.excused |= {i for i, name in enumerate(names) if name == action.holder}
             machine.on(Failed(action, "failed"))
         else:
             event = self._effect(rank, action)
@@ -341,12 +355,26 @@ class History:
         self._count("deaths")
         rank.machine = None
         if self.random.random() < self.faults.store_lost:
-            self._lose(self.seats[rank.number])
+            self._lose_node(self.seats[rank.number])
 
-    def _excuse(self, name: str) -> None:
-        self.excused |= {i for i, store in enumerate(self.stores) if store.name == name}
+    def _lose_node(self, seat: int) -> None:
+        """The store, and all ranks there."""
+        self._lose(seat)
+        for other in self.ranks:
+            if self.seats[other.number] == seat:
+                other.machine = None
 
     def _effect(self, rank: Rank, action: object) -> Done | Failed:
+        return self._tell_all(rank, action) if isinstance(action, Tell) else self._do(rank, action)
+
+    def _tell_all(self, rank: Rank, action: Tell) -> Done:
+        self._count("tallies")
+        for other in self.ranks:
+            if other is not rank:
+                self._send((other.number, action.key, rank.number, action.body))
+        return Done(action)
+
+    def _do(self, rank: Rank, action: object) -> Done | Failed:
         store = self.stores[self.seats[rank.number]]
         number = rank.number
         match action:
@@ -386,11 +414,11 @@ class History:
         return Held(attempt, number, self.world, f"manifest of {content}")
 
     def _replicate(self, rank: Rank, action: Replicate) -> Done | Failed:
-        """To the ranks behind it: a ring."""
         number, attempt = rank.number, action.attempt
         content = self.stores[self.seats[number]].staged.get((attempt, number), "nothing")
-        for distance in range(1, self.replicas):
-            other = self.ranks[(number + distance) % self.world]
+        seated = [self.stores[seat] for seat in self.seats]
+        for target_rank in placed(seated, self.replicas).targets[number]:
+            other = self.ranks[target_rank]
             if other.machine is None:
                 return Failed(action, f"rank {other.number} is gone")
             if self.random.random() < self.faults.failed:
@@ -421,6 +449,10 @@ class History:
             if copy.content not in self.voted.get((copy.held.attempt, action.shard), set()):
                 raise ViolationError(f"{copy.content} was never voted for")
             rank.loaded = copy.content
+            own = self.stores[self.seats[rank.number]]
+            if own is not store:
+                self._count("shards fetched")
+                own.copies[action.attempt, action.shard] = dataclasses.replace(copy)
             return Done(action)
         return Failed(action, "not there")
 
@@ -442,33 +474,15 @@ class History:
                 self._judge_not_back(outcome)
         if len(tries) > 1:
             raise ViolationError(f"two tries are mixed: {tries}")
-        for call in range(1, max((len(row) for row in outcomes), default=0)):
-            kinds = {type(row[call]) for row in outcomes if len(row) > call}
-            if {Committed, Aborted} <= kinds:
-                raise ViolationError(f"verdicts differ in call {call}: {[r[1:] for r in outcomes]}")
-            said = {
-                (o.attempt, o.digest)
-                for o in (row[call] for row in outcomes if len(row) > call)
-                if isinstance(o, Committed)
-            }
-            if len(said) > 1:
-                raise ViolationError(f"other attempts were committed: {said}")
+        judge_verdicts(outcomes)
 
     def _judge_not_back(self, outcome: Restored | Nothing) -> None:
         number = outcome.attempt.number if isinstance(outcome, Restored) else 0
         for attempt, lost in self.committed.items():
-            if self.begun_in_this(attempt):
+            if committed_now(self.ranks, attempt):
                 continue
             if attempt.number > number and len(lost | self.excused) < self.replicas:
                 raise ViolationError(f"{attempt} was committed, {outcome} resumed")
-
-    def begun_in_this(self, attempt: Attempt) -> bool:
-        """It came behind the restore that is judged."""
-        return any(
-            isinstance(outcome, Committed) and outcome.attempt == attempt
-            for rank in self.ranks
-            for outcome in rank.outcomes
-        )
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1

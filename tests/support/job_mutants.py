@@ -30,7 +30,7 @@ from cxlfs.job.protocol import (
     Restoring,
     Save,
     Saving,
-    Undecided,
+    Tally,
     WriteManifest,
     digest_of,
     planning,
@@ -41,13 +41,17 @@ from tests.support import job_histories
 
 Patch = pytest.MonkeyPatch
 
+_vote = Saving._vote
 _voted = Saving._voted
+_recorded = Saving._recorded
 _saved = Saving._saved
 _proceed = Saving._proceed
 _gather = Machine._gather
+_counted = Machine._counted
 _proceed_restoring = Restoring._proceed
 _stocked = Restoring._stocked
 _loaded = Restoring._loaded
+_decide_restored = Restoring._decide_restored
 _load_next = Restoring._load_next
 
 
@@ -68,6 +72,60 @@ def a_vote_not_heard_is_one_for_it(patch: Patch) -> None:
         return _voted(self, heard | given, ())
 
     patch.setattr(Saving, "_voted", voted)
+
+
+def a_tally_is_made_of_what_was_heard(patch: Patch) -> None:
+    """Rank 0 tells that all have voted when its own deadline has passed."""
+
+    def voted(self: Saving, heard: dict[int, Any], missing: tuple[int, ...]) -> Any:
+        tally = _voted(self, heard, missing)
+        if tally is None and self._begun is not None and self.place.rank == 0:
+            return Tally(self._begun, digest_of([vote.manifest for vote in heard.values()]))
+        return tally
+
+    patch.setattr(Saving, "_voted", voted)
+
+
+def a_tally_of_another_rank_counts(patch: Patch) -> None:
+    """Each rank tells what it has heard, and the first that comes is believed."""
+
+    def counted(self: Machine, tally: Any, missing: tuple[int, ...]) -> Any:
+        if tally is None and isinstance(self, Saving) and self._begun is not None:
+            tally = Tally(self._begun, "nothing")
+        return _counted(self, tally, missing)
+
+    patch.setattr(Machine, "_counted", counted)
+
+
+def a_tally_of_records_leaves_out_who_was_not_heard(patch: Patch) -> None:
+    """Older ones go while a rank may not have recorded what is newer."""
+
+    def recorded(self: Saving, heard: dict[int, Any], _missing: tuple[int, ...]) -> Any:
+        return _recorded(self, heard, ())
+
+    patch.setattr(Saving, "_recorded", recorded)
+
+
+def who_hears_no_tally_takes_it_for_an_abort(patch: Patch) -> None:
+    def counted(self: Machine, tally: Any, missing: tuple[int, ...]) -> Any:
+        if tally is None and isinstance(self, Saving) and self.place.rank:
+            self._finish(Aborted(self.attempt.step, ((0, "not heard"),)))
+            return None
+        return _counted(self, tally, missing)
+
+    patch.setattr(Machine, "_counted", counted)
+
+
+def what_failed_is_told_without_the_ranks(patch: Patch) -> None:
+    """Rank 0 leaves out the holders that failed, the others only their own."""
+
+    def decide(self: Restoring, tally: Tally) -> Any:
+        if self.place.rank:
+            own = tuple(pair for pair in tally.against if pair[0] == self.place.rank)
+            tally = dataclasses.replace(tally, against=own)
+        return _decide_restored(self, tally)
+
+    patch.setattr(Restoring, "_decide_restored", decide)
 
 
 def rank_0_alone_is_awaited(patch: Patch) -> None:
@@ -151,7 +209,7 @@ def a_commit_that_failed_is_reported_as_recorded(patch: Patch) -> None:
     def proceed(self: Saving, event: Any) -> Any:
         if isinstance(event.action, RecordCommit):
             body = Recorded(event.action.attempt, durable=True)
-            return self._gather("recorded", body, self._recorded)
+            return self._poll("recorded", body, self._recorded, self._decide_cleaning)
         return _proceed(self, event)
 
     patch.setattr(Saving, "_proceed", proceed)
@@ -160,24 +218,24 @@ def a_commit_that_failed_is_reported_as_recorded(patch: Patch) -> None:
 def a_deadline_discards(patch: Patch) -> None:
     """What was not heard of is deleted, though all may have voted."""
 
-    def voted(self: Saving, heard: dict[int, Any], missing: tuple[int, ...]) -> Any:
-        action = _voted(self, heard, missing)
-        undecided = isinstance(self.outcome, Undecided) and self._begun is not None
-        return Discard(self._begun) if undecided and self._begun is not None else action
+    def counted(self: Machine, tally: Any, missing: tuple[int, ...]) -> Any:
+        action = _counted(self, tally, missing)
+        begun = getattr(self, "_begun", None)
+        return Discard(begun) if tally is None and begun is not None else action
 
-    patch.setattr(Saving, "_voted", voted)
+    patch.setattr(Machine, "_counted", counted)
 
 
 def the_commit_comes_before_the_votes(patch: Patch) -> None:
     """Every rank says so as soon as it has saved [Megatron-LM 4378: a stale plan]."""
 
-    def voted(self: Saving, heard: dict[int, Any], _missing: tuple[int, ...]) -> Any:
-        if self._begun is None or not heard[self.place.rank].manifest:
-            return _voted(self, heard, ())
+    def vote(self: Saving, manifest: str, reason: str) -> Any:
+        if self._begun is None or not manifest:
+            return _vote(self, manifest, reason)
         self._finish(Committed(self._begun, "", is_cleaned=False))
-        return RecordCommit(self._begun, digest_of([heard[self.place.rank].manifest]))
+        return RecordCommit(self._begun, digest_of([manifest]))
 
-    patch.setattr(Saving, "_voted", voted)
+    patch.setattr(Saving, "_vote", vote)
 
 
 def a_step_is_known_by_its_number_alone(patch: Patch) -> None:
@@ -258,9 +316,9 @@ def a_holder_that_failed_is_asked_again(patch: Patch) -> None:
     """Restarts without end [Megatron-LM 5281]."""
 
     def pick(
-        inventories: Sequence[Inventory], _excluded: Collection[object] = (), *, can_fetch: bool
+        inventories: Sequence[Inventory], _excluded: Collection[object] = (), **how: Any
     ) -> Any:
-        return planning.choose(inventories, (), can_fetch=can_fetch)
+        return planning.choose(inventories, (), **how)
 
     patch.setattr(restoring, "choose", pick)
 
@@ -268,9 +326,8 @@ def a_holder_that_failed_is_asked_again(patch: Patch) -> None:
 def copies_are_not_used(patch: Patch) -> None:
     """Redundancy is there, and unused on a replaced node [VeloC 26]."""
 
-    def pick(inventories: Sequence[Inventory], excluded: Any = (), *, can_fetch: bool) -> Any:
-        del can_fetch
-        return planning.choose(inventories, excluded, can_fetch=False)
+    def pick(inventories: Sequence[Inventory], excluded: Any = (), **how: Any) -> Any:
+        return planning.choose(inventories, excluded, **{**how, "can_fetch": False})
 
     patch.setattr(restoring, "choose", pick)
 
@@ -342,6 +399,11 @@ def the_place_of_a_rank_is_its_number(patch: Patch) -> None:
 MUTANTS: tuple[Callable[[Patch], None], ...] = (
     a_vote_not_heard_is_one_against,
     a_vote_not_heard_is_one_for_it,
+    a_tally_is_made_of_what_was_heard,
+    a_tally_of_another_rank_counts,
+    a_tally_of_records_leaves_out_who_was_not_heard,
+    who_hears_no_tally_takes_it_for_an_abort,
+    what_failed_is_told_without_the_ranks,
     rank_0_alone_is_awaited,
     an_exception_is_no_vote,
     a_failed_save_is_not_looked_at,

@@ -5,12 +5,13 @@ own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from cxlfs.job import Checkpointer
 from cxlfs.job.engines import World
+from tests.support.job_links import QueueLink, Switch
 
 WORLD = 3
 SECONDS = 20.0
@@ -26,13 +27,14 @@ class Board:
         self.incarnation = incarnation
         self.said: dict[tuple[str, int], bytes] = {}
         self.changed = threading.Condition()
+        self.switch = Switch()
 
     def say(self, key: str, rank: int, body: bytes) -> None:
         with self.changed:
             self.said[key, rank] = body
             self.changed.notify_all()
 
-    def hear(self, key: str, ranks: list[int], seconds: float) -> dict[int, bytes]:
+    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
         with self.changed:
             self.changed.wait_for(lambda: all((key, r) in self.said for r in ranks), seconds)
             return {r: self.said[key, r] for r in ranks if (key, r) in self.said}
@@ -46,14 +48,15 @@ class ThreadEngine:
     def world(self) -> World:
         return World(self.rank, self.board.size, self.board.incarnation)
 
-    def gather(self, key: str, body: bytes, seconds: float) -> dict[int, bytes]:
+    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
+        del to_all
         self.board.say(key, self.rank, body)
-        return self.board.hear(key, list(range(self.board.size)), seconds)
 
-    def broadcast(self, key: str, body: bytes | None, seconds: float) -> bytes | None:
-        if body is not None:
-            self.board.say(key, self.rank, body)
-        return self.board.hear(key, [0], seconds).get(0)
+    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+        return self.board.hear(key, ranks, seconds)
+
+    def link(self, other: int, name: str, seconds: float) -> QueueLink:
+        return self.board.switch.link(self.rank, other, name, seconds)
 
     def forget(self, key: str) -> None:
         with self.board.changed:
@@ -99,10 +102,19 @@ class Job:
         self.absent: tuple[int, ...] = ()
         self.seconds = SECONDS
         self.in_flight = 1
+        self.replicas = 1
+        self.domains: list[str] = []
+        """Of the ranks; none: a domain for each store."""
+        self.tier: str | None = None
+        self.tier_every = 1
+        self.tier_keep: int | None = None
         self.loaded: dict[int, bytes] = {}
 
     def store(self, rank: int) -> Path:
         return self.root / f"node{self.seats[rank]}"
+
+    def domain(self, rank: int) -> str:
+        return self.domains[rank] if self.domains else self.store(rank).name
 
     def start(self, task: Callable[[Checkpointer], object]) -> list[object]:
         """Each rank makes a Checkpointer, and does that."""
@@ -116,6 +128,11 @@ class Job:
                     deadline_seconds=self.seconds,
                     allow_volatile=True,
                     in_flight=self.in_flight,
+                    replicas=self.replicas,
+                    domain=self.domain(engine.rank),
+                    tier=self.tier,
+                    tier_every=self.tier_every,
+                    tier_keep=self.tier_keep,
                 )
             )
 

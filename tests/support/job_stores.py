@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Iterator, Sequence
 
 from cxlfs.job.protocol import (
+    Aborted,
     Attempt,
     Commit,
+    Committed,
     Gather,
     Heard,
     Held,
     Inventory,
     Machine,
     Outcome,
+    Placement,
+    Restoring,
+    missing_copies,
+    place_copies,
 )
 
 
@@ -48,6 +55,28 @@ class Store:
     def remove(self, attempt: Attempt) -> None:
         self.copies = {key: copy for key, copy in self.copies.items() if key[0] != attempt}
         self.commits.pop(attempt, None)
+
+
+def placed(seated: Sequence[Store], replicas: int) -> Placement:
+    """``seated[i]``: the store that rank i has, a failure domain of its own."""
+    inventories = [Inventory(store.name, domain=store.name) for store in seated]
+    return place_copies(inventories, replicas)
+
+
+def fill(
+    seated: Sequence[Store], replicas: int, machine: Restoring, numbers: random.Random
+) -> Iterator[None]:
+    """Copies that are missing of what a rank has loaded are made again, or some of them are."""
+    choice, rank = machine.choice, machine.place.rank
+    if choice is None:
+        return
+    key = choice.attempt, rank
+    placement, stocks = placed(seated, replicas), machine.inventories
+    for transfer in missing_copies(placement, choice, stocks, machine.excluded):
+        own = seated[rank].copies.get(key)
+        if transfer.source == rank and own is not None and numbers.random() < 0.7:
+            seated[transfer.target].copies[key] = dataclasses.replace(own)
+            yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,3 +126,35 @@ class Rank:
     told: Gather | None = None
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     loaded: str = ""
+
+
+def judge_kept(stores: Sequence[Store], keep: int) -> None:
+    """Raises ViolationError."""
+    for store in stores:
+        kept = {attempt for attempt, _ in store.copies}
+        if len(kept) > keep:
+            raise ViolationError(f"{store.name} keeps {sorted(kept)}")
+
+
+def judge_verdicts(outcomes: list[list[Outcome]]) -> None:
+    """Of each rank, of all its calls; the first restores. Raises ViolationError."""
+    for call in range(1, max((len(row) for row in outcomes), default=0)):
+        kinds = {type(row[call]) for row in outcomes if len(row) > call}
+        if {Committed, Aborted} <= kinds:
+            raise ViolationError(f"verdicts differ in call {call}: {[r[1:] for r in outcomes]}")
+        said = {
+            (o.attempt, o.digest)
+            for o in (row[call] for row in outcomes if len(row) > call)
+            if isinstance(o, Committed)
+        }
+        if len(said) > 1:
+            raise ViolationError(f"other attempts were committed: {said}")
+
+
+def committed_now(ranks: Sequence[Rank], attempt: Attempt) -> bool:
+    """In this incarnation: it came behind the restore that is judged."""
+    return any(
+        isinstance(outcome, Committed) and outcome.attempt == attempt
+        for rank in ranks
+        for outcome in rank.outcomes
+    )

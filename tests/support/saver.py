@@ -149,15 +149,19 @@ def log_content(seed: int, number: int, begin: int, end: int) -> bytes:
 
 
 def append(directory: Path, seed: int, number: int, size_bytes: int) -> None:
-    """Append lines and tables up to SIZE_MAX; one fsync for one to three of them."""
+    """Append lines and tables up to SIZE_MAX; one fsync for one to three of them.
+
+    A log that is full goes on with fsync: only a failure ends this, never its own size.
+    """
     source = random.Random(f"{seed} log {number} {size_bytes}")
     descriptor = -1
     while True:
         parts = [source.choice([40, 90, 200, 3000, 20_000]) for _ in range(source.randint(1, 3))]
+        if size_bytes + sum(parts) > SIZE_MAX:
+            parts = []
         end = size_bytes + sum(parts)
-        if end > SIZE_MAX:
-            return
-        say(f"begin {end}")
+        if parts:
+            say(f"begin {end}")
         try:
             if descriptor < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

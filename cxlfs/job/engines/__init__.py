@@ -9,14 +9,19 @@ import os
 import sys
 
 from cxlfs.errors import JobEngineError
-from cxlfs.job.engines.interface import Engine, World
+from cxlfs.job.engines.interface import Engine, Link, Pending, World, gather
 
-__all__ = ["Engine", "World", "engine_named"]
+__all__ = ["Engine", "Link", "Pending", "World", "engine_named", "gather"]
+
+_SIZES_OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""How many processes mpirun started: Open MPI's, and MPICH's and those made of it."""
 
 
 def engine_named(name: str) -> Engine:
-    """``local``, ``torch``, or ``auto``: torch where a process group was made in this process, else
-    local where the environment speaks of one process. Raises JobEngineError.
+    """``local``, ``torch``, ``mpi``, or ``auto``: torch where a process group was made in this
+    process, mpi where mpirun started several, else local where the environment speaks of one.
+
+    Raises JobEngineError.
     """
     if name == "auto":
         name = _automatic()
@@ -28,13 +33,19 @@ def engine_named(name: str) -> Engine:
         from cxlfs.job.engines.torch import TorchEngine  # noqa: PLC0415
 
         return TorchEngine()
-    raise JobEngineError(f"no engine {name!r}: there are auto, local and torch")
+    if name == "mpi":
+        from cxlfs.job.engines.mpi import MpiEngine  # noqa: PLC0415
+
+        return MpiEngine()
+    raise JobEngineError(f"no engine {name!r}: there are auto, local, torch and mpi")
 
 
 def _automatic() -> str:
     torch = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_available() and torch.is_initialized():
         return "torch"
+    if any(os.environ.get(name, "1") != "1" for name in _SIZES_OF_MPI):
+        return "mpi"
     world = os.environ.get("WORLD_SIZE", "1")
     if world != "1":
         raise JobEngineError(f"WORLD_SIZE is {world}, and there is no process group")

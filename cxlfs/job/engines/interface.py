@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -15,21 +16,66 @@ class World:
     incarnation: str
 
 
+class Pending(Protocol):
+    """Bytes on their way. What they are in stays as it is until ``wait`` has returned."""
+
+    def wait(self) -> None:
+        """Raises JobLinkError: the other rank is gone, or the link's time has passed."""
+        ...
+
+
+class Link(Protocol):
+    """Between two ranks. What one sends, the other receives in the same order and in pieces of the
+    same sizes. Used by one thread at each end.
+    """
+
+    def send(self, data: bytearray | memoryview) -> Pending:
+        """Raises JobLinkError."""
+        ...
+
+    def receive(self, into: bytearray | memoryview) -> Pending:
+        """Fills all of it. Raises JobLinkError."""
+        ...
+
+    def close(self, *, is_done: bool) -> None:
+        """``is_done``: both ends know that nothing more comes; else the other's next operation
+        fails.
+        """
+        ...
+
+
 class Engine(Protocol):
     """What the protocol needs. Of each ``key`` a rank says one thing; it may be said before others
-    listen. Calls come from one thread at a time, not always the same one.
+    listen. Calls come from one thread at a time, not always the same one; those of ``link`` from
+    several, also while others are under way.
     """
 
     def world(self) -> World: ...
 
-    def gather(self, key: str, body: bytes, seconds: float) -> dict[int, bytes]:
-        """Tell all; what all said, by rank, without those not heard in time."""
+    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
+        """Waits for nobody. Not ``to_all``: rank 0 has to hear it, others may. What cannot be said
+        is lost, as any message may be.
+        """
         ...
 
-    def broadcast(self, key: str, body: bytes | None, seconds: float) -> bytes | None:
-        """Rank 0 tells all (the others give None): what it said; None: not heard in time."""
+    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+        """What these have said, by rank, this one among them or not; without those that were not
+        heard in time. What is there is heard, whatever the time.
+        """
+        ...
+
+    def link(self, other: int, name: str, seconds: float) -> Link:
+        """To another rank, which calls this with the same name. It takes ``seconds`` at most until
+        it is there, and as long again for all that is done with it. Raises JobLinkError.
+        """
         ...
 
     def forget(self, key: str) -> None:
         """Nobody asks any more for what this rank said of it."""
         ...
+
+
+def gather(engine: Engine, key: str, body: bytes, seconds: float) -> dict[int, bytes]:
+    """Tell all; what all said, by rank, without those not heard in time."""
+    engine.say(key, body)
+    return engine.hear(key, range(engine.world().size), seconds)

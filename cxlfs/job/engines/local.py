@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
-from cxlfs.job.engines.interface import World
+from cxlfs.errors import JobLinkError
+from cxlfs.job.engines.interface import Link, World
 
 
 class LocalEngine:
     def __init__(self) -> None:
         self._world = World(0, 1, secrets.token_hex(8))
+        self._said: dict[str, bytes] = {}
 
     def world(self) -> World:
         return self._world
 
-    def gather(self, key: str, body: bytes, seconds: float) -> dict[int, bytes]:
-        del key, seconds
-        return {0: body}
+    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
+        del to_all
+        self._said[key] = body
 
-    def broadcast(self, key: str, body: bytes | None, seconds: float) -> bytes | None:
-        del key, seconds
-        return body
+    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+        del seconds
+        return {rank: self._said[key] for rank in ranks if key in self._said}
+
+    def link(self, other: int, name: str, seconds: float) -> Link:
+        del name, seconds
+        raise JobLinkError(f"the engine of one process reaches no rank {other}")
 
     def forget(self, key: str) -> None:
-        del key
+        self._said.pop(key, None)

@@ -24,10 +24,13 @@ from cxlfs.job.protocol.machine import (
     Replicate,
     Save,
     TakeStock,
+    TakeStockBelow,
+    Tell,
     WriteManifest,
 )
-from cxlfs.job.protocol.messages import Body, decode, encode
+from cxlfs.job.protocol.messages import Body, Tally, decode, encode
 from cxlfs.job.protocol.model import (
+    TIER,
     Aborted,
     Attempt,
     Commit,
@@ -42,11 +45,20 @@ from cxlfs.job.protocol.model import (
     Undecided,
     digest_of,
 )
+from cxlfs.job.protocol.placement import (
+    Placement,
+    Transfer,
+    copysets,
+    fetches,
+    missing_copies,
+    place_copies,
+)
 from cxlfs.job.protocol.planning import Choice, choose, collectable, next_number
 from cxlfs.job.protocol.restoring import Restoring
 from cxlfs.job.protocol.saving import Saving
 
 __all__ = [
+    "TIER",
     "Aborted",
     "Action",
     "Attempt",
@@ -71,6 +83,7 @@ __all__ = [
     "Nothing",
     "Outcome",
     "Place",
+    "Placement",
     "RecordCommit",
     "Replicate",
     "Restored",
@@ -78,12 +91,20 @@ __all__ = [
     "Save",
     "Saving",
     "TakeStock",
+    "TakeStockBelow",
+    "Tally",
+    "Tell",
+    "Transfer",
     "Undecided",
     "WriteManifest",
     "choose",
     "collectable",
+    "copysets",
     "decode",
     "digest_of",
     "encode",
+    "fetches",
+    "missing_copies",
     "next_number",
+    "place_copies",
 ]

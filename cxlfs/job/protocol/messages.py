@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from cxlfs.errors import JobMessageError
 from cxlfs.job.protocol.model import Attempt, Commit, Held, Inventory
-from cxlfs.job.protocol.plain import (
+from cxlfs.plain import (
     Plain,
     PlainError,
     fields,
@@ -29,14 +29,25 @@ from cxlfs.job.protocol.plain import (
 
 MESSAGE_BYTES_MAX = 64 << 20
 """An inventory of 100 000 shards; each takes some 300 bytes."""
+REASONS_MAX = 32
+"""Of ranks whose reasons a tally repeats; where more have one it is the same, or in their logs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepare:
-    """From rank 0: what is about to be saved."""
+    """From rank 0: what is about to be saved, in how many stores each shard."""
 
     attempt: Attempt
     world: int
+    replicas: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Saved:
+    """Before copies are made: this rank has its shards, or never will, for ``reason``."""
+
+    attempt: Attempt | None
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,10 +71,14 @@ class Recorded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stock:
-    """What a rank's store holds; None: it could not be read, for ``reason``."""
+    """What a rank's store holds; None: it could not be read, for ``reason``. From rank 0 also what
+    the tier below holds: None: there is none, or it could not be read, for ``below_reason``.
+    """
 
     inventory: Inventory | None
     reason: str = ""
+    below: Inventory | None = None
+    below_reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +91,27 @@ class Loaded:
     reason: str = ""
 
 
-Body: TypeAlias = Prepare | Vote | Recorded | Stock | Loaded
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tally:
+    """From rank 0: what it has heard of all, where each of them needs to know no more than this.
+    ``digest``: of what all have said yes to, or empty; ``against``: ranks that said no, and why.
+    """
+
+    attempt: Attempt | None
+    digest: str
+    against: tuple[tuple[int, str], ...] = ()
+
+
+Body: TypeAlias = Prepare | Saved | Vote | Recorded | Stock | Loaded | Tally
+
+
+def tally_of(attempt: Attempt | None, digest: str, against: dict[int, str]) -> Tally:
+    """Of any number of ranks a message that can be sent to each of them."""
+    reasons = [
+        (rank, reason if index < REASONS_MAX else "see its log")
+        for index, (rank, reason) in enumerate(sorted(against.items()))
+    ]
+    return Tally(attempt, digest, tuple(reasons))
 
 
 # --- form ---------------------------------------------------------------------------------------
@@ -113,21 +148,41 @@ def _commit(plain: Plain) -> Commit:
 
 
 def _inventory(plain: Plain) -> Inventory:
-    found = fields(plain, ("store", "held", "commits"))
-    return Inventory(
-        text(found["store"]), row(found["held"], _held), row(found["commits"], _commit)
-    )
+    found = fields(plain, ("store", "held", "commits", "domain"))
+    rows = row(found["held"], _held), row(found["commits"], _commit)
+    return Inventory(text(found["store"]), *rows, text(found["domain"]))
 
 
 def _prepare(plain: Plain) -> Prepare:
-    found = fields(plain, ("attempt", "world"))
-    return Prepare(attempt_of(found["attempt"]), number(found["world"]))
+    found = fields(plain, ("attempt", "world", "replicas"))
+    numbers = number(found["world"]), number(found["replicas"])
+    return Prepare(attempt_of(found["attempt"]), *numbers)
+
+
+def _saved(plain: Plain) -> Saved:
+    found = fields(plain, ("attempt", "reason"))
+    return Saved(_perhaps(found["attempt"]), text(found["reason"]))
 
 
 def _vote(plain: Plain) -> Vote:
     found = fields(plain, ("attempt", "manifest", "reason"))
-    attempt = None if found["attempt"] is None else attempt_of(found["attempt"])
-    return Vote(attempt, text(found["manifest"]), text(found["reason"]))
+    return Vote(_perhaps(found["attempt"]), text(found["manifest"]), text(found["reason"]))
+
+
+def _tally(plain: Plain) -> Tally:
+    found = fields(plain, ("attempt", "digest", "against"))
+    against = row(found["against"], _objection)
+    return Tally(_perhaps(found["attempt"]), text(found["digest"]), against)
+
+
+def _objection(plain: Plain) -> tuple[int, str]:
+    if not isinstance(plain, list) or len(plain) != 2:
+        raise PlainError("not a rank and its reason")
+    return number(plain[0]), text(plain[1])
+
+
+def _perhaps(plain: Plain) -> Attempt | None:
+    return None if plain is None else attempt_of(plain)
 
 
 def _recorded(plain: Plain) -> Recorded:
@@ -136,9 +191,11 @@ def _recorded(plain: Plain) -> Recorded:
 
 
 def _stock(plain: Plain) -> Stock:
-    found = fields(plain, ("inventory", "reason"))
-    inventory = None if found["inventory"] is None else _inventory(found["inventory"])
-    return Stock(inventory, text(found["reason"]))
+    found = fields(plain, ("inventory", "reason", "below", "below_reason"))
+    inventory, below = (
+        None if found[name] is None else _inventory(found[name]) for name in ("inventory", "below")
+    )
+    return Stock(inventory, text(found["reason"]), below, text(found["below_reason"]))
 
 
 def _loaded(plain: Plain) -> Loaded:
@@ -154,8 +211,10 @@ def _unknown(plain: Plain) -> Body:
 
 _READERS: dict[str, Callable[[Plain], Body]] = {
     "Prepare": _prepare,
+    "Saved": _saved,
     "Vote": _vote,
     "Recorded": _recorded,
     "Stock": _stock,
     "Loaded": _loaded,
+    "Tally": _tally,
 }

@@ -71,11 +71,16 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inventory:
-    """Of one store, by its UUID."""
+    """Of one store, by its UUID. ``domain``: with what else it fails, as its ranks state."""
 
     store: str
     held: tuple[Held, ...] = ()
     commits: tuple[Commit, ...] = ()
+    domain: str = ""
+
+
+TIER = "tier"
+"""What the tier below is called among stores, whose names are UUIDs."""
 
 
 # --- how a call ends ----------------------------------------------------------------------------
@@ -84,12 +89,14 @@ class Inventory:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Committed:
     """All ranks voted for the attempt: it is what a restart resumes from. ``is_cleaned``: every
-    rank has recorded it, and this one has given back what is older.
+    rank has recorded it, and this one has given back what is older. ``copies``: the stores, beside
+    its own, that hold this rank's shards.
     """
 
     attempt: Attempt
     digest: str
     is_cleaned: bool
+    copies: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def step(self) -> int:
@@ -106,12 +113,15 @@ class Aborted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Restored:
-    """All ranks have loaded the attempt, this one ``shard`` from the store ``holder``."""
+    """All ranks have loaded the attempt, this one ``shard`` from the store ``holder``.
+    ``is_fetched``: that is another rank's, as this one's own did not have it, or damaged.
+    """
 
     attempt: Attempt
     digest: str
     shard: int
     holder: str
+    is_fetched: bool = False
 
     @property
     def step(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from cxlfs.job.protocol.model import Attempt, Held, Inventory, digest_of
+from cxlfs.job.protocol.model import TIER, Attempt, Held, Inventory, digest_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -35,24 +35,32 @@ class Refusal(Exception):  # noqa: N818 - a reason why an attempt is not chosen,
 
 
 def choose(
-    inventories: Sequence[Inventory], excluded: Collection[Excluded] = (), *, can_fetch: bool
+    inventories: Sequence[Inventory],
+    excluded: Collection[Excluded] = (),
+    *,
+    can_fetch: bool,
+    below: Inventory | None = None,
 ) -> tuple[Choice | None, tuple[str, ...]]:
     """The newest attempt that all have voted for, and of which each rank's shards have a holder
     that is not excluded; ``inventories[i]`` is that of the store which rank i has now. Without
-    ``can_fetch`` a rank loads from that store alone. Else None; and why not newer ones, or any.
+    ``can_fetch`` a rank loads from that store alone, or from the tier ``below``, of which every
+    rank takes what no store has. Else None; and why not newer ones, or any.
     """
+    everywhere = [*inventories, *([] if below is None else [below])]
     by_attempt: dict[Attempt, set[tuple[Held, str]]] = {}
-    for inventory in inventories:
+    for inventory in everywhere:
         for held in inventory.held:
             by_attempt.setdefault(held.attempt, set()).add((held, inventory.store))
-    for inventory in inventories:
+    for inventory in everywhere:
         for commit in inventory.commits:
             by_attempt.setdefault(commit.attempt, set())
     reasons = []
     for attempt in sorted(by_attempt, reverse=True):
+        known = {c.digest for i in everywhere for c in i.commits if c.attempt == attempt}
         try:
             choice = _choice_of(
-                attempt, by_attempt[attempt], inventories, excluded, can_fetch=can_fetch
+                *(attempt, by_attempt[attempt], known, inventories, excluded),
+                can_fetch=can_fetch,
             )
         except Refusal as refusal:
             reasons.append(f"{attempt}: {refusal}")
@@ -64,12 +72,13 @@ def choose(
 def _choice_of(
     attempt: Attempt,
     holdings: Collection[tuple[Held, str]],
+    known: Collection[str],
     inventories: Sequence[Inventory],
     excluded: Collection[Excluded],
     *,
     can_fetch: bool,
 ) -> Choice:
-    """Raises Refusal."""
+    """``known``: digests of recorded commits. Raises Refusal."""
     world = len(inventories)
     if any(held.world != world for held, _ in holdings):
         raise Refusal(f"it is of another number of ranks than {world}")
@@ -86,16 +95,14 @@ def _choice_of(
         stores = {store for _, store in found}
         usable = {s for s in stores if Excluded(attempt, rank, s) not in excluded}
         if not can_fetch:
-            usable &= {inventory.store}
+            usable &= {inventory.store, TIER}
         if not usable:
             raise Refusal(f"rank {rank} can load its shards from none of {_list_of(stores)}")
         manifests.append(found[0][0])
-        holders.append(inventory.store if inventory.store in usable else min(usable))
+        nearest = min(usable - {TIER}, default=TIER)
+        holders.append(inventory.store if inventory.store in usable else nearest)
     digest = digest_of(manifests)
-    known = {
-        commit.digest for i in inventories for commit in i.commits if commit.attempt == attempt
-    }
-    if known - {digest}:
+    if set(known) - {digest}:
         raise Refusal("the shards are not those that were voted for")
     return Choice(attempt, digest, tuple(manifests), tuple(holders))
 

@@ -7,11 +7,15 @@ Never: chooses by what this rank alone knows; begins anew where a checkpoint was
 not be loaded.
 
 Invariants
+- What the tier below may have newer than the choice is not passed over because it could not be
+  read: a job goes back, or begins anew, only when it is known that there is nothing newer.
 - A choice is loaded by all ranks or by none: whose load failed is told to all, and all go on to the
   same next choice without that holder. Each round excludes one at least, so that they end.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 from cxlfs.job.protocol.machine import (
     Action,
@@ -22,8 +26,9 @@ from cxlfs.job.protocol.machine import (
     Place,
     RecordCommit,
     TakeStock,
+    TakeStockBelow,
 )
-from cxlfs.job.protocol.messages import Body, Loaded, Stock
+from cxlfs.job.protocol.messages import Body, Loaded, Stock, Tally, tally_of
 from cxlfs.job.protocol.model import Inventory, Nothing, NotRestored, Restored, Undecided
 from cxlfs.job.protocol.planning import Choice, Excluded, choose
 
@@ -31,18 +36,38 @@ _Missing = tuple[int, ...]
 
 
 class Restoring(Machine):
-    """``can_fetch``: shards can be brought from the stores of other ranks. ``inventories``, once
-    they were gathered: of the store of each rank.
+    """``can_fetch``: shards can be brought from the stores of other ranks; ``has_tier``: and from a
+    tier below, which rank 0 looks into for all. ``inventories`` and ``below``, once they were
+    gathered: of the store of each rank, and of the tier.
     """
 
-    def __init__(self, place: Place, *, can_fetch: bool) -> None:
+    def __init__(self, place: Place, *, can_fetch: bool, has_tier: bool = False) -> None:
         super().__init__(place)
         self.can_fetch = can_fetch
+        self.has_tier = has_tier
         self.inventories: tuple[Inventory, ...] = ()
+        self.below: Inventory | None = None
+        self._below_reason = ""
+        self._own = Stock(None)
         self._excluded: set[Excluded] = set()
         self._failures: list[str] = []
         self._choice: Choice | None = None
-        self._round = 0
+        self.round = 0
+
+    @property
+    def everywhere(self) -> tuple[Inventory, ...]:
+        """Of the stores of all ranks, and of the tier below."""
+        return (*self.inventories, *([] if self.below is None else [self.below]))
+
+    @property
+    def choice(self) -> Choice | None:
+        """What is being loaded, or was."""
+        return self._choice
+
+    @property
+    def excluded(self) -> frozenset[Excluded]:
+        """What could not be loaded on the way there."""
+        return frozenset(self._excluded)
 
     def _begin(self) -> Action:
         return TakeStock()
@@ -50,11 +75,19 @@ class Restoring(Machine):
     def _proceed(self, event: Done | Failed) -> Action | None:
         action = event.action
         if isinstance(action, TakeStock):
-            return self._gather("stock", _stock_of(event), self._stocked)
+            self._own = _stock_of(event)
+            if self.has_tier and self.place.rank == 0:
+                return TakeStockBelow()
+            return self._gather("stock", self._own, self._stocked)
+        if isinstance(action, TakeStockBelow):
+            below = _stock_of(event)
+            own = dataclasses.replace(self._own, below=below.inventory, below_reason=below.reason)
+            return self._gather("stock", own, self._stocked)
         if isinstance(action, Load):
             reason = event.reason or "no reason" if isinstance(event, Failed) else ""
             body = Loaded(action.attempt, action.shard, action.holder, reason)
-            return self._gather("loaded", body, self._loaded, number=self._round)
+            number = self.round
+            return self._poll("loaded", body, self._loaded, self._decide_restored, number=number)
         self._restored()  # RecordCommit, done or not: it is for the next restart
         return None
 
@@ -68,43 +101,58 @@ class Restoring(Machine):
             self._finish(Undecided("stock", missing))
             return None
         self.inventories = tuple(s.inventory for s in stocks if s.inventory is not None)
+        self.below, self._below_reason = stocks[0].below, stocks[0].below_reason
         return self._load_next()
 
     def _load_next(self) -> Action | None:
-        self._choice, reasons = choose(self.inventories, self._excluded, can_fetch=self.can_fetch)
+        self._choice, reasons = choose(
+            self.inventories, self._excluded, can_fetch=self.can_fetch, below=self.below
+        )
         choice, rank = self._choice, self.place.rank
-        if choice is not None:
+        committed = {commit.attempt for each in self.everywhere for commit in each.commits}
+        is_newest = choice is not None and all(a <= choice.attempt for a in committed)
+        if self._below_reason and not is_newest:
+            self._choice = None
+            unread = f"the tier below could not be read: {self._below_reason}"
+            self._finish(NotRestored((*reasons, *self._failures, unread)))
+        elif choice is not None:
             return Load(choice.attempt, rank, choice.holders[rank], choice.manifests[rank])
-        committed = any(inventory.commits for inventory in self.inventories)
-        if committed or self._excluded:
+        elif committed or self._excluded:
             self._finish(NotRestored((*reasons, *self._failures)))
         else:
             self._finish(Nothing())
         return None
 
-    def _loaded(self, heard: dict[int, Body], missing: _Missing) -> Action | None:
+    def _loaded(self, heard: dict[int, Body], missing: _Missing) -> Tally | None:
         choice = self._choice
         if missing or choice is None:
-            self._finish(Undecided("loaded", missing))
             return None
         failed = {
             rank: body.reason if isinstance(body, Loaded) else "another message"
             for rank, body in heard.items()
             if not isinstance(body, Loaded) or body.reason or body.attempt != choice.attempt
         }
-        if not failed:
+        return tally_of(choice.attempt, choice.digest, failed)
+
+    def _decide_restored(self, tally: Tally) -> Action | None:
+        choice = self._choice
+        if choice is None or (tally.attempt, tally.digest) != (choice.attempt, choice.digest):
+            self._finish(Undecided("loaded", (0,)))
+            return None
+        if not tally.against:
             return RecordCommit(choice.attempt, choice.digest)
-        for rank, reason in sorted(failed.items()):
+        for rank, reason in tally.against:
             self._excluded.add(Excluded(choice.attempt, rank, choice.holders[rank]))
             self._failures.append(f"{choice.attempt}, rank {rank}: {reason}")
-        self._round += 1
+        self.round += 1
         return self._load_next()
 
     def _restored(self) -> None:
         choice, rank = self._choice, self.place.rank
         if choice is not None:
             holder = choice.holders[rank]
-            self._finish(Restored(choice.attempt, choice.digest, rank, holder))
+            is_fetched = holder != self.inventories[rank].store
+            self._finish(Restored(choice.attempt, choice.digest, rank, holder, is_fetched))
 
 
 def _stock_of(event: Done | Failed) -> Stock:

@@ -1,0 +1,285 @@
+"""PyTorch's distributed checkpoint (DCP) in stores of each node's own, committed for the whole job.
+
+    checkpointer = Checkpointer("/mnt/ckpt/run1")
+    found = dcp.load(checkpointer, state)               # Restored, Nothing, or Resharded
+    dcp.save(checkpointer, step, state)
+    pending = dcp.async_save(checkpointer, step, state)
+
+Each rank writes what it holds with DCP's own FileSystemWriter, as a checkpoint of one rank: files
+and metadata lie where the rank runs, and nothing is planned over the network (docs/job.md has the
+reasons). The commit is the Checkpointer's. The metadata of all ranks are put together when somebody
+loads it in another number of ranks.
+
+Never: collectives of the job's process group.
+
+Invariants
+- Nothing is left as it was in memory without an error: a tensor of which parts cannot be reached
+  is refused before any is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cxlfs.adapters import require
+from cxlfs.errors import JobFilesError, NotRestoredError
+from cxlfs.job import (
+    Aborted,
+    Checkpointer,
+    Committed,
+    Nothing,
+    PendingCheckpoint,
+    Reachable,
+    Resharded,
+    Restored,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import LoadPlanner, StorageReader
+    from torch.distributed.checkpoint.metadata import Metadata
+
+State = dict[str, object]
+
+
+# --- verbs --------------------------------------------------------------------------------------
+
+
+def save(checkpointer: Checkpointer, step: int, state: State) -> Committed | Aborted:
+    """As ``Checkpointer.distributed_checkpoint``: on ``Committed`` it is durable on all nodes.
+
+    Raises FrameworkMissingError, UndecidedError, AbortedError, JobConfigurationError.
+    """
+    require("torch", "torch")
+    plain = _without_statefuls(state)
+    return checkpointer.distributed_checkpoint(step, lambda directory: write(directory, plain))
+
+
+def async_save(checkpointer: Checkpointer, step: int, state: State) -> PendingCheckpoint:
+    """As ``Checkpointer.async_checkpoint``: what is saved was copied to the host when this returns.
+
+    Raises FrameworkMissingError, UndecidedError, AbortedError, JobConfigurationError.
+    """
+    require("torch", "torch")
+    return checkpointer.async_checkpoint(step, write, snapshot=lambda: _staged(state))
+
+
+def load(
+    checkpointer: Checkpointer, state: State, *, stores: Sequence[str | os.PathLike[str]] = ()
+) -> Restored | Nothing | Resharded:
+    """Into the state, in place, as ``torch.distributed.checkpoint.load`` does; comes first, at each
+    start of the job. Where the newest checkpoint is of another number of ranks, or sharded in
+    another way, all ranks load what each needs of it from this rank's directory and ``stores``:
+    other nodes' directories of the same run, as they can be reached here (a shared file system,
+    copies). Tensors that every rank held need no others.
+
+    Raises FrameworkMissingError, UndecidedError, NotRestoredError (with the stores that would be
+    needed), AbortedError.
+    """
+    require("torch", "torch")
+    rank = checkpointer.world.rank
+    try:
+        return checkpointer.restore_from_checkpoint(
+            lambda directory: read({rank: directory}, state, rank=rank)
+        )
+    except NotRestoredError as error:
+        try:
+            return checkpointer.restore_resharded(
+                lambda found: _load_parts(found, state, rank),
+                check=lambda found: _check_parts(found, state, rank),
+                stores=stores,
+            )
+        except NotRestoredError as other:
+            other.add_note(f"each rank its own: {error}")
+            raise
+
+
+def write(directory: Path, state: State) -> None:
+    """As a DCP checkpoint of one rank: ``torch.distributed.checkpoint.load`` reads it, too."""
+    require("torch", "torch")
+    from torch.distributed import checkpoint  # noqa: PLC0415 - the framework, when it is used
+
+    with _one_process():
+        writer = checkpoint.FileSystemWriter(directory, overwrite=False)
+        checkpoint.save(state, storage_writer=writer, no_dist=True)
+
+
+def read(directories: Mapping[int, Path], state: State, *, rank: int = 0) -> None:
+    """From what ranks have written, by rank: ``rank``'s own comes first where several have it.
+
+    Raises FrameworkMissingError, JobFilesError (a part of a tensor is in none of them), OSError,
+    and what DCP raises.
+    """
+    require("torch", "torch")
+    _read(state, _reader_class()(directories, rank))
+
+
+# --- one rank's part ----------------------------------------------------------------------------
+
+
+def _read(state: State, reader: StorageReader) -> None:
+    from torch.distributed import checkpoint  # noqa: PLC0415 - as above
+
+    with _one_process():
+        planner = _planner_class()()
+        checkpoint.load(state, storage_reader=reader, planner=planner, no_dist=True)
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """DCP warns of what is meant here, that it is not to talk to other ranks; and what it raises is
+    no Exception, but has one.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415 - as above
+
+    _expect_no_collectives()
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(failure for failure, _ in error.failures.values()) from error
+
+
+@functools.cache
+def _expect_no_collectives() -> None:
+    """For good: what is put back (``catch_warnings``) is put back for all threads, and a checkpoint
+    beside training is written in one of its own.
+    """
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+
+
+def _without_statefuls(state: State) -> State:
+    from torch.distributed.checkpoint.stateful import Stateful  # noqa: PLC0415 - as above
+
+    return {
+        name: value.state_dict() if isinstance(value, Stateful) else value
+        for name, value in state.items()
+    }
+
+
+def _staged(state: State) -> State:
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager  # noqa: PLC0415 - as above
+
+    staged: State = BlockingAsyncStager().stage(_without_statefuls(state))
+    return staged
+
+
+def _merged(directories: Mapping[int, Path], rank: int) -> Metadata:
+    """What these ranks wrote, as if it were one checkpoint; of what several have, ``rank``'s own,
+    or the lowest one's.
+    """
+    from torch.distributed import checkpoint  # noqa: PLC0415 - as above
+    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata  # noqa: PLC0415
+
+    merged = Metadata(state_dict_metadata={}, planner_data={}, storage_data={})
+    for each in sorted(directories, key=lambda other: (other != rank, other)):
+        directory = directories[each]
+        found = checkpoint.FileSystemReader(directory).read_metadata()
+        for name, entry in found.state_dict_metadata.items():
+            known = merged.state_dict_metadata.setdefault(name, entry)
+            if isinstance(entry, TensorStorageMetadata) and known is not entry:
+                if (known.size, known.properties.dtype) != (entry.size, entry.properties.dtype):
+                    raise JobFilesError(f"{directory}: {name} is of another size, or type")
+                offsets = {chunk.offsets for chunk in known.chunks}
+                known.chunks += [c for c in entry.chunks if c.offsets not in offsets]
+        for index, place in found.storage_data.items():
+            path = str(directory / place.relative_path)  # absolute: it stays where it is
+            whole = dataclasses.replace(place, relative_path=path)
+            merged.storage_data.setdefault(index, whole)
+        merged.planner_data = {**(found.planner_data or {}), **merged.planner_data}
+        merged.version = found.version
+    return merged
+
+
+@functools.cache
+def _reader_class() -> Callable[..., StorageReader]:
+    from torch.distributed import checkpoint  # noqa: PLC0415 - as above
+
+    class PartsReader(checkpoint.FileSystemReader):  # type: ignore[misc]  # torch is not typed here
+        """Parts by rank; ``verify`` is asked for each that is read from, before it is."""
+
+        def __init__(
+            self,
+            directories: Mapping[int, Path],
+            rank: int,
+            verify: Callable[[int], object] | None = None,
+        ) -> None:
+            self.ranks = {str(path.absolute()): each for each, path in directories.items()}
+            self.directories = {each: path.absolute() for each, path in directories.items()}
+            super().__init__(next(iter(self.directories.values())))
+            self.own_rank = rank
+            self.verify = verify
+
+        def read_metadata(self) -> Metadata:
+            return _merged(self.directories, self.own_rank)
+
+        def read_data(self, plan: object, planner: object) -> object:
+            places = {self.storage_data[i.storage_index].relative_path for i in plan.items}  # type: ignore[attr-defined]
+            ranks = {self.ranks[str(Path(place).parent)] for place in places}
+            for rank in sorted(ranks):
+                if self.verify is not None:
+                    self.verify(rank)
+            return super().read_data(plan, planner)
+
+    return PartsReader
+
+
+@functools.cache
+def _planner_class() -> Callable[..., LoadPlanner]:
+    from torch.distributed.checkpoint import DefaultLoadPlanner  # noqa: PLC0415 - as above
+
+    class CoveringPlanner(DefaultLoadPlanner):  # type: ignore[misc]  # as above
+        """DCP's own leaves what no chunk covers as it is, without a word."""
+
+        def create_local_plan(self) -> object:
+            plan = super().create_local_plan()
+            planned: dict[str, int] = {}
+            for item in plan.items:
+                name = item.dest_index.fqn
+                planned[name] = planned.get(name, 0) + math.prod(item.lengths)
+            for name, value in self.state_dict.items():
+                wanted = _elements(value)
+                if wanted is not None and planned.get(name, 0) != wanted:
+                    raise JobFilesError(
+                        f"{planned.get(name, 0)} of {wanted} elements of {name} are there",
+                        next_step="name the stores of all ranks that saved it",
+                    )
+            return plan
+
+    return CoveringPlanner
+
+
+def _elements(value: object) -> int | None:
+    """Of a tensor, as many as this rank holds; None: no tensor, which is there or is not."""
+    import torch  # noqa: PLC0415 - as above
+    from torch.distributed._shard.sharded_tensor import ShardedTensor  # noqa: PLC0415
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415
+
+    if isinstance(value, DTensor):
+        is_held = value.device_mesh.get_coordinate() is not None
+        return int(value.to_local().numel()) if is_held else None
+    if isinstance(value, ShardedTensor):
+        return sum(int(shard.tensor.numel()) for shard in value.local_shards())
+    return int(value.numel()) if isinstance(value, torch.Tensor) else None
+
+
+def _check_parts(found: Reachable, state: State, rank: int) -> None:
+    """Raises what loading them would, as far as their metadata say."""
+    planner = _planner_class()()
+    metadata = _merged(_directories(found), rank)
+    planner.set_up_planner(_without_statefuls(state), metadata, is_coordinator=True)
+    planner.create_local_plan()
+
+
+def _load_parts(found: Reachable, state: State, rank: int) -> None:
+    _read(state, _reader_class()(_directories(found), rank, found.verified))
+
+
+def _directories(found: Reachable) -> dict[int, Path]:
+    return {part.rank: found.directory(part) for part in found.parts}

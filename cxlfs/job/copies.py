@@ -1,0 +1,193 @@
+"""What one rank does about copies: where they belong, bringing them there, fetching its own.
+
+Never: decides where they belong (``protocol.placement``) or what counts (``protocol``).
+
+Invariants
+- All ranks carry out the same list of transfers, each those that it is an end of, all at once: none
+  waits for a turn that another holds up.
+- A transfer ends before its time has passed, done or with an error; one that failed leaves the
+  others alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from cxlfs.errors import JobConfigurationError, JobFilesError, JobLinkError
+from cxlfs.job import copying, files
+from cxlfs.job.engines import Engine, Link
+from cxlfs.job.files import Manifest
+from cxlfs.job.protocol import (
+    Attempt,
+    Inventory,
+    Placement,
+    Restoring,
+    Transfer,
+    fetches,
+    missing_copies,
+    place_copies,
+)
+
+log = logging.getLogger(__name__)
+
+Failures = dict[Transfer, Exception]
+
+
+class Copies:
+    """Of one rank, whose store is at ``root``. Raises JobConfigurationError."""
+
+    def __init__(self, root: Path, engine: Engine, replicas: int) -> None:
+        self.root = root
+        self.engine = engine
+        self.replicas = replicas
+        self.rank, self.world = engine.world().rank, engine.world().size
+        if not 1 <= replicas <= self.world:
+            raise JobConfigurationError(
+                f"replicas={replicas} in a job of {self.world} processes",
+                next_step="each replica lies in another rank's store: 1 to the number of ranks",
+            )
+        self._stores: tuple[str, ...] = ()
+        self._placement = Placement(((),) * self.world)
+
+    def settle(self, inventories: Sequence[Inventory]) -> None:
+        """Which store each rank has. Raises JobConfigurationError, alike on all ranks."""
+        self._stores = tuple(inventory.store for inventory in inventories)
+        if self.replicas > 1:
+            self._placement = place_copies(inventories, self.replicas)
+
+    def stores(self) -> tuple[str, ...]:
+        """Those that copies of this rank's shards belong in."""
+        return tuple(self._stores[target] for target in self._placement.targets[self.rank])
+
+    def is_mine(self, rank: int) -> bool:
+        """Whose things in this store this rank removes: its own; the first of the ranks that share
+        it those of all who have another store now, which are copies, and what moved away.
+        """
+        own = self._stores[self.rank]
+        if rank < self.world and self._stores[rank] == own:
+            return rank == self.rank
+        return self._stores.index(own) == self.rank
+
+    def discard(self, attempt: Attempt) -> None:
+        """What this rank has brought into its store of it."""
+        received = [t.shard for t in self._placement.transfers() if t.target == self.rank]
+        for shard in (self.rank, *received):
+            files.remove_rank(self.root, attempt, shard)
+
+    # --- on the way -------------------------------------------------------------------------
+
+    def replicate(self, manifest: Manifest, name: str, seconds: float) -> None:
+        """This rank's shards, staged, to where they belong, and those that belong here. ``name``:
+        the same on all ranks, and no other time. Raises JobLinkError.
+        """
+        attempt, data = manifest.attempt, manifest.encode()
+        staged = files.staging_path(self.root, attempt, self.rank)
+
+        def send(link: Link, _transfer: Transfer) -> None:
+            copying.send(link, staged, data)
+
+        def receive(link: Link, transfer: Transfer) -> None:
+            wanted = copying.Wanted(attempt, transfer.shard, self.world)
+            copying.receive(link, self.root, wanted)
+
+        failures = self._exchange(self._placement.transfers(), name, seconds, send, receive)
+        if failures:
+            raise JobLinkError("; ".join(self._told(*item) for item in sorted(failures.items())))
+
+    def fetch(self, machine: Restoring, name: str, seconds: float) -> None:
+        """What ranks need of the choice that their own stores lack. Raises what kept this one from
+        having it; that another could not be served is for that one to say.
+        """
+        choice = machine.choice
+        if choice is None:
+            return
+        transfers = fetches(choice, machine.inventories)
+        failures = self._bring(machine, transfers, name, seconds)
+        for transfer, error in failures.items():
+            if transfer.target == self.rank:
+                raise error
+
+    def fill(self, machine: Restoring, name: str, seconds: float) -> None:
+        """Behind a restore: the copies that are missing of what was loaded. What fails is logged:
+        the next commit makes copies of its own.
+        """
+        choice = machine.choice
+        if choice is None:
+            return
+        transfers = missing_copies(self._placement, choice, machine.inventories, machine.excluded)
+        for item in sorted(self._bring(machine, transfers, name, seconds).items()):
+            log.warning("a copy of %s was not made again: %s", choice.attempt, self._told(*item))
+
+    def _bring(
+        self, machine: Restoring, transfers: Iterable[Transfer], name: str, seconds: float
+    ) -> Failures:
+        """Shards that count already."""
+        choice = machine.choice
+        if choice is None:
+            return {}
+        attempt, manifests = choice.attempt, choice.manifests
+
+        def send(link: Link, transfer: Transfer) -> None:
+            directory = files.rank_path(self.root, attempt, transfer.shard)
+            try:
+                data = files.read_manifest(directory, manifests[transfer.shard])
+            except (JobFilesError, OSError) as error:
+                copying.refuse(link, error)
+                raise
+            copying.send(link, directory, data)
+
+        def receive(link: Link, transfer: Transfer) -> None:
+            shard = transfer.shard
+            wanted = copying.Wanted(attempt, shard, self.world, manifests[shard])
+            copying.receive(link, self.root, wanted)
+
+        return self._exchange(transfers, name, seconds, send, receive)
+
+    def _exchange(
+        self,
+        transfers: Iterable[Transfer],
+        name: str,
+        seconds: float,
+        send: Callable[[Link, Transfer], None],
+        receive: Callable[[Link, Transfer], None],
+    ) -> Failures:
+        """Of those that this rank is an end of."""
+        failures: Failures = {}
+
+        def carry(transfer: Transfer) -> None:
+            sends = transfer.source == self.rank
+            other = transfer.target if sends else transfer.source
+            whole = f"{name}/{transfer.shard}.{transfer.source}.{transfer.target}"
+            try:
+                link = self.engine.link(other, whole, seconds)
+                is_done = False
+                try:
+                    (send if sends else receive)(link, transfer)
+                    is_done = True
+                finally:
+                    link.close(is_done=is_done)
+            except Exception as error:
+                log.exception("the shards of rank %d were not copied", transfer.shard)
+                failures[transfer] = error
+
+        mine = [t for t in transfers if self.rank in {t.source, t.target}]
+        threads = [
+            threading.Thread(target=carry, args=(t,), name="cxlfs-copy", daemon=True) for t in mine
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return failures
+
+    def _told(self, transfer: Transfer, error: Exception) -> str:
+        way = (
+            f"copying to rank {transfer.target}"
+            if transfer.source == self.rank
+            else f"keeping a copy of rank {transfer.source}"
+        )
+        is_told = isinstance(error, JobLinkError)
+        return f"{way}: {error}" if is_told else f"{way}: {type(error).__name__}: {error}"

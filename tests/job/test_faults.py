@@ -1,0 +1,134 @@
+"""Faults of jobs of real processes, a few of each kind, in plain directories (mounted stores are in
+``tests/mounted/test_job_faults.py``); and that what is wrong would be seen. ``scripts/job-test`` is
+the same, long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cxlfs.job import files
+from cxlfs.job.protocol import (
+    Attempt,
+    Nothing,
+    NotRestored,
+    Restoring,
+    Saving,
+    planning,
+    restoring,
+)
+from cxlfs.job.protocol.messages import Vote
+from tests.support.job_faults import campaign
+
+FAULTS_UNTIL_FOUND = 40
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas"),
+    [
+        ("kill", 1),
+        ("kill", 2),
+        ("power", 2),
+        ("slow", 2),
+        ("cut", 1),
+        ("wipe", 1),
+        ("wipe", 2),
+        ("corrupt", 2),
+        ("permute", 2),
+        ("world", 1),
+        ("redo", 2),
+        ("clock", 1),
+    ],
+)
+def test_faults(kind: str, replicas: int, seed: int) -> None:
+    outcome = campaign.run_campaign(kind, 1, seed, replicas=replicas, in_stores=False)
+    print(outcome)
+    assert outcome.problems == []
+
+
+def bytes_are_not_compared(patch: Patch) -> None:
+    patch.setattr(
+        files, "verify", lambda root, attempt, rank, _digest: files.rank_path(root, attempt, rank)
+    )
+
+
+def copies_are_not_fetched(patch: Patch) -> None:
+    def choose(inventories: Any, excluded: Any = (), *, can_fetch: bool) -> Any:
+        del can_fetch
+        return planning.choose(inventories, excluded, can_fetch=False)
+
+    patch.setattr(restoring, "choose", choose)
+
+
+def it_begins_anew(patch: Patch) -> None:
+    load_next = Restoring._load_next
+
+    def anew(self: Restoring) -> Any:
+        action = load_next(self)
+        if isinstance(self.outcome, NotRestored):
+            self._finish(Nothing())
+        return action
+
+    patch.setattr(Restoring, "_load_next", anew)
+
+
+def a_deadline_aborts(patch: Patch) -> None:
+    voted = Saving._voted
+
+    def aborting(self: Saving, heard: dict[int, Any], missing: tuple[int, ...]) -> Any:
+        return voted(self, heard | {rank: Vote(None, "", "late") for rank in missing}, ())
+
+    patch.setattr(Saving, "_voted", aborting)
+
+
+def nothing_is_given_back(patch: Patch) -> None:
+    patch.setattr(files, "remove_older", lambda *_arguments: None)
+
+
+def the_largest_step_is_the_newest(patch: Patch) -> None:
+    def before(self: Attempt, other: Attempt) -> bool:
+        return (self.step, self.number, self.id) < (other.step, other.number, other.id)
+
+    patch.setattr(Attempt, "__lt__", before)
+
+
+def a_vote_is_not_where_it_says(patch: Patch) -> None:
+    def seal(root: Path, manifest: files.Manifest) -> str:
+        del root
+        return files.digest_of_bytes(manifest.encode())
+
+    patch.setattr(files, "seal", seal)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "kind", "replicas"),
+    [
+        (bytes_are_not_compared, "corrupt", 1),
+        (copies_are_not_fetched, "wipe", 2),
+        (it_begins_anew, "wipe", 1),
+        (nothing_is_given_back, "kill", 1),
+        (the_largest_step_is_the_newest, "redo", 1),
+        (a_vote_is_not_where_it_says, "kill", 1),
+        pytest.param(a_deadline_aborts, "cut", 1, marks=pytest.mark.campaign),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_planted_mistake_is_found(
+    mistake: Callable[[Patch], None],
+    kind: str,
+    replicas: int,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mistake(monkeypatch)
+    outcome = campaign.run_campaign(
+        kind, FAULTS_UNTIL_FOUND, seed, replicas=replicas, in_stores=False
+    )
+    print(outcome)
+    assert outcome.problems != []

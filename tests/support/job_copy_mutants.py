@@ -1,0 +1,123 @@
+"""Mistakes of programs that keep copies in other nodes' stores, planted one at a time: each makes a
+test of ``tests/job/test_copies.py`` or ``test_copying.py`` fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cxlfs.errors import JobFilesError
+from cxlfs.job import copies, copying, files
+from cxlfs.job.copies import Copies
+from cxlfs.job.protocol import Inventory, Placement, missing_copies, place_copies
+
+Patch = pytest.MonkeyPatch
+
+_seal = files.seal
+
+
+def what_comes_in_is_not_compared(patch: Patch) -> None:
+    """Replica bytes wrong, and no check."""
+    patch.setattr(copying._Writer, "judge", lambda _self: None)
+
+
+def what_was_written_is_not_read_back(patch: Patch) -> None:
+    def judge(self: copying._Writer) -> None:
+        if self._sums != [shard.crc32c for shard in self._shards]:
+            raise JobFilesError("on arrival")
+
+    patch.setattr(copying._Writer, "judge", judge)
+
+
+def it_is_reported_before_it_is_there(patch: Patch) -> None:
+    """A copy counts as made when its last byte has left."""
+    heard: dict[int, int] = {}
+    hear = copying._hear_consent
+
+    def once(link: Any) -> None:
+        heard[id(link)] = heard.get(id(link), 0) + 1
+        if heard[id(link)] == 1:
+            hear(link)
+
+    patch.setattr(copying, "_hear_consent", once)
+
+
+def room_is_not_reserved(patch: Patch) -> None:
+    def make(manifest: files.Manifest, root: Path) -> files.Manifest:
+        staged = files.begin_anew(root, manifest.attempt, manifest.rank)
+        for shard in manifest.shards:
+            (staged / shard.name).parent.mkdir(exist_ok=True)
+            (staged / shard.name).touch()
+        return manifest
+
+    patch.setattr(copying, "_reserve", make)
+
+
+def domains_are_not_looked_at(patch: Patch) -> None:
+    def anywhere(inventories: Sequence[Inventory], replicas: int) -> Placement:
+        return place_copies([dataclasses.replace(i, domain=i.store) for i in inventories], replicas)
+
+    patch.setattr(copies, "place_copies", anywhere)
+
+
+def the_next_rank_keeps_it(patch: Patch) -> None:
+    """Whosever store that rank has."""
+
+    def ring(inventories: Sequence[Inventory], _replicas: int) -> Placement:
+        count = len(inventories)
+        return Placement(tuple(((rank + 1) % count,) for rank in range(count)))
+
+    patch.setattr(copies, "place_copies", ring)
+
+
+def a_new_node_is_not_filled(patch: Patch) -> None:
+    """Redundancy unused on a replaced node: the next loss is final."""
+    patch.setattr(Copies, "fill", lambda *_: None)
+
+
+def a_copy_that_failed_counts_as_there(patch: Patch) -> None:
+    def missing(placement: Any, choice: Any, inventories: Any, _excluded: Any) -> Any:
+        return missing_copies(placement, choice, inventories, ())
+
+    patch.setattr(copies, "missing_copies", missing)
+
+
+def copies_are_never_given_back(patch: Patch) -> None:
+    patch.setattr(Copies, "is_mine", lambda self, rank: rank == self.rank)
+
+
+def an_abort_leaves_copies_behind(patch: Patch) -> None:
+    def own(self: Copies, attempt: Any) -> None:
+        files.remove_rank(self.root, attempt, self.rank)
+
+    patch.setattr(Copies, "discard", own)
+
+
+def what_is_damaged_stays_in_its_place(patch: Patch) -> None:
+    def keep(root: Path, manifest: files.Manifest) -> str:
+        staged = files.staging_path(root, manifest.attempt, manifest.rank)
+        if files.rank_path(root, manifest.attempt, manifest.rank).exists():
+            shutil.rmtree(staged)
+            return files.digest_of_bytes(manifest.encode())
+        return _seal(root, manifest)
+
+    patch.setattr(files, "seal", keep)
+
+
+def another_generation_is_taken_for_it(patch: Patch) -> None:
+    """What came is believed to be what was asked for."""
+    decode = files.decode_manifest
+
+    def believe(link: Any, _wanted: copying.Wanted) -> files.Manifest:
+        size, _ = copying._hear(link)
+        data = bytearray(size)
+        link.receive(data).wait()
+        return decode(bytes(data), Path())
+
+    patch.setattr(copying, "_hear_manifest", believe)

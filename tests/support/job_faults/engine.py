@@ -1,0 +1,173 @@
+"""Ranks of one start that reach each other through a directory: what each says is a file there.
+
+A rank that ended, or was killed, has let go of its lock: who waits for it gives up at once, as the
+deadline may pass at any moment. So a fault costs no time, whatever the deadline is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cxlfs.errors import JobLinkError
+from cxlfs.job.engines import World
+
+_POLL_SECONDS = 0.002
+
+
+class DirectoryEngine:
+    """``is_cut``: this rank neither reaches others nor hears of them, from then on."""
+
+    def __init__(
+        self, directory: Path, rank: int, size: int, is_cut: Callable[[str], bool]
+    ) -> None:
+        self._directory = directory
+        self._world = World(rank, size, directory.name)
+        self._is_cut = is_cut
+        self._lock = os.open(self._alive(rank), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (directory / f"began-{rank}").touch()
+
+    def world(self) -> World:
+        return self._world
+
+    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
+        del to_all
+        if self._is_cut(key):
+            return
+        path = self._path(key, self._world.rank)
+        beside = path.with_name(f"{path.name}.tmp")
+        beside.write_bytes(body)
+        beside.rename(path)
+
+    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+        end = time.monotonic() + seconds
+        heard: dict[int, bytes] = {}
+        while True:
+            missing = [rank for rank in ranks if rank not in heard]
+            gone = all(self._is_gone(rank) for rank in missing)
+            if not self._is_cut(key):
+                for rank in missing:
+                    with contextlib.suppress(FileNotFoundError):
+                        heard[rank] = self._path(key, rank).read_bytes()
+            if len(heard) == len(ranks) or gone or time.monotonic() >= end:
+                return heard
+            time.sleep(_POLL_SECONDS)
+
+    def forget(self, key: str) -> None:
+        self._path(key, self._world.rank).unlink(missing_ok=True)
+
+    def link(self, other: int, name: str, seconds: float) -> SocketLink:
+        if self._is_cut(name):
+            raise JobLinkError(f"rank {other} is not reached")
+        end = time.monotonic() + seconds
+        ends = sorted((self._world.rank, other))
+        path = self._path(name, ends[0]).with_suffix(f".{ends[1]}.socket")
+        meet = self._listen if ends[0] == self._world.rank else self._connect
+        with contextlib.ExitStack() as stack:
+            attempt = meet(path, stack)
+            while (connection := attempt()) is None:
+                if self._is_gone(other) or time.monotonic() >= end:
+                    raise JobLinkError(f"rank {other} is gone")
+        connection.settimeout(seconds)
+        return SocketLink(connection)
+
+    def _listen(
+        self, path: Path, stack: contextlib.ExitStack
+    ) -> Callable[[], socket.socket | None]:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(str(path))
+        stack.callback(path.unlink)
+        server.listen(1)
+        server.settimeout(0.05)
+
+        def accept() -> socket.socket | None:
+            with contextlib.suppress(TimeoutError):
+                return server.accept()[0]
+            return None
+
+        return accept
+
+    def _connect(
+        self, path: Path, _stack: contextlib.ExitStack
+    ) -> Callable[[], socket.socket | None]:
+        def connect() -> socket.socket | None:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(str(path))
+            except OSError:
+                connection.close()
+                time.sleep(_POLL_SECONDS)
+                return None
+            return connection
+
+        return connect
+
+    def _path(self, key: str, rank: int) -> Path:
+        return self._directory / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}-{rank}"
+
+    def _alive(self, rank: int) -> Path:
+        return self._directory / f"alive-{rank}"
+
+    def _is_gone(self, rank: int) -> bool:
+        """It began, and holds its lock no more."""
+        if rank == self._world.rank or not (self._directory / f"began-{rank}").exists():
+            return False
+        descriptor = os.open(self._alive(rank), os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+class SocketLink:
+    """See ``cxlfs.job.engines.Link``."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, data: bytearray | memoryview) -> _Received:
+        return self._moving(lambda: self._connection.sendall(data))
+
+    def receive(self, into: bytearray | memoryview) -> _Received:
+        return _Received(self, memoryview(into))
+
+    def close(self, *, is_done: bool) -> None:
+        del is_done
+        self._connection.close()
+
+    def fill(self, into: memoryview) -> None:
+        while into:
+            found = self._moving(lambda: None, into)
+            into = into[found.size_bytes :]
+
+    def _moving(self, begin: Callable[[], object], into: memoryview | None = None) -> _Received:
+        done = _Received(self, memoryview(b""))
+        try:
+            begin()
+            if into is not None:
+                done.size_bytes = self._connection.recv_into(into)
+                if not done.size_bytes:
+                    raise JobLinkError("the other rank closed the link")
+        except OSError as error:
+            raise JobLinkError(f"the link broke: {error}") from None
+        return done
+
+
+class _Received:
+    def __init__(self, link: SocketLink, into: memoryview) -> None:
+        self._link = link
+        self._into = into
+        self.size_bytes = 0
+
+    def wait(self) -> None:
+        self._link.fill(self._into)
