@@ -161,12 +161,12 @@ def _check_inodes(inodes: Rows, types: npt.NDArray[np.uint32], info: ImageInfo) 
 def _contents(inodes: Rows, types: npt.NDArray[np.uint32], sections: Sections) -> ContentColumns:
     references = np.frombuffer(sections[layout.SECTION_REFS], dtype=layout.REF_DTYPE)
     is_file = types == stat.S_IFREG
-    others = inodes[~is_file]
+    others = inodes.compress(~is_file)  # whole rows: a mask in brackets goes by fields
     require(
         not (others["ref_count"].any() or others["aside_ref_count"].any() or others["size"].any()),
         "something that is not a file has content",
     )
-    files = inodes[is_file]
+    files = inodes.compress(is_file)
     aside = (files["flags"] & layout.INODE_ASIDE) != 0
     require(not files["aside_ref_count"][~aside].any(), "references of no version")
     limit = layout.FILE_SIZE_MAX

@@ -108,7 +108,7 @@ def _sleepers(columns: ImageColumns, order: npt.NDArray[np.int64]) -> SleeperCol
     name_indexes = np.full(len(inodes), -1, dtype=np.int64)
     name_indexes[names.meant] = np.arange(len(names.meant))
     return SleeperColumns(
-        rows=inodes[order],
+        rows=inodes.take(order),  # an index would do it a field at a time: 8 times as long
         links=columns.links[order],
         subdirectories=columns.subdirectories[order],
         parents=columns.parents[order],

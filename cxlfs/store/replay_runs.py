@@ -322,7 +322,7 @@ def _part(columns: SleeperColumns, which: npt.NDArray[np.bool_]) -> SleeperColum
     """Some of them, all names."""
     return dataclasses.replace(
         columns,
-        rows=columns.rows[which],
+        rows=columns.rows.compress(which),
         links=columns.links[which],
         subdirectories=columns.subdirectories[which],
         parents=columns.parents[which],

@@ -189,7 +189,7 @@ class Sleepers:
         if not len(rows):
             return made
         for columns, block, inside, _ in self._parts(rows):
-            said = columns.rows[inside]
+            said = columns.rows.take(inside)
             said["flags"] &= np.uint32(~layout.INODE_ASIDE & 0xFFFF_FFFF)
             inos = said["ino"].tolist()
             names = [
@@ -230,7 +230,7 @@ class Sleepers:
         OutOfMemoryError.
         """
         parts = [
-            (block.columns.rows[asleep], block.columns.contents[asleep])
+            (block.columns.rows.take(asleep), block.columns.contents[asleep])
             for block, asleep in self._asleep(first, end)
         ]
         rows = np.concatenate([np.empty(0, layout.IMAGE_INODE_DTYPE), *(each for each, _ in parts)])
