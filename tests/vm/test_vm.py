@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.vm import needs
+from tests.vm.machine import TARGETS, some_targets
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "test-vm"
@@ -25,6 +26,7 @@ MISSING = [*needs.missing_packages(), *needs.other_problems()]
 def test_power_cuts_on_emulated_persistent_memory(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
     command = [sys.executable, str(SCRIPT), "--short", "--python", sys.executable]
+    command += [word for target in TARGETS for word in ("--target", target.name)]
     ended = subprocess.run(
         [*command, "--json", str(report_file)], capture_output=True, text=True, check=False
     )
@@ -42,6 +44,12 @@ def test_power_cuts_on_emulated_persistent_memory(tmp_path: Path) -> None:
         assert target["rounds"][1]["outcome"] == "before"
         assert target["rounds"][1]["files_compared"] > 0
         assert set(target["rounds"][1]["commands"]) == {"mount", "status", "umount", "verify"}
+
+
+def test_a_short_run_boots_cxl_and_each_of_the_others_with_some_seed() -> None:
+    drawn = [[target.name for target in some_targets(seed)] for seed in range(20)]
+    assert all(len(names) == 2 and "cxl-devdax" in names for names in drawn)
+    assert {name for names in drawn for name in names} == {target.name for target in TARGETS}
 
 
 def test_missing_packages_are_named_with_the_line_that_installs_them(

@@ -40,7 +40,7 @@ TRIPLES = PROGRAMS = 10_000
 KILLS = 12
 STEPS = 6
 """After so many, in the smallest slices, all inodes of the tiny store are taken down."""
-SOME_EVERY = {"sliced": 4, "continued": 5, "together": 4}
+SOME_EVERY = {"sliced": 8, "continued": 10, "together": 8}
 """Of long units on each media: one in so many is part of each test run."""
 TWICE = 0.002
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
