@@ -271,3 +271,20 @@ def test_a_node_that_dies_in_mid_copy(place: Workplace, tmp_path: Path) -> None:
     assert told.startswith("Aborted(")
     assert list((root / "node0").glob("step-*")) == []
     assert len(list((root / "node1").glob("step-*/rank-00000.tmp/weights"))) == 1
+
+
+def test_agents_that_have_started_their_ranks_another_number_of_times(
+    place: Workplace, tmp_path: Path
+) -> None:
+    """Of two nodes one's rank has failed: the other's agent begins its own again, uncounted."""
+    program = f"""
+import os
+import torch.distributed as dist
+from cxlfs.job import Checkpointer
+dist.init_process_group("gloo")
+os.environ |= {{"GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": os.environ["RANK"]}}
+made = Checkpointer("{place.mountpoint}/job", deadline_seconds=20, allow_volatile=True)
+print(made.restore_from_checkpoint(lambda path: None))
+dist.destroy_process_group()
+"""
+    assert run(program, tmp_path).count("Nothing()") == 2

@@ -12,7 +12,9 @@ whose other end died, or was too slow, is never used again.
 
 Invariants
 - Keys of one start of the job are not those of another, where the store outlives a restart (as that
-  of torchrun's agent does): they begin with TORCHELASTIC_RESTART_COUNT.
+  of torchrun's agent does): they begin with TORCHELASTIC_RESTART_COUNT, where one agent has started
+  all. Of several each counts for itself: one whose processes were well, and begin again because
+  those of another node failed, counts none.
 """
 
 from __future__ import annotations
@@ -142,7 +144,8 @@ class TorchEngine(StoreEngine):
         if not distributed.is_initialized():
             raise JobEngineError("there is no process group")
         store = distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public way
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        has_one_agent = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if has_one_agent else "0"
         prefix = f"cxlfs/{restart}/{next(_serials)}"
         own = cast("Store", distributed.PrefixStore(prefix, store.clone()))
         super().__init__(own, distributed.get_rank(), distributed.get_world_size(), restart)
