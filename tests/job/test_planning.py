@@ -42,6 +42,26 @@ def test_one_that_a_rank_did_not_vote_for_is_none() -> None:
     assert reasons == ("step 50 (attempt b, number 2): no store has the shards of rank 1",)
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_nothing_older_than_what_another_number_of_ranks_has_committed(is_recorded: bool) -> None:
+    rows = [(held(OLD, 0), held(NEW, 0, 3)), (held(OLD, 1), held(NEW, 1, 3))]
+    found = stores(*rows)
+    if is_recorded:
+        found[0] = Inventory("s0", rows[0], (Commit(NEW, "d"),))
+    else:
+        found[1] = Inventory("s1", (*rows[1], held(NEW, 2, 3)))
+    choice, reasons = choose(found, can_fetch=True)
+    assert choice is None
+    assert reasons == ("step 50 (attempt b, number 2): it is of another number of ranks than 2",)
+
+
+def test_what_another_number_of_ranks_has_not_finished_is_passed_by() -> None:
+    rows = [(held(OLD, 0), held(NEW, 0, 3)), (held(OLD, 1), held(NEW, 1, 3))]
+    choice, _ = choose(stores(*rows), can_fetch=True)
+    assert choice is not None
+    assert choice.attempt == OLD
+
+
 def test_ranks_that_changed_places_fetch_or_do_without() -> None:
     swapped = stores((held(OLD, 1),), (held(OLD, 0),))
     choice, _ = choose(swapped, can_fetch=True)

@@ -54,8 +54,12 @@ def choose(
     for inventory in everywhere:
         for commit in inventory.commits:
             by_attempt.setdefault(commit.attempt, set())
-    reasons = []
+    reasons: list[str] = []
+    others = of_other_worlds(everywhere, len(inventories))
     for attempt in sorted(by_attempt, reverse=True):
+        if attempt in others:
+            told = f"{attempt}: it is of another number of ranks than {len(inventories)}"
+            return None, (*reasons, told)
         known = {c.digest for i in everywhere for c in i.commits if c.attempt == attempt}
         try:
             choice = _choice_of(
@@ -109,6 +113,22 @@ def _choice_of(
 
 def _list_of(stores: Collection[str]) -> str:
     return ", ".join(sorted(stores))
+
+
+def of_other_worlds(inventories: Sequence[Inventory], world: int) -> set[Attempt]:
+    """What another number of ranks than ``world`` has committed: all of these have voted for it, or
+    somebody has recorded it. Nothing older is loaded in its place.
+    """
+    votes: dict[Attempt, set[tuple[int, int]]] = {}
+    for held in (held for inventory in inventories for held in inventory.held):
+        if held.world != world:
+            votes.setdefault(held.attempt, set()).add((held.world, held.rank))
+    recorded = {commit.attempt for inventory in inventories for commit in inventory.commits}
+    return {
+        attempt
+        for attempt, found in votes.items()
+        if attempt in recorded or any(len(found) >= size for size, _ in found)
+    }
 
 
 def next_number(inventories: Sequence[Inventory]) -> int:

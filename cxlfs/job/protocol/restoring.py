@@ -30,7 +30,7 @@ from cxlfs.job.protocol.machine import (
 )
 from cxlfs.job.protocol.messages import Body, Loaded, Stock, Tally, tally_of
 from cxlfs.job.protocol.model import Inventory, Nothing, NotRestored, Restored, Undecided
-from cxlfs.job.protocol.planning import Choice, Excluded, choose
+from cxlfs.job.protocol.planning import Choice, Excluded, choose, of_other_worlds
 
 _Missing = tuple[int, ...]
 
@@ -110,6 +110,7 @@ class Restoring(Machine):
         )
         choice, rank = self._choice, self.place.rank
         committed = {commit.attempt for each in self.everywhere for commit in each.commits}
+        committed |= of_other_worlds(self.everywhere, self.place.world)
         is_newest = choice is not None and all(a <= choice.attempt for a in committed)
         if self._below_reason and not is_newest:
             self._choice = None
