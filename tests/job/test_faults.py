@@ -36,14 +36,20 @@ Patch = pytest.MonkeyPatch
         ("kill", 2),
         ("power", 2),
         ("slow", 2),
-        ("cut", 1),
+        ("partition", 1),
         ("wipe", 1),
         ("wipe", 2),
-        ("corrupt", 2),
+        ("corrupt-shard", 2),
+        ("corrupt-copy", 2),
+        ("corrupt-manifest", 1),
+        ("corrupt-commit", 2),
         ("permute", 2),
         ("world", 1),
         ("redo", 2),
         ("clock", 1),
+        ("collection", 1),
+        ("replication", 2),
+        ("drain", 1),
     ],
 )
 def test_faults(kind: str, replicas: int, seed: int) -> None:
@@ -87,6 +93,10 @@ def a_deadline_aborts(patch: Patch) -> None:
     patch.setattr(Saving, "_voted", aborting)
 
 
+def what_others_committed_is_passed_by(patch: Patch) -> None:
+    patch.setattr(planning, "of_other_worlds", lambda *_arguments: set())
+
+
 def nothing_is_given_back(patch: Patch) -> None:
     patch.setattr(files, "remove_older", lambda *_arguments: None)
 
@@ -109,13 +119,14 @@ def a_vote_is_not_where_it_says(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("mistake", "kind", "replicas"),
     [
-        (bytes_are_not_compared, "corrupt", 1),
+        (bytes_are_not_compared, "corrupt-shard", 1),
         (copies_are_not_fetched, "wipe", 2),
         (it_begins_anew, "wipe", 1),
+        (what_others_committed_is_passed_by, "world", 1),
         (nothing_is_given_back, "kill", 1),
         (the_largest_step_is_the_newest, "redo", 1),
         (a_vote_is_not_where_it_says, "kill", 1),
-        pytest.param(a_deadline_aborts, "cut", 1, marks=pytest.mark.campaign),
+        pytest.param(a_deadline_aborts, "partition", 1, marks=pytest.mark.campaign),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

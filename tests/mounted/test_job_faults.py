@@ -1,5 +1,5 @@
 """A few faults of jobs whose nodes have real stores: daemons that are killed, stores without room,
-power that fails on all nodes. ``scripts/job-test`` is the same, long.
+power that fails. ``scripts/job-test`` is the same, long.
 """
 
 from __future__ import annotations
@@ -7,12 +7,25 @@ from __future__ import annotations
 import pytest
 
 from tests.support.job_faults.campaign import run_campaign
+from tests.support.job_faults.nodes import Beside
+
+FAULTS_UNTIL_FOUND = 40
 
 
 @pytest.mark.parametrize(
-    ("kind", "replicas"), [("daemon", 1), ("daemon", 2), ("full", 1), ("power", 2)]
+    ("kind", "replicas"), [("daemon", 1), ("daemon", 2), ("full", 1), ("power", 2), ("clock", 1)]
 )
 def test_faults(kind: str, replicas: int, seed: int) -> None:
-    outcome = run_campaign(kind, 1, seed, replicas=replicas)
+    outcome = run_campaign(kind, 1, seed, replicas=replicas, nodes=2)
     print(outcome)
     assert outcome.problems == []
+
+
+@pytest.mark.campaign
+def test_a_medium_that_forgets_is_found(seed: int) -> None:
+    """It says of everything that it is durable, and has nothing of it when the power fails."""
+    outcome = run_campaign(
+        "power", FAULTS_UNTIL_FOUND, seed, replicas=1, nodes=2, beside=Beside.FORGOTTEN
+    )
+    print(outcome)
+    assert outcome.problems != []

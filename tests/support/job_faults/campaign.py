@@ -1,20 +1,6 @@
 """Faults of real jobs, one after the other, in one life of a job as long as it can go on: each is a
-start in which something goes wrong, and one in which nothing does. ``judge`` says what must hold.
-
-| kind | what goes wrong |
-|---|---|
-| kill | a rank is killed: before, inside or behind an action, before or behind a message |
-| power | at such a moment all ranks are killed, and all daemons |
-| daemon | at such a moment a node's daemon is killed |
-| slow | at such a moment a rank is stopped for longer than the others wait |
-| cut | from such a moment on a rank neither reaches others nor hears of them |
-| wipe | between two starts a node's store is empty |
-| corrupt | a byte of a shard, a copy, a manifest or a commit is another one |
-| full | a node's store has no room |
-| permute | ranks come back on other nodes, and one of them is killed |
-| world | the job is begun with one rank more, or less |
-| redo | a step is saved again, or the job goes back, and a rank is killed |
-| clock | clocks of some ranks go back by a year, and a rank is killed |
+start in which something goes wrong (``kinds``) at a moment of the protocol (``moments``), and one
+in which nothing does. ``judge`` says what must hold.
 
 All is determined by the seed but what processes do between two moments.
 """
@@ -26,152 +12,119 @@ import dataclasses
 import io
 import os
 import random
+import re
 import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
-from cxlfs.control import discovery, mountinfo
+from cxlfs.errors import CxlfsError
+from tests.support.job_faults.engine import Partition
 from tests.support.job_faults.judge import BrokenError, Judge
-from tests.support.job_faults.ranks import Start, a_moment, launch, wait_for
-from tests.support.mount import MIB, Workplace, fast_directory, workplace
+from tests.support.job_faults.kinds import KINDS, Kind
+from tests.support.job_faults.moments import RESTORE, Moment, a_moment, call_of
+from tests.support.job_faults.nodes import STORE_BYTES, Beside, Nodes
+from tests.support.job_faults.ranks import Start, launch, wait_for
+from tests.support.mount import fast_directory, workplace
 
-NODES = 3
-STORE_BYTES = 64 * MIB
 DEADLINE_SECONDS = 20.0
 SHORT_SECONDS = 0.3
-"""The deadline where ranks are stopped, or cut off."""
+"""The deadline where ranks stand still, or do not reach each other."""
 HANG_SECONDS = 60.0
-DEEDS = {
-    "kill": "kill",
-    "permute": "kill",
-    "redo": "kill",
-    "clock": "kill",
-    "slow": "stop",
-    "cut": "cut",
-    "daemon": "hold",
-    "power": "hold",
-}
-NEED_STORES = ("daemon", "full")
-KINDS = (
-    "kill",
-    "power",
-    "daemon",
-    "slow",
-    "cut",
-    "wipe",
-    "corrupt",
-    "full",
-    "permute",
-    "world",
-    "redo",
-    "clock",
-)
+CUT_WITHIN_SECONDS = 0.02
+"""Power fails at any time of these, behind the moment."""
+TRIES = 3
+"""Starts for each fault: not each moment comes in each of them."""
+_IN_TIER = re.compile(r"step-\d+\.(\d+)-[0-9a-f]+\.cxlfs-job")
+_OFFERED = ("restore TakeStock", "stock", "offers", "loaded")
+"""Moments of a restore in another number of ranks."""
 
 
 @dataclasses.dataclass(slots=True)
 class Outcome:
-    """``moments``: which fate met a rank where; ``told``: how calls ended in starts with a fault;
-    ``lives``: of the job, which begins anew where more was lost than copies can mend.
+    """``phases``: how many came when; ``told``: how calls ended in starts with a fault; ``lives``:
+    of the job, which begins anew where more was lost than copies can mend.
     """
 
     kind: str
     replicas: int
+    nodes: int
     faults: int = 0
     lives: int = 1
-    met: int = 0
+    phases: dict[str, int] = dataclasses.field(default_factory=dict)
     told: dict[str, int] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
 
-
-class Nodes:
-    """A directory each: of a mounted store, or not."""
-
-    def __init__(self, root: Path, places: list[Workplace]) -> None:
-        self.root = root
-        self.places = places
-        self.roots = [
-            (place.mountpoint if place else root) / f"node{number}"
-            for number, place in enumerate(places or [None] * NODES)  # type: ignore[list-item]
-        ]
-        self.mount_again()
-
-    def mount_again(self) -> None:
-        for place in self.places:
-            if not place.is_mounted or mountinfo.is_dead(str(place.mountpoint)):
-                with _runtime_of(place):
-                    place.mount()
-                place.ends_clean = True
-        for root in self.roots:
-            root.mkdir(exist_ok=True)
-
-    def kill_daemon(self, node: int) -> None:
-        place = self.places[node]
-        with _runtime_of(place):
-            place.kill_daemon()
-
-    def empty(self, node: int) -> None:
-        shutil.rmtree(self.roots[node])
-        self.roots[node].mkdir()
-
-
-@contextlib.contextmanager
-def _runtime_of(place: Workplace) -> Iterator[None]:
-    """Where its daemon is found: each workplace looks for its own in a directory of its own."""
-    with mock.patch.dict(os.environ, {discovery.ENVIRONMENT_OVERRIDE: str(place.runtime)}):
-        yield
+    def count(self, phase: str, told: list[list[dict[str, object]]]) -> None:
+        self.faults += 1
+        self.phases[phase] = self.phases.get(phase, 0) + 1
+        for line in (line for row in told for line in row):
+            what = str(line.get("outcome", line.get("error", "")))
+            if what:
+                self.told[what] = self.told.get(what, 0) + 1
 
 
 class Campaign:
-    """``say`` gets a line now and then."""
-
     def __init__(self, nodes: Nodes, outcome: Outcome, seed: int) -> None:
         self.nodes = nodes
         self.outcome = outcome
+        self.kind: Kind = KINDS[outcome.kind]
         self.numbers = random.Random(f"{outcome.kind} {outcome.replicas} {seed}")
         self.starts = 0
         self.judge = Judge(outcome.replicas)
+        self.seats: list[int] = []
+        """The node of each rank."""
+        self._tier = nodes.root / "tier"
+        self._is_done = False
+        """What was to go wrong did."""
+        self._chances = random.Random()
+        """Of what is done meanwhile: how much of it is drawn depends on what processes do."""
 
     def run(self, faults: int) -> None:
         """Raises BrokenError."""
         self._begin_life()
         while self.outcome.faults < faults:
-            start = self._faulty()
+            if self.starts > 2 * TRIES * faults + 2 * TRIES * self.outcome.lives:
+                raise BrokenError(f"the moments of {self.kind.name} do not come")
+            phase = self.kind.phases[self.outcome.faults % len(self.kind.phases)]
+            start = self._faulty(phase)
             self._carry_out(start)
-            self.outcome.faults += 1
-            for row in self._judged(start):
-                for line in row:
-                    self.outcome.met += line["kind"] == "fate"
-                    told = str(line.get("outcome", line.get("error", "")))
-                    if told:
-                        self.outcome.told[told] = self.outcome.told.get(told, 0) + 1
-            self._mend()
+            told = self._judged(start)
+            if self._is_done:
+                self.outcome.count(phase, told)
+            self._behind(start)
+            self.nodes.mount_again()
+            self.nodes.make_room()
             if not self._quiet(1):
                 self.outcome.lives += 1
                 self._begin_life()
 
     def _begin_life(self) -> None:
         self.judge = Judge(self.outcome.replicas)
-        for node in range(NODES):
+        self.seats = list(range(self.outcome.nodes))
+        for node in self.seats:
             self.nodes.empty(node)
+        shutil.rmtree(self._tier, ignore_errors=True)
         if not self._quiet(2):
             raise BrokenError("a first start does not begin")
 
     # --- starts -----------------------------------------------------------------------------
 
-    def _start(self, saves: int, seats: tuple[Path, ...] | None = None) -> Start:
+    def _start(self, saves: int) -> Start:
         self.starts += 1
+        is_world, is_drain = self.kind.name == "world", self.kind.name == "drain"
         return Start(
             self.nodes.root / f"start{self.starts}",
-            seats or tuple(self.nodes.roots),
+            tuple(self.nodes.roots[node] for node in self.seats),
             f"{self.numbers.random()}",
             self.outcome.replicas,
             saves,
             2,
             DEADLINE_SECONDS,
+            stores=tuple(self.nodes.roots) if is_world else (),
+            tier=self._tier.as_uri() if is_drain else None,
         )
 
     def _quiet(self, saves: int) -> bool:
@@ -183,151 +136,233 @@ class Campaign:
             shutil.rmtree(start.directory)
 
     def _run(self, start: Start, each_turn: Callable[[], None]) -> list[int]:
+        if start.tier:
+            self._tier.mkdir(exist_ok=True)
         statuses = wait_for(launch(start), HANG_SECONDS, each_turn)
         if statuses is None:
-            raise BrokenError("ranks hang, though every wait has a deadline")
+            rows = [start.told(rank) for rank in range(start.world)]
+            raise BrokenError(f"ranks hang, though every wait has a deadline: {rows}")
         return statuses
 
     def _judged(self, start: Start) -> list[list[dict[str, object]]]:
-        errors = {
-            "daemon": {"OSError", "FileNotFoundError", "ConnectionAbortedError"},
-            "power": {"OSError"},
-            "full": {"OSError"},
-        }.get(self.outcome.kind, set())
         try:
-            return self.judge.judge(start, errors=errors)
+            return self.judge.judge(start, errors=set(self.kind.errors))
         finally:
             shutil.rmtree(start.directory)
 
-    def _faulty(self) -> Start:
-        kind, numbers = self.outcome.kind, self.numbers
+    def _faulty(self, phase: str) -> Start:
+        kind, numbers = self.kind, self.numbers
+        if kind.name == "permute":
+            numbers.shuffle(self.seats)
+        elif kind.name == "world":
+            self._change_world()
         start = self._start(numbers.randint(1, 2))
-        if kind in DEEDS:
-            moment = a_moment(numbers, start.world, start.replicas, start.saves)
-            start = dataclasses.replace(start, moment=moment, deed=DEEDS[kind])
-        if kind in {"slow", "cut"}:
-            start = dataclasses.replace(start, deadline_seconds=SHORT_SECONDS)
-        if kind == "permute":
-            start = dataclasses.replace(start, seats=tuple(numbers.sample(start.seats, NODES)))
-        elif kind == "redo":
-            start = dataclasses.replace(start, back=numbers.randint(1, 3))
-        elif kind == "clock":
-            back = tuple(rank for rank in range(NODES) if numbers.random() < 0.5)
-            start = dataclasses.replace(start, clock_back=back)
-        elif kind == "world":
-            seats = start.seats[:-1] if numbers.random() < 0.5 else (*start.seats, start.seats[0])
-            start = dataclasses.replace(start, seats=seats, saves=0)
-        return start
+        more: dict[str, object] = {"deed": kind.deed, "moment": self._moment(start, phase)}
+        can_hold = kind.name == "power" or (kind.name == "slow" and self.nodes.places)
+        if can_hold and numbers.random() < 0.5:
+            more["deed"] = "hold"
+        if kind.name == "partition":
+            more["parts"] = self._parts()
+        elif kind.name == "redo":
+            more["back"] = numbers.randint(1, 3)
+        elif kind.name == "clock":
+            more["clock_back"] = tuple(r for r in range(start.world) if numbers.random() < 0.5)
+        if kind.name in {"slow", "partition"}:
+            more["deadline_seconds"] = SHORT_SECONDS
+        return dataclasses.replace(start, **more)  # type: ignore[arg-type]
+
+    def _moment(self, start: Start, phase: str) -> Moment:
+        kind, numbers = self.kind, self.numbers
+        given = {"world": start.world, "replicas": start.replicas, "saves": start.saves}
+        moment = a_moment(numbers, phase, **given)
+        if kind.what:
+            when = numbers.choice(["before", "inside", "inside", "behind"])
+            count = numbers.randint(1, start.saves)
+            rank = numbers.randrange(start.world)
+            moment = Moment(rank, kind.what, when, count, call_of(numbers))
+        elif kind.name == "world" and phase == RESTORE:
+            when = numbers.choice(["before", "behind"])
+            what = numbers.choice(_OFFERED)
+            moment = Moment(numbers.randrange(start.world), what, when)
+        return moment
+
+    def _change_world(self) -> None:
+        """By one rank: at least as many as replicas, on as many nodes; at most one node has two."""
+        count, nodes = len(self.seats), self.outcome.nodes
+        grows = self.numbers.random() < 0.5
+        if count > nodes or (count > max(self.outcome.replicas, 1) and not grows):
+            self.seats.pop(self.numbers.randrange(count))
+            return
+        unused = [node for node in range(nodes) if node not in self.seats]
+        self.seats.append(self.numbers.choice(unused or self.seats))
+
+    def _parts(self) -> tuple[int, ...]:
+        world = len(self.seats)
+        if self.numbers.random() < 0.2:
+            return tuple(range(world))
+        first = self.numbers.sample(range(world), self.numbers.randint(1, world - 1))
+        return tuple(int(rank in first) for rank in range(world))
 
     def _carry_out(self, start: Start) -> None:
-        kind = self.outcome.kind
-        if kind == "wipe":
-            node = self.numbers.randrange(NODES)
-            self.nodes.empty(node)
-            self.judge.lose(node)
-        elif kind == "corrupt":
-            self._corrupt()
-        elif kind == "full":
-            self._fill()
-        statuses = self._run(start, self._meanwhile(start))
-        wanted = -signal.SIGKILL if start.deed == "kill" or kind == "power" else 0
-        if any(status not in {0, wanted} for status in statuses):
+        self._chances = random.Random(self.numbers.random())
+        self._is_done = start.deed in {"kill", "stop", "part"}  # else it is done from here
+        if self.kind.name == "clock" and self.nodes.places:
+            self.nodes.set_clock_back(self._chances.randrange(len(self.nodes.places)))
+        if self.kind.name.startswith("corrupt"):
+            self.judge.lose(self._node_of(start))
+        daemon = 0
+        if start.deed == "hold" and self.kind.name == "slow":
+            daemon = self.nodes.daemon(self._node_of(start))
+        statuses = self._run(start, self._meanwhile(start, daemon))
+        if daemon:
+            os.kill(daemon, signal.SIGCONT)
+        self._is_done &= any(line["kind"] == "fate" for line in _told_of_moment(start))
+        may_be_killed = start.deed == "kill" or self.kind.name == "power"
+        wanted = {0, -signal.SIGKILL if may_be_killed else 0}
+        if set(statuses) - wanted:
             rows = [start.told(rank) for rank in range(start.world)]
             raise BrokenError(f"ranks ended with {statuses}: {rows}")
 
-    def _meanwhile(self, start: Start) -> Callable[[], None]:
-        """What is done while a rank is held, or stopped."""
-        moment, kind = start.moment, self.outcome.kind
-        if moment is None or start.deed not in {"hold", "stop"}:
-            return lambda: None
-        done = False
-        since = 0.0
+    def _node_of(self, start: Start) -> int:
+        return self.seats[start.moment.rank] if start.moment else 0
+
+    # --- at the moment, and behind it -------------------------------------------------------
+
+    def _meanwhile(self, start: Start, daemon: int) -> Callable[[], None]:
+        """What is done when the moment has come, and when ``SHORT_SECONDS`` have passed twice."""
+        pending = [self._at_moment, self._afterwards]
+        due = 0.0
 
         def turn() -> None:
-            nonlocal done, since
-            if done or not any(line["kind"] == "fate" for line in start.told(moment.rank)):
-                return
-            since = since or time.monotonic()
-            if kind == "slow" and time.monotonic() - since < 2 * SHORT_SECONDS:
-                return
-            done = True
-            if kind == "daemon":
-                self.nodes.kill_daemon(moment.rank)
-            self._release(start, kind)
+            nonlocal due
+            if not due and any(line["kind"] == "fate" for line in _told_of_moment(start)):
+                due = time.monotonic() + self._delay_seconds(start)
+            if due and pending and time.monotonic() >= due:
+                pending.pop(0)(start, daemon)
+                due = time.monotonic() + 2 * SHORT_SECONDS
 
         return turn
 
-    def _release(self, start: Start, kind: str) -> None:
-        if kind == "power":
-            for pid in _ranks_of(start):
-                os.kill(pid, signal.SIGKILL)
-            for node in range(len(self.nodes.places)):
-                self.nodes.kill_daemon(node)
-        elif kind == "slow":
+    def _delay_seconds(self, start: Start) -> float:
+        return self._chances.random() * CUT_WITHIN_SECONDS if start.deed == "go" else 0.0
+
+    def _at_moment(self, start: Start, daemon: int) -> None:
+        kind, node = self.kind.name, self._node_of(start)
+        self._is_done = True
+        if kind == "daemon":
+            self.nodes.kill_daemon(node)
+        elif kind == "power":
+            self._cut_power(start, node)
+        elif kind == "full":
+            self.nodes.fill(node)
+        elif kind.startswith("corrupt"):
+            self._is_done = self._corrupt(node, kind.removeprefix("corrupt-"))
+        elif daemon:
+            os.kill(daemon, signal.SIGSTOP)
+        if start.deed == "hold":
+            (start.directory / "released").touch()
+
+    def _afterwards(self, start: Start, daemon: int) -> None:
+        if daemon:
+            os.kill(daemon, signal.SIGCONT)
+        elif start.deed == "stop":
             for pid in _ranks_of(start):
                 os.kill(pid, signal.SIGCONT)
-        (start.directory / "released").touch()
+        elif start.deed == "part" and self._chances.random() < 0.5:
+            Partition(start.directory).heal()
 
-    # --- what is done to stores -------------------------------------------------------------
+    def _cut_power(self, start: Start, node: int) -> None:
+        cut = [node] if self._chances.random() < 0.3 else list(range(self.outcome.nodes))
+        pids = dict(enumerate(_ranks_of(start)))
+        ranks = [pid for rank, pid in pids.items() if pid and self.seats[rank] in cut]
+        self.nodes.cut_power(cut, ranks, self._chances)
 
-    def _corrupt(self) -> None:
-        """One byte of one file of one attempt on one node."""
-        node = self.numbers.randrange(NODES)
-        files = sorted(
-            path for path in self.nodes.roots[node].glob("step-*/**/*") if path.is_file()
-        )
-        path = self.numbers.choice(files)
-        with path.open("r+b") as file:
+    def _corrupt(self, node: int, what: str) -> bool:
+        """One bit of one file of one attempt. False: there is none."""
+        names = {
+            "shard": "step-*/rank-?????/shard.bin",
+            "copy": "step-*/rank-?????/shard.bin",
+            "manifest": "step-*/rank-?????/manifest.json",
+            "commit": "step-*/commit-*.json",
+        }
+        own = {f"rank-{rank:05d}" for rank, seat in enumerate(self.seats) if seat == node}
+        paths = sorted(self.nodes.roots[node].glob(names[what]))
+        if what in {"shard", "copy"}:
+            paths = [path for path in paths if (path.parent.name in own) == (what == "shard")]
+        if not paths:
+            return False
+        with self._chances.choice(paths).open("r+b") as file:
             data = file.read()
-            offset = self.numbers.randrange(len(data))
+            offset = self._chances.randrange(len(data))
             file.seek(offset)
-            file.write(bytes([data[offset] ^ (1 << self.numbers.randrange(8))]))
-        self.judge.lose(node)
+            file.write(bytes([data[offset] ^ (1 << self._chances.randrange(8))]))
+        return True
 
-    def _fill(self) -> None:
-        place = self.nodes.places[self.numbers.randrange(NODES)]
-        place.announced.append("no-space")
-        with contextlib.suppress(OSError), (place.mountpoint / "filler").open("wb") as file:
-            while True:
-                file.write(bytes(MIB))
-                file.flush()
-                os.fsync(file.fileno())
+    def _behind(self, start: Start) -> None:
+        """What was committed meanwhile is lost, or damaged, too."""
+        node = self._node_of(start)
+        if self.kind.name == "wipe":
+            self.nodes.lose(node)
+            self.judge.lose(node)
+        elif self.kind.name.startswith("corrupt"):
+            self.judge.lose(node)
+        elif self.kind.name == "drain":
+            found = (_IN_TIER.fullmatch(path.name) for path in self._tier.iterdir())
+            self.judge.below = max((int(each[1]) for each in found if each), default=0)
+            if self.judge.below and self._chances.random() < 0.5:
+                for each in range(self.outcome.nodes):
+                    self.nodes.empty(each)
+                    self.judge.lose(each)
 
-    def _mend(self) -> None:
-        self.nodes.mount_again()
-        for place in self.nodes.places:
-            (place.mountpoint / "filler").unlink(missing_ok=True)
+
+def _told_of_moment(start: Start) -> list[dict[str, object]]:
+    return start.told(start.moment.rank) if start.moment else []
 
 
 def _ranks_of(start: Start) -> Iterator[int]:
-    """Those that are alive."""
+    """The process of each; 0: it has ended."""
     for rank in range(start.world):
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            pid = int((start.directory / f"pid-{rank}").read_text())
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 0)
-                yield pid
+        pid = 0
+        with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
+            found = int((start.directory / f"pid-{rank}").read_text())
+            os.kill(found, 0)
+            pid = found
+        yield pid
 
 
 def run_campaign(
-    kind: str, faults: int, seed: int, *, replicas: int, in_stores: bool = True
+    kind: str,
+    faults: int,
+    seed: int,
+    *,
+    replicas: int,
+    nodes: int = 3,
+    in_stores: bool = True,
+    beside: Beside | None = None,
 ) -> Outcome:
-    """In stores of its own, each of a node, or in directories; cleaned up behind it."""
-    outcome = Outcome(kind, replicas)
-    with (
-        contextlib.redirect_stdout(io.StringIO()),  # where a workplace shows its log in the end
-        contextlib.ExitStack() as stack,
-    ):
-        root = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(dir=fast_directory(), prefix="cxlfs-"))
+    """In stores of its own, each of a node, or in directories; cleaned up behind it. That a store
+    cannot be mounted, or is not clean in the end, is a problem, too.
+    """
+    outcome = Outcome(kind, replicas, nodes)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # where a workplace shows its log
+            _run_in_places(outcome, faults, seed, beside or KINDS[kind].beside, in_stores=in_stores)
+    except (AssertionError, CxlfsError) as error:
+        outcome.problems.append(
+            f"fault {outcome.faults + 1}: {type(error).__name__}: {error}"[:2000]
         )
-        places = []
-        if in_stores:
-            places = [stack.enter_context(workplace(size_bytes=STORE_BYTES)) for _ in range(NODES)]
+    return outcome
+
+
+def _run_in_places(
+    outcome: Outcome, faults: int, seed: int, beside: Beside, *, in_stores: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(dir=fast_directory(), prefix="cxlfs-")
+        root = Path(stack.enter_context(temporary))
+        count = outcome.nodes if in_stores else 0
+        places = [stack.enter_context(workplace(size_bytes=STORE_BYTES)) for _ in range(count)]
         for place in places:
             place.announced.append(r"reverted: the previous version is back")
-        try:
-            Campaign(Nodes(root, places), outcome, seed).run(faults)
-        except BrokenError as error:
-            outcome.problems.append(f"fault {outcome.faults + 1}: {error}")
-    return outcome
+        made = Nodes(root, places, outcome.nodes, beside if in_stores else Beside.NOTHING)
+        Campaign(made, outcome, seed).run(faults)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import socket
 import time
@@ -21,15 +22,36 @@ from cxlfs.job.engines import World
 _POLL_SECONDS = 0.002
 
 
-class DirectoryEngine:
-    """``is_cut``: this rank neither reaches others nor hears of them, from then on."""
+class Partition:
+    """Ranks of one part do not hear of those of another while this is there; what was said to them
+    meanwhile comes late, when it is gone.
+    """
 
-    def __init__(
-        self, directory: Path, rank: int, size: int, is_cut: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "parts"
+
+    def begin(self, parts: Sequence[int]) -> None:
+        """``parts[i]``: the part that rank i is in."""
+        beside = self._path.with_suffix(".tmp")
+        beside.write_text(json.dumps(parts))
+        beside.rename(self._path)
+
+    def heal(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def divides(self, rank: int, other: int) -> bool:
+        try:
+            parts = json.loads(self._path.read_text())
+        except FileNotFoundError:
+            return False
+        return bool(parts[rank] != parts[other])
+
+
+class DirectoryEngine:
+    def __init__(self, directory: Path, rank: int, size: int) -> None:
         self._directory = directory
         self._world = World(rank, size, directory.name)
-        self._is_cut = is_cut
+        self._partition = Partition(directory)
         self._lock = os.open(self._alive(rank), os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         (directory / f"began-{rank}").touch()
@@ -39,8 +61,6 @@ class DirectoryEngine:
 
     def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
         del to_all
-        if self._is_cut(key):
-            return
         path = self._path(key, self._world.rank)
         beside = path.with_name(f"{path.name}.tmp")
         beside.write_bytes(body)
@@ -52,8 +72,8 @@ class DirectoryEngine:
         while True:
             missing = [rank for rank in ranks if rank not in heard]
             gone = all(self._is_gone(rank) for rank in missing)
-            if not self._is_cut(key):
-                for rank in missing:
+            for rank in missing:
+                if not self._partition.divides(self._world.rank, rank):
                     with contextlib.suppress(FileNotFoundError):
                         heard[rank] = self._path(key, rank).read_bytes()
             if len(heard) == len(ranks) or gone or time.monotonic() >= end:
@@ -64,7 +84,7 @@ class DirectoryEngine:
         self._path(key, self._world.rank).unlink(missing_ok=True)
 
     def link(self, other: int, name: str, seconds: float) -> SocketLink:
-        if self._is_cut(name):
+        if self._partition.divides(self._world.rank, other):
             raise JobLinkError(f"rank {other} is not reached")
         end = time.monotonic() + seconds
         ends = sorted((self._world.rank, other))

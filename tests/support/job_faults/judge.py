@@ -20,10 +20,11 @@ class BrokenError(AssertionError):
 @dataclasses.dataclass
 class Judge:
     """Of one life of a job. ``lost[a]``: nodes whose part of that attempt, which somebody was told
-    is committed, may be gone.
+    is committed, may be gone; ``below``: the number of the newest attempt that is in the tier.
     """
 
     replicas: int
+    below: int = 0
     saved: dict[tuple[str, int], set[str]] = dataclasses.field(default_factory=dict)
     lost: dict[Attempt, set[int]] = dataclasses.field(default_factory=dict)
 
@@ -51,8 +52,8 @@ class Judge:
         if line["kind"] == "saving":
             self.saved.setdefault((line["attempt"], rank), set()).add(line["sha256"])
         elif line["kind"] == "loaded":
-            if {line["sha256"]} != self.saved.get((line["attempt"], rank)):
-                raise BrokenError(f"rank {rank} loaded what it had not saved: {line}")
+            if {line["sha256"]} != self.saved.get((line["attempt"], line["part"])):
+                raise BrokenError(f"rank {rank} loaded what was not saved: {line}")
         elif line["kind"] == "failed" or (
             line["kind"] == "raised" and line["error"] not in ERRORS | errors
         ):
@@ -65,11 +66,13 @@ class Judge:
             raise BrokenError(f"ranks resume differently: {found}")
         safe = self.newest_safe()
         for row in found:
-            number = row["attempt"][0] if row["outcome"] == "Restored" else 0
+            number = row["attempt"][0] if "attempt" in row else 0
             if row["outcome"] == "Nothing" and self.lost:
                 raise BrokenError(f"it begins anew, though {max(self.lost)} was committed")
             if safe is not None and number < safe[0]:
                 raise BrokenError(f"{safe} was committed, and {row} is restored")
+            if number < self.below:
+                raise BrokenError(f"{self.below} is in the tier, and {row} is restored")
 
     def _verdicts(self, rows: list[dict[str, Any]]) -> None:
         kinds = {row["outcome"] for row in rows}
@@ -87,7 +90,8 @@ class Judge:
         raised = [next(_of(row, "raised"), None) for row in rows]
         if any(raised):
             names = {line["error"] if line else "" for line in raised}
-            if names != {"NotRestoredError"} or self.newest_safe() is not None:
+            is_safe = self.newest_safe() is not None or self.below
+            if names != {"NotRestoredError"} or is_safe:
                 raise BrokenError(f"without a fault: {raised}, {self.newest_safe()} is safe")
             return False
         for row in rows:
@@ -98,7 +102,8 @@ class Judge:
         for seat in start.seats:
             kept = sorted(path.name for path in seat.glob("step-*"))
             unfinished = [str(path) for path in seat.glob("step-*/rank-*.tmp")]
-            if start.saves and (len(kept) > start.keep or unfinished):
+            waiting = 2 if start.tier else 0  # what is on its way there stays
+            if start.saves and (len(kept) > start.keep + waiting or unfinished):
                 raise BrokenError(f"{seat.name} keeps {kept}, {unfinished}")
         return True
 

@@ -1,8 +1,5 @@
 """The processes of one start of a job, forked from one that has imported all they need. Each writes
-what it saw, line by line, to a file that outlives it.
-
-A fault comes at a moment of one rank: before or behind an action of the protocol, inside of it (at
-one of the calls into the file system that it makes), before or behind a message.
+what it saw, line by line, to a file that outlives it. A fault comes at a moment of one rank.
 """
 
 from __future__ import annotations
@@ -15,53 +12,25 @@ import logging
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cxlfs.errors import CxlfsError
-from cxlfs.job import Checkpointer
-from cxlfs.job.protocol import Restored
-from tests.support.job_faults.engine import DirectoryEngine
+from cxlfs.errors import CxlfsError, JobFilesError, NotRestoredError
+from cxlfs.job import Nothing, Reachable, Resharded, Restored
+from tests.support.job_faults.engine import DirectoryEngine, Partition
+from tests.support.job_faults.moments import Fate, Moment, watched
 
-SAVING = ("Save", "Replicate", "WriteManifest", "RecordCommit", "Collect")
-RESTORING = ("TakeStock", "Load", "RecordCommit")
-MESSAGES = ("prepare", "saved", "vote", "recorded", "stock", "loaded", "tally")
-_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree", "os.link"}
 YEAR_SECONDS = 365 * 86400
-_CALLS_IN_AN_ACTION = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Moment:
-    """``what``: an action, or a message; ``when``: before, inside or behind; ``count``: the how
-    manieth of them, and inside which call into the file system.
-    """
-
-    rank: int
-    what: str
-    when: str
-    count: int = 1
-    call: int = 1
-
-
-def a_moment(numbers: random.Random, world: int, replicas: int, saves: int) -> Moment:
-    what = numbers.choice([*SAVING * 2, *RESTORING, *MESSAGES])
-    while replicas == 1 and what in {"Replicate", "saved"}:
-        what = numbers.choice([*SAVING, *RESTORING, *MESSAGES])
-    whens = ["before", "behind"] if what in MESSAGES else ["before", "inside", "inside", "behind"]
-    rank = 0 if what in {"prepare", "tally"} else numbers.randrange(world)
-    call = numbers.randint(1, _CALLS_IN_AN_ACTION)
-    return Moment(rank, what, numbers.choice(whens), numbers.randint(1, saves), call)
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """``deed``: what happens at the moment: kill, stop, cut, or hold, which lets the parent do
-    something meanwhile. ``seats[i]``: the directory of rank i. ``back``: by how many steps the job
-    goes back before it saves.
+    """``deed``: what happens at the moment: kill, stop, part (the network, in ``parts``), hold,
+    which lets the parent do something meanwhile, or go, which lets it do that beside. ``seats[i]``:
+    the directory of rank i. ``back``: by how many steps the job goes back before it saves.
+    ``stores``: where those look who come in another number of ranks; ``tier``: its URL, or none.
     """
 
     directory: Path
@@ -75,6 +44,9 @@ class Start:
     deed: str = ""
     back: int = 0
     clock_back: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
+    stores: tuple[Path, ...] = ()
+    tier: str | None = None
 
     @property
     def world(self) -> int:
@@ -98,79 +70,17 @@ class _Teller:
         os.write(self._file, json.dumps({"kind": kind, **what}).encode() + b"\n")
 
 
-class _Fate:
-    """Does the deed at the moment, once."""
-
-    def __init__(self, start: Start, rank: int, tell: _Teller) -> None:
-        self._start = start
-        self._tell = tell
-        self._moment = start.moment if start.moment and start.moment.rank == rank else None
-        self._seen = 0
-        self._calls_left = 0
-        self.is_cut = False
-        if self._moment is not None and self._moment.when == "inside":
-            sys.addaudithook(self._audit)
-
-    @contextlib.contextmanager
-    def around(self, what: str) -> Any:
-        moment = self._moment
-        mine = moment is not None and moment.what == what
-        self._seen += mine
-        mine = mine and moment is not None and self._seen == moment.count
-        if mine and moment is not None:
-            self._come("before")
-            self._calls_left = moment.call if moment.when == "inside" else 0
-        yield
-        self._calls_left = 0
-        if mine:
-            self._come("behind")
-
-    def _audit(self, event: str, _arguments: object) -> None:
-        if self._calls_left and event in _EVENTS:
-            self._calls_left -= 1
-            if not self._calls_left:
-                self._come("inside")
-
-    def _come(self, when: str) -> None:
-        moment = self._moment
-        if moment is None or moment.when != when:
-            return
-        self._moment = None
-        deed = self._start.deed
-        self._tell("fate", deed=deed)
-        if deed == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif deed == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif deed == "cut":
-            self.is_cut = True
-        elif deed == "hold":
-            while not (self._start.directory / "released").exists():
-                time.sleep(0.001)
-
-
-class _Engine(DirectoryEngine):
-    def __init__(self, start: Start, rank: int, fate: _Fate) -> None:
-        super().__init__(start.directory, rank, start.world, lambda _key: fate.is_cut)
-        self._fate = fate
-
-    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
-        """The phase is the second word of a key; its last may be ``tally``."""
-        words = key.split("/")
-        with self._fate.around("tally" if words[-1] == "tally" else words[1]):
-            super().say(key, body, to_all=to_all)
-
-
-class _Checkpointer(Checkpointer):
-    fate: _Fate
-
-    def _save(self, action: Any, save: Any) -> Any:
-        with self.fate.around(type(action).__name__):
-            return super()._save(action, save)
-
-    def _restore(self, machine: Any, action: Any, load: Any) -> Any:
-        with self.fate.around(type(action).__name__):
-            return super()._restore(machine, action, load)
+def _deed(start: Start, tell: _Teller) -> None:
+    tell("fate", deed=start.deed)
+    if start.deed == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif start.deed == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif start.deed == "part":
+        Partition(start.directory).begin(start.parts)
+    elif start.deed == "hold":
+        while not (start.directory / "released").exists():
+            time.sleep(0.001)
 
 
 def launch(start: Start) -> list[int]:
@@ -208,9 +118,9 @@ def _live(start: Start, rank: int) -> int:
 
 
 def _work(start: Start, rank: int, tell: _Teller) -> None:
-    fate = _Fate(start, rank, tell)
-    engine = _Engine(start, rank, fate)
-    _Checkpointer.fate = fate
+    is_mine = start.moment is not None and start.moment.rank == rank
+    fate = Fate(start.moment if is_mine else None, lambda: _deed(start, tell))
+    engine, kind = watched(DirectoryEngine(start.directory, rank, start.world), fate)
     numbers = random.Random(f"{start.seed} {rank}")
 
     def save(directory: Path) -> None:
@@ -218,11 +128,16 @@ def _work(start: Start, rank: int, tell: _Teller) -> None:
         tell("saving", attempt=directory.parent.name, sha256=hashlib.sha256(data).hexdigest())
         (directory / "shard.bin").write_bytes(data)
 
-    def load(directory: Path) -> None:
+    def load(directory: Path, part: int = rank) -> None:
         data = (directory / "shard.bin").read_bytes()
-        tell("loaded", attempt=directory.parent.name, sha256=hashlib.sha256(data).hexdigest())
+        sha256 = hashlib.sha256(data).hexdigest()
+        tell("loaded", attempt=directory.parent.name, part=part, sha256=sha256)
 
-    with _Checkpointer(
+    def load_all(found: Reachable) -> None:
+        for part in range(found.world):
+            load(found.verified(part), part)
+
+    with kind(
         start.seats[rank],
         engine=engine,
         replicas=start.replicas,
@@ -230,13 +145,25 @@ def _work(start: Start, rank: int, tell: _Teller) -> None:
         deadline_seconds=start.deadline_seconds,
         allow_volatile=True,
         domain=start.seats[rank].name,
+        tier=start.tier,
     ) as made:
-        found = made.restore_from_checkpoint(load)
+        found: Restored | Resharded | Nothing
+        try:
+            found = made.restore_from_checkpoint(load)
+        except NotRestoredError:
+            if not start.stores:
+                raise
+            found = made.restore_resharded(load_all, check=_require_all, stores=start.stores)
         tell("restored", **_plain(found))
-        step = found.step if isinstance(found, Restored) else 100
+        step = 100 if isinstance(found, Nothing) else found.step
         for _ in range(start.saves):
             step += 1 - start.back
             tell("outcome", **_plain(made.distributed_checkpoint(max(step, 0), save)))
+
+
+def _require_all(found: Reachable) -> None:
+    if found.missing:
+        raise JobFilesError(f"no shards of {found.missing}")
 
 
 def _plain(outcome: Any) -> dict[str, object]:
