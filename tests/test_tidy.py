@@ -32,7 +32,7 @@ TOP_LEVEL = {
     "scripts",
     "tests",
 }
-PROGRAMS = ("scripts/demo", "scripts/test", ".ci/run")
+PROGRAMS = ("scripts/demo", "scripts/demo-job", "scripts/test", ".ci/run")
 """What README and continuous integration call by name."""
 LEFTOVERS = re.compile(rb"\b(?:TODO|FIXME|XXX|HACK)\b|\bbreakpoint\(|\bset_trace\(")
 
