@@ -15,6 +15,7 @@ Invariants
 - What is read may come from anywhere. Names, sizes and numbers are checked before anything is
   allocated or opened for them; no name leads out of its directory.
 - A manifest is the first of its directory to go, so that half of what is removed is nothing.
+- A manifest or commit of which any byte was changed is nothing: both have a checksum of it all.
 """
 
 from __future__ import annotations
@@ -87,7 +88,15 @@ class Manifest:
 
     def encode(self) -> bytes:
         plain = {"format": FORMAT, **dataclasses.asdict(self)}
-        return json.dumps(plain, indent=1, sort_keys=True).encode() + b"\n"
+        return _summed(json.dumps(plain, indent=1, sort_keys=True).encode().removesuffix(b"\n}"))
+
+
+_SUM = b',\n "crc32c": '
+
+
+def _summed(fields_before: bytes) -> bytes:
+    """With a last field: the checksum of all that is before it."""
+    return b"%s%s%d\n}\n" % (fields_before, _SUM, crc32c(fields_before))
 
 
 def digest_of_bytes(data: bytes) -> str:
@@ -284,11 +293,11 @@ def _read(path: Path, size_max: int) -> bytes:
 
 def decode_manifest(data: bytes, where: Path) -> Manifest:
     """Raises JobFilesError."""
-    names = ("format", "attempt", "rank", "world", "node", "store", "medium", "shards")
+    names = ("format", "attempt", "rank", "world", "node", "store", "medium", "shards", "crc32c")
     try:
         plain = fields(parse(data, MANIFEST_BYTES_MAX), names)
         constant(plain["format"], FORMAT)
-        return Manifest(
+        manifest = Manifest(
             attempt_of(plain["attempt"]),
             number(plain["rank"]),
             number(plain["world"]),
@@ -299,6 +308,9 @@ def decode_manifest(data: bytes, where: Path) -> Manifest:
         )
     except PlainError as error:
         raise JobFilesError(f"{where}: {error}") from None
+    if data != _summed(data.rpartition(_SUM)[0]):
+        raise JobFilesError(f"{where}: its manifest is damaged")
+    return manifest
 
 
 def _medium(plain: Plain) -> Medium:

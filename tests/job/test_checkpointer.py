@@ -4,6 +4,7 @@ memory. Real processes are in ``tests/frameworks/test_job.py``.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -257,3 +258,15 @@ def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(JobEngineError):
         engine_named("auto")
+
+
+def test_the_domain_is_stated_or_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXLFS_DOMAIN", raising=False)
+    assert Checkpointer(tmp_path).domain == os.uname().nodename
+    monkeypatch.setenv("CXLFS_DOMAIN", "rack7")
+    assert Checkpointer(tmp_path).domain == "rack7"
+    assert Checkpointer(tmp_path, domain="row2").domain == "row2"
+    with pytest.raises(JobConfigurationError):
+        Checkpointer(tmp_path, domain="")
+    with pytest.raises(JobConfigurationError):
+        Checkpointer(tmp_path, domain="x" * 256)

@@ -4,9 +4,9 @@ made again, given back. Ranks are threads; real processes are in ``tests/framewo
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
-import inspect
 import itertools
 import os
 import shutil
@@ -30,7 +30,16 @@ from cxlfs.job import (
 )
 from tests.support import job_copy_mutants as mutants
 from tests.support.job_links import QueueLink
-from tests.support.job_ranks import SECONDS, WORLD, Board, Job, ThreadEngine, content, write
+from tests.support.job_ranks import (
+    SECONDS,
+    WORLD,
+    Board,
+    Job,
+    ThreadEngine,
+    boards_made,
+    content,
+    write,
+)
 
 Damage = Callable[[Path], object]
 
@@ -133,7 +142,7 @@ def test_who_cannot_save_is_heard_before_copies_are_made(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others do not wait for its shards, and no byte is moved."""
-    monkeypatch.setattr(Board, "__init__", counting(Board.__init__, boards := []))
+    boards = boards_made(monkeypatch)
 
     def work(made: Checkpointer) -> object:
         job.load(made)
@@ -148,14 +157,6 @@ def test_who_cannot_save_is_heard_before_copies_are_made(
     assert job.start(work) == [Aborted(10, ((1, "ValueError: no loss"),))] * WORLD
     assert [board.switch.made for board in boards] == [[]]
     assert not any(job.attempts(rank) for rank in range(WORLD))
-
-
-def counting(make: Callable[..., None], boards: list[Board]) -> Callable[..., None]:
-    def init(self: Board, *rest: object) -> None:
-        make(self, *rest)
-        boards.append(self)
-
-    return init
 
 
 def failing_once(job: Job, boards: list[Board], change: Callable[[bytes], bytes]) -> list[object]:
@@ -177,7 +178,7 @@ def test_a_copy_that_does_not_arrive_is_a_vote_against(
     job: Job, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """And leaves nothing behind; the next step is as if nothing had been."""
-    monkeypatch.setattr(Board, "__init__", counting(Board.__init__, boards := []))
+    boards = boards_made(monkeypatch)
 
     def change(data: bytes) -> bytes:
         if how == "died":
@@ -210,7 +211,7 @@ def test_a_copy_that_does_not_arrive_is_a_vote_against(
 def test_a_full_store_refuses_before_bytes_are_moved(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Board, "__init__", counting(Board.__init__, boards := []))
+    boards = boards_made(monkeypatch)
     fallocate = os.posix_fallocate
     sent: list[str] = []
 
@@ -353,6 +354,32 @@ def identity(job: Job, rank: int) -> str:
     return (job.store(rank) / ".cxlfs-job-store").read_text()
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_damaged_manifest_that_still_reads_as_one(job: Job, is_recorded: bool) -> None:
+    """In every store that of its own rank: it is its holder's loss alone, and nobody's vote."""
+    job.start(lambda made: job.save(made, 10, 20))
+    for rank in range(WORLD):
+        (attempt,) = job.store(rank).glob("step-*20.*")
+        path = attempt / f"rank-{rank:05d}" / "manifest.json"
+        path.write_bytes(path.read_bytes().replace(b'"size_bytes": 7', b'"size_bytes": 8'))
+        for commit in attempt.glob("commit-*") if not is_recorded else ():
+            commit.unlink()
+    assert all(outcome.is_fetched for outcome in restored(job, 20))
+    assert not any(outcome.is_fetched for outcome in restored(job, 20))
+
+
+def test_a_manifest_that_was_written_anew(job: Job) -> None:
+    """Whole in itself: what was recorded at the commit says that nobody voted for it."""
+    job.start(lambda made: job.save(made, 10, 20))
+    for store, rank in ((0, 0), (2, 1)):
+        (path,) = job.store(store).glob(f"step-*20.*/rank-{rank:05d}/manifest.json")
+        manifest = files.decode_manifest(path.read_bytes(), path)
+        path.write_bytes(dataclasses.replace(manifest, node="another").encode())
+    assert [outcome.is_fetched for outcome in restored(job, 20)] == [True, False, False]
+    shutil.rmtree(job.store(1))
+    assert [outcome.is_fetched for outcome in restored(job, 20)] == [False, True, False]
+
+
 def test_copies_stay_with_their_step_where_ranks_change_nodes(job: Job) -> None:
     job.start(lambda made: job.save(made, 10))
     job.seats = [2, 0, 1]
@@ -413,18 +440,6 @@ def test_domains_that_are_too_few_are_refused_on_all_ranks(job: Job) -> None:
     ]
 
 
-def test_the_domain_is_stated_or_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CXLFS_DOMAIN", raising=False)
-    assert Checkpointer(tmp_path).domain == os.uname().nodename
-    monkeypatch.setenv("CXLFS_DOMAIN", "rack7")
-    assert Checkpointer(tmp_path).domain == "rack7"
-    assert Checkpointer(tmp_path, domain="row2").domain == "row2"
-    with pytest.raises(JobConfigurationError):
-        Checkpointer(tmp_path, domain="")
-    with pytest.raises(JobConfigurationError):
-        Checkpointer(tmp_path, domain="x" * 256)
-
-
 def test_ranks_that_differ_in_replicas_save_nothing(job: Job) -> None:
     def work(made: Checkpointer) -> object:
         if made.world.rank == 1:
@@ -441,6 +456,7 @@ def test_ranks_that_differ_in_replicas_save_nothing(job: Job) -> None:
 
 BYTES = functools.partial(test_a_copy_that_does_not_arrive_is_a_vote_against, how="bytes")
 LOST = functools.partial(test_a_lost_store_is_filled_again, lost=1)
+UNRECORDED = functools.partial(test_a_damaged_manifest_that_still_reads_as_one, is_recorded=False)
 FLIPPED = functools.partial(test_a_damaged_shard_comes_from_the_copy, damage=flip)
 MISTAKES: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]], ...] = (
     (mutants.what_comes_in_is_not_compared, BYTES),
@@ -458,6 +474,9 @@ MISTAKES: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]]
     (mutants.copies_are_never_given_back, test_copies_lie_in_other_stores_and_go_with_the_step),
     (mutants.an_abort_leaves_copies_behind, test_a_full_store_refuses_before_bytes_are_moved),
     (mutants.what_is_damaged_stays_in_its_place, FLIPPED),
+    (mutants.a_manifest_that_reads_as_one_is_believed, UNRECORDED),
+    (mutants.of_manifests_that_differ_none_is_taken, test_a_manifest_that_was_written_anew),
+    (mutants.a_copy_by_its_name_is_taken_for_one, test_a_manifest_that_was_written_anew),
 )
 
 
@@ -470,7 +489,4 @@ def test_a_planted_mistake_is_found(
     job: Job,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mistake(monkeypatch)
-    patches = "monkeypatch" in inspect.signature(test).parameters
-    with pytest.raises(AssertionError):
-        test(job, **{"monkeypatch": monkeypatch} if patches else {})
+    mutants.assert_found(mistake, test, job, monkeypatch)

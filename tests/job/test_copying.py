@@ -52,7 +52,9 @@ def test_a_manifest_is_the_one_that_is_expected(tmp_path: Path) -> None:
         other = dataclasses.replace(MANIFEST, **changes).encode()  # type: ignore[arg-type]
         assert "what came is of" in offered(tmp_path / "x", other)
     assert "another manifest" in offered(tmp_path / "x", MANIFEST.encode(), digest="0" * 64)
-    assert "not written as" in offered(tmp_path / "x", MANIFEST.encode() + b" ")
+    assert "damaged" in offered(tmp_path / "x", MANIFEST.encode() + b" ")
+    in_other_words = files._summed(MANIFEST.encode().rpartition(files._SUM)[0] + b" ")
+    assert "not written as" in offered(tmp_path / "x", in_other_words)
     assert "a manifest of" in offered(tmp_path / "x", b"", size=files.MANIFEST_BYTES_MAX + 1)
     assert offered(tmp_path / "x", b"[" * 1000)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
 import random
 import subprocess
@@ -75,6 +75,19 @@ def test_a_damaged_commit_does_not_count(tmp_path: Path) -> None:
     inventory, problems = files.take_stock(tmp_path, "store")
     assert inventory.commits == ()
     assert "damaged" in problems[0]
+
+
+def test_a_manifest_of_which_a_byte_was_changed_does_not_count(tmp_path: Path) -> None:
+    """Nobody could say whether it or its copy was voted for."""
+    sealed(tmp_path)
+    path = files.rank_path(tmp_path, ATTEMPT, 0) / "manifest.json"
+    data = path.read_bytes()
+    for at, byte in enumerate(data):
+        for other in {byte ^ 1, ord(" "), ord("7")} - {byte}:
+            with pytest.raises(JobFilesError):
+                files.decode_manifest(data[:at] + bytes([other]) + data[at + 1 :], path)
+    path.write_bytes(data.replace(b'"node": "node"', b'"node": "nude"'))
+    assert "its manifest is damaged" in files.take_stock(tmp_path, "store")[1][0]
 
 
 @pytest.mark.parametrize(
@@ -156,9 +169,9 @@ def test_hostile_manifests_and_commits(tmp_path: Path, rng: random.Random) -> No
             file.truncate(1 << 40)
         assert files.take_stock(tmp_path, "s")[1] != ()
         path.write_bytes(data)
-    plain = json.loads(places[0].read_text())
-    plain["attempt"]["step"] = 101
-    places[0].write_text(json.dumps(plain))
+    manifest = files.decode_manifest(places[0].read_bytes(), tmp_path)
+    other = dataclasses.replace(manifest, attempt=Attempt(3, 101, ATTEMPT.id))
+    places[0].write_bytes(other.encode())
     assert "its manifest is of step 101" in files.take_stock(tmp_path, "s")[1][0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 import random
 
@@ -143,3 +144,5 @@ def test_what_is_missing_or_damaged_is_copied_again() -> None:
         Transfer(0, 0, 1),
         Transfer(1, 1, 0),
     )
+    changed = Inventory("b", (dataclasses.replace(held[0], manifest="other"), held[1]), (), "b")
+    assert missing_copies(placement, picked, [full[0], changed], ()) == (Transfer(0, 0, 1),)

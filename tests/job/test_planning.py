@@ -100,6 +100,29 @@ def test_what_contradicts_itself_is_not_chosen(
     assert reason in reasons[0]
 
 
+def test_of_manifests_that_differ_the_recorded_commit_decides() -> None:
+    """Whoever has another one is no holder, be it the rank's own store."""
+    rows = stores(
+        (held(OLD, 0, manifest="other"), held(OLD, 1)), (held(OLD, 1, manifest="x"), held(OLD, 0))
+    )
+    commit = Commit(OLD, digest_of(["a0", "a1"]))
+    choice, _ = choose([rows[0], Inventory("s1", rows[1].held, (commit,))], can_fetch=True)
+    assert choice is not None
+    assert (choice.manifests, choice.holders) == (("a0", "a1"), ("s1", "s0"))
+    both = (commit, Commit(OLD, digest_of(["other", "a1"])))
+    choice, reasons = choose([rows[0], Inventory("s1", rows[1].held, both)], can_fetch=True)
+    assert choice is None
+    assert "stores differ in the shards of rank 0, 1" in reasons[0]
+
+
+def test_stores_that_differ_in_everything_end() -> None:
+    """Not every way to choose from them is looked at."""
+    rows = [tuple(held(OLD, rank, 40, f"{rank}.{n}") for rank in range(40)) for n in range(40)]
+    commit = Commit(OLD, digest_of([f"{rank}.39" for rank in range(40)]))
+    found = [Inventory(f"s{n}", row, (commit,)) for n, row in enumerate(rows)]
+    assert "stores differ" in choose(found, can_fetch=True)[1][0]
+
+
 def test_shards_that_were_not_voted_for_are_not_chosen() -> None:
     rows = stores((held(OLD, 0),), (held(OLD, 1),))
     right = Commit(OLD, digest_of(["a0", "a1"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
@@ -172,9 +173,8 @@ def test_parts_that_contradict_each_other_are_left_out(job: Job, tmp_path: Path)
     other = tmp_path / "other"
     shutil.copytree(job.store(1), other)
     (manifest,) = other.glob("step-*20.*/rank-00001/manifest.json")
-    plain = json.loads(manifest.read_text())
-    plain["node"] = "elsewhere"
-    manifest.write_text(json.dumps(plain))
+    plain = files.decode_manifest(manifest.read_bytes(), other)
+    manifest.write_bytes(dataclasses.replace(plain, node="elsewhere").encode())
     found, _ = reachable([job.store(rank) for rank in range(3)])
     assert [(one.attempt.step, one.is_committed, one.missing) for one in found] == [
         (20, True, ()),

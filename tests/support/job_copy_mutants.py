@@ -5,8 +5,9 @@ test of ``tests/job/test_copies.py`` or ``test_copying.py`` fail.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,22 @@ import pytest
 from cxlfs.errors import JobFilesError
 from cxlfs.job import copies, copying, files
 from cxlfs.job.copies import Copies
-from cxlfs.job.protocol import Inventory, Placement, missing_copies, place_copies
+from cxlfs.job.protocol import Inventory, Placement, missing_copies, place_copies, planning
+from tests.support.job_ranks import Job
 
 Patch = pytest.MonkeyPatch
 
 _seal = files.seal
+
+
+def assert_found(
+    mistake: Callable[[Patch], None], test: Callable[..., None], job: Job, patch: Patch
+) -> None:
+    """The test fails with it."""
+    mistake(patch)
+    patches = "monkeypatch" in inspect.signature(test).parameters
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test(job, **{"monkeypatch": patch} if patches else {})
 
 
 def what_comes_in_is_not_compared(patch: Patch) -> None:
@@ -121,3 +133,31 @@ def another_generation_is_taken_for_it(patch: Patch) -> None:
         return decode(bytes(data), Path())
 
     patch.setattr(copying, "_hear_manifest", believe)
+
+
+def a_manifest_that_reads_as_one_is_believed(patch: Patch) -> None:
+    """Its checksum is not compared."""
+    patch.setattr(files, "crc32c", lambda _data: 0)
+
+
+def of_manifests_that_differ_none_is_taken(patch: Patch) -> None:
+    """Whatever was recorded of the votes."""
+    decide = planning.voted_for
+
+    def give_up(told: Sequence[Collection[str]], known: Collection[str]) -> tuple[str, ...]:
+        if any(len(each) > 1 for each in told):
+            raise planning.Refusal("stores differ")
+        return decide(told, known)
+
+    patch.setattr(planning, "voted_for", give_up)
+
+
+def a_copy_by_its_name_is_taken_for_one(patch: Patch) -> None:
+    """That it is of another manifest is not looked at: it is never made again."""
+
+    def missing(placement: Any, choice: Any, inventories: Any, excluded: Any) -> Any:
+        held = {(h.rank, i.store) for i in inventories for h in i.held}
+        found = missing_copies(placement, choice, inventories, excluded)
+        return [t for t in found if (t.shard, inventories[t.target].store) not in held]
+
+    patch.setattr(copies, "missing_copies", missing)

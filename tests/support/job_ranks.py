@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from cxlfs.job import Checkpointer
 from cxlfs.job.engines import World
 from tests.support.job_links import QueueLink, Switch
@@ -38,6 +40,19 @@ class Board:
         with self.changed:
             self.changed.wait_for(lambda: all((key, r) in self.said for r in ranks), seconds)
             return {r: self.said[key, r] for r in ranks if (key, r) in self.said}
+
+
+def boards_made(patch: pytest.MonkeyPatch) -> list[Board]:
+    """Of each start from now on its own is added."""
+    boards: list[Board] = []
+    make = Board.__init__
+
+    def init(self: Board, size: int, incarnation: str) -> None:
+        make(self, size, incarnation)
+        boards.append(self)
+
+    patch.setattr(Board, "__init__", init)
+    return boards
 
 
 class ThreadEngine:

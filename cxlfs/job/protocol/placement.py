@@ -165,12 +165,12 @@ def missing_copies(
     excluded: Collection[Excluded],
 ) -> tuple[Transfer, ...]:
     """What belongs in stores that do not have it, or have it damaged; each rank has its own."""
-    attempt = choice.attempt
+    attempt, voted = choice.attempt, set(enumerate(choice.manifests))
     having = {
         (held.rank, inventory.store)
         for inventory in inventories
         for held in inventory.held
-        if held.attempt == attempt
+        if held.attempt == attempt and (held.rank, held.manifest) in voted
     }
     having -= {(e.shard, e.holder) for e in excluded if e.attempt == attempt}
     return tuple(

@@ -6,9 +6,13 @@ Pure functions of what was gathered: every rank computes the same.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Sequence
 
 from cxlfs.job.protocol.model import TIER, Attempt, Held, Inventory, digest_of
+
+_TRIED_MAX = 256
+"""Ways to choose from stores that differ: eight ranks of two manifests each."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -89,26 +93,37 @@ def _choice_of(
     by_rank: dict[int, list[tuple[str, str]]] = {}
     for held, store in holdings:
         by_rank.setdefault(held.rank, []).append((held.manifest, store))
-    manifests, holders = [], []
-    for rank, inventory in enumerate(inventories):
-        found = by_rank.get(rank)
-        if not found:
+    for rank in range(world):
+        if rank not in by_rank:
             raise Refusal(f"no store has the shards of rank {rank}")
-        if len({manifest for manifest, _ in found}) > 1:
-            raise Refusal(f"stores differ in the shards of rank {rank}")
-        stores = {store for _, store in found}
+    manifests = voted_for([{m for m, _ in by_rank[rank]} for rank in range(world)], known)
+    holders = []
+    for rank, inventory in enumerate(inventories):
+        stores = {store for manifest, store in by_rank[rank] if manifest == manifests[rank]}
         usable = {s for s in stores if Excluded(attempt, rank, s) not in excluded}
         if not can_fetch:
             usable &= {inventory.store, TIER}
         if not usable:
             raise Refusal(f"rank {rank} can load its shards from none of {_list_of(stores)}")
-        manifests.append(found[0][0])
         nearest = min(usable - {TIER}, default=TIER)
         holders.append(inventory.store if inventory.store in usable else nearest)
-    digest = digest_of(manifests)
-    if set(known) - {digest}:
-        raise Refusal("the shards are not those that were voted for")
-    return Choice(attempt, digest, tuple(manifests), tuple(holders))
+    return Choice(attempt, digest_of(manifests), manifests, tuple(holders))
+
+
+def voted_for(told: Sequence[Collection[str]], known: Collection[str]) -> tuple[str, ...]:
+    """The manifest that each rank has voted with, of those that stores have of it (``told[rank]``,
+    one at least). Where they differ the recorded commits decide, whose digests are ``known``.
+
+    Raises Refusal.
+    """
+    differing = ", ".join(str(rank) for rank, each in enumerate(told) if len(each) > 1)
+    ways = itertools.product(*(sorted(each) for each in told))
+    for manifests in itertools.islice(ways, _TRIED_MAX):
+        if set(known) == {digest_of(manifests)} or not (known or differing):
+            return manifests
+    if differing:
+        raise Refusal(f"stores differ in the shards of rank {differing}")
+    raise Refusal("the shards are not those that were voted for")
 
 
 def _list_of(stores: Collection[str]) -> str:
