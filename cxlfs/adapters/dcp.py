@@ -25,7 +25,7 @@ import functools
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 State = dict[str, object]
+_METADATA = ".metadata"
 
 
 # --- verbs --------------------------------------------------------------------------------------
@@ -76,9 +77,9 @@ def load(
 ) -> Restored | Nothing | Resharded:
     """Into the state, in place, as ``torch.distributed.checkpoint.load`` does; comes first, at each
     start of the job. Where the newest checkpoint is of another number of ranks, or sharded in
-    another way, all ranks load what each needs of it from this rank's directory and ``stores``:
-    other nodes' directories of the same run, as they can be reached here (a shared file system,
-    copies). Tensors that every rank held need no others.
+    another way, all ranks load what each needs of it: from this rank's directory, from ``stores``
+    (other nodes' directories of the same run, as they can be reached here), and from those of other
+    ranks, who send the parts. Tensors that every rank held need no others.
 
     Raises FrameworkMissingError, UndecidedError, NotRestoredError (with the stores that would be
     needed), AbortedError.
@@ -93,7 +94,8 @@ def load(
         try:
             return checkpointer.restore_resharded(
                 lambda found: _load_parts(found, state, rank),
-                check=lambda found: _check_parts(found, state, rank),
+                check=lambda found: _needed(found, state, rank),
+                heads=(_METADATA,),
                 stores=stores,
             )
         except NotRestoredError as other:
@@ -118,7 +120,8 @@ def read(directories: Mapping[int, Path], state: State, *, rank: int = 0) -> Non
     and what DCP raises.
     """
     require("torch", "torch")
-    _read(state, _reader_class()(directories, rank))
+    first = sorted(directories, key=lambda each: (each != rank, each))
+    _read(state, _reader_class()({each: directories[each] for each in first}))
 
 
 # --- one rank's part ----------------------------------------------------------------------------
@@ -170,16 +173,13 @@ def _staged(state: State) -> State:
     return staged
 
 
-def _merged(directories: Mapping[int, Path], rank: int) -> Metadata:
-    """What these ranks wrote, as if it were one checkpoint; of what several have, ``rank``'s own,
-    or the lowest one's.
-    """
+def _merged(directories: Mapping[int, Path]) -> Metadata:
+    """What these ranks wrote, as if it were one checkpoint; of what several have, the first's."""
     from torch.distributed import checkpoint  # noqa: PLC0415 - as above
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata  # noqa: PLC0415
 
     merged = Metadata(state_dict_metadata={}, planner_data={}, storage_data={})
-    for each in sorted(directories, key=lambda other: (other != rank, other)):
-        directory = directories[each]
+    for directory in directories.values():
         found = checkpoint.FileSystemReader(directory).read_metadata()
         for name, entry in found.state_dict_metadata.items():
             known = merged.state_dict_metadata.setdefault(name, entry)
@@ -207,22 +207,18 @@ def _reader_class() -> Callable[..., StorageReader]:
         def __init__(
             self,
             directories: Mapping[int, Path],
-            rank: int,
             verify: Callable[[int], object] | None = None,
         ) -> None:
-            self.ranks = {str(path.absolute()): each for each, path in directories.items()}
             self.directories = {each: path.absolute() for each, path in directories.items()}
             super().__init__(next(iter(self.directories.values())))
-            self.own_rank = rank
             self.verify = verify
 
         def read_metadata(self) -> Metadata:
-            return _merged(self.directories, self.own_rank)
+            return _merged(self.directories)
 
         def read_data(self, plan: object, planner: object) -> object:
             places = {self.storage_data[i.storage_index].relative_path for i in plan.items}  # type: ignore[attr-defined]
-            ranks = {self.ranks[str(Path(place).parent)] for place in places}
-            for rank in sorted(ranks):
+            for rank in sorted(_ranks_of(places, self.directories)):
                 if self.verify is not None:
                     self.verify(rank)
             return super().read_data(plan, planner)
@@ -269,17 +265,26 @@ def _elements(value: object) -> int | None:
     return int(value.numel()) if isinstance(value, torch.Tensor) else None
 
 
-def _check_parts(found: Reachable, state: State, rank: int) -> None:
-    """Raises what loading them would, as far as their metadata say."""
-    planner = _planner_class()()
-    metadata = _merged(_directories(found), rank)
+def _ranks_of(places: Iterable[str], directories: Mapping[int, Path]) -> set[int]:
+    """Whose directories these files lie in."""
+    ranks = {path: rank for rank, path in directories.items()}
+    return {ranks[Path(place).parent] for place in places}
+
+
+def _needed(found: Reachable, state: State, rank: int) -> set[int]:
+    """Whose parts loading would read. Raises what it would, as far as their metadata say."""
+    planner, directories = _planner_class()(), _directories(found, rank)
+    metadata = _merged(directories)
     planner.set_up_planner(_without_statefuls(state), metadata, is_coordinator=True)
-    planner.create_local_plan()
+    places, plan = metadata.storage_data, planner.create_local_plan()
+    return _ranks_of((places[i.storage_index].relative_path for i in plan.items), directories)
 
 
 def _load_parts(found: Reachable, state: State, rank: int) -> None:
-    _read(state, _reader_class()(_directories(found), rank, found.verified))
+    _read(state, _reader_class()(_directories(found, rank), found.verified))
 
 
-def _directories(found: Reachable) -> dict[int, Path]:
-    return {part.rank: found.directory(part) for part in found.parts}
+def _directories(found: Reachable, rank: int) -> dict[int, Path]:
+    """The rank's own comes first, then what need not be brought."""
+    parts = sorted(found.parts, key=lambda p: (p.rank != rank, p.rank in found.elsewhere, p.rank))
+    return {part.rank: found.directory(part).absolute() for part in parts}

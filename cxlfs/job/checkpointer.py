@@ -12,11 +12,12 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -61,7 +62,7 @@ from cxlfs.job.protocol import (
     next_number,
 )
 from cxlfs.job.reachable import Reachable
-from cxlfs.job.resharding import Resharded, restore_parts
+from cxlfs.job.resharding import Resharded, Resharding, remove_brought
 
 if TYPE_CHECKING:
     from cxlfs.job.tier import Tier
@@ -247,14 +248,17 @@ class Checkpointer:
         self,
         load: Callable[[Reachable], object],
         *,
-        check: Callable[[Reachable], object],
+        check: Callable[[Reachable], Collection[int] | None],
+        heads: Collection[str] = (),
         stores: Sequence[str | os.PathLike[str]] = (),
     ) -> Resharded:
         """Where ``restore_from_checkpoint`` has raised NotRestoredError as the job has another
-        number of ranks, or each needs more than it saved: all load one checkpoint, each from the
-        parts in its own directory and in ``stores`` (directories of other nodes, as this rank
-        reaches them). ``check`` raises if what it is given is not enough for this rank; ``load``
-        asks ``verified`` for each part before it reads it.
+        number of ranks, or each needs more than it saved: all load one checkpoint, each the parts
+        that it needs. ``check`` returns whose these are (None: all), or raises if what it is given
+        is not enough for this rank; of parts in stores that only other ranks reach it finds the
+        files named in ``heads``. They are then brought into this rank's directory, verified, and
+        removed when ``load`` has read them. ``stores``: directories of other nodes that this rank
+        reaches itself.
 
         Raises NotRestoredError, UndecidedError, AbortedError, JobConfigurationError.
         """
@@ -263,21 +267,23 @@ class Checkpointer:
         if not self._met:
             raise JobConfigurationError("restore_from_checkpoint comes first, on all ranks")
         call = self._place().call
-
-        def gather(phase: str, body: bytes) -> dict[int, bytes]:
-            key = f"{call}/{phase}"
-            self._said.setdefault(call, []).append(key)
-            heard = engines.gather(self.engine, key, body, self.deadline_seconds)
-            missing = sorted(set(range(self.world.size)) - set(heard))
-            if missing:
-                raise self._unheard(phase, missing)
-            return heard
-
-        roots = (self.root, *map(Path, stores))
-        found, ahead = restore_parts(gather, roots, check, load)
+        roots, seconds = (self.root, *map(Path, stores)), self.deadline_seconds
+        gather, name = functools.partial(self._gather, call), f"{call}/parts"
+        resharding = Resharding(self.engine, gather, roots, heads, name, seconds)
+        found, ahead = resharding.restore(check, load)
         self.copies.settle(self._met)
         self._next_number = max(ahead, next_number(self._known))
         return found
+
+    def _gather(self, call: int, phase: str, body: bytes) -> dict[int, bytes]:
+        """What all ranks say of it. Raises UndecidedError."""
+        key = f"{call}/{phase}"
+        self._said.setdefault(call, []).append(key)
+        heard = engines.gather(self.engine, key, body, self.deadline_seconds)
+        missing = sorted(set(range(self.world.size)) - set(heard))
+        if missing:
+            raise self._unheard(phase, missing)
+        return heard
 
     # --- driving ----------------------------------------------------------------------------
 
@@ -434,6 +440,7 @@ class Checkpointer:
     ) -> Inventory | None:
         match action:
             case TakeStock():
+                remove_brought(self.root)
                 inventory, problems = files.take_stock(self.root, self.store)
                 for problem in problems:
                     log.warning("left out: %s", problem)

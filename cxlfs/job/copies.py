@@ -5,20 +5,18 @@ Never: decides where they belong (``protocol.placement``) or what counts (``prot
 Invariants
 - All ranks carry out the same list of transfers, each those that it is an end of, all at once: none
   waits for a turn that another holds up.
-- A transfer ends before its time has passed, done or with an error; one that failed leaves the
-  others alone.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cxlfs.errors import JobConfigurationError, JobFilesError, JobLinkError
+from cxlfs.errors import JobConfigurationError, JobLinkError
 from cxlfs.job import copying, files
 from cxlfs.job.engines import Engine, Link
+from cxlfs.job.exchange import Failures, exchange
 from cxlfs.job.files import Manifest
 from cxlfs.job.protocol import (
     Attempt,
@@ -32,8 +30,6 @@ from cxlfs.job.protocol import (
 )
 
 log = logging.getLogger(__name__)
-
-Failures = dict[Transfer, Exception]
 
 
 class Copies:
@@ -93,7 +89,8 @@ class Copies:
             wanted = copying.Wanted(attempt, transfer.shard, self.world)
             copying.receive(link, self.root, wanted)
 
-        failures = self._exchange(self._placement.transfers(), name, seconds, send, receive)
+        transfers = self._placement.transfers()
+        failures = exchange(self.engine, transfers, name, seconds, send, receive)
         if failures:
             raise JobLinkError("; ".join(self._told(*item) for item in sorted(failures.items())))
 
@@ -132,56 +129,14 @@ class Copies:
 
         def send(link: Link, transfer: Transfer) -> None:
             directory = files.rank_path(self.root, attempt, transfer.shard)
-            try:
-                data = files.read_manifest(directory, manifests[transfer.shard])
-            except (JobFilesError, OSError) as error:
-                copying.refuse(link, error)
-                raise
-            copying.send(link, directory, data)
+            copying.send_sealed(link, directory, manifests[transfer.shard])
 
         def receive(link: Link, transfer: Transfer) -> None:
             shard = transfer.shard
             wanted = copying.Wanted(attempt, shard, self.world, manifests[shard])
             copying.receive(link, self.root, wanted)
 
-        return self._exchange(transfers, name, seconds, send, receive)
-
-    def _exchange(
-        self,
-        transfers: Iterable[Transfer],
-        name: str,
-        seconds: float,
-        send: Callable[[Link, Transfer], None],
-        receive: Callable[[Link, Transfer], None],
-    ) -> Failures:
-        """Of those that this rank is an end of."""
-        failures: Failures = {}
-
-        def carry(transfer: Transfer) -> None:
-            sends = transfer.source == self.rank
-            other = transfer.target if sends else transfer.source
-            whole = f"{name}/{transfer.shard}.{transfer.source}.{transfer.target}"
-            try:
-                link = self.engine.link(other, whole, seconds)
-                is_done = False
-                try:
-                    (send if sends else receive)(link, transfer)
-                    is_done = True
-                finally:
-                    link.close(is_done=is_done)
-            except Exception as error:
-                log.exception("the shards of rank %d were not copied", transfer.shard)
-                failures[transfer] = error
-
-        mine = [t for t in transfers if self.rank in {t.source, t.target}]
-        threads = [
-            threading.Thread(target=carry, args=(t,), name="cxlfs-copy", daemon=True) for t in mine
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return failures
+        return exchange(self.engine, transfers, name, seconds, send, receive)
 
     def _told(self, transfer: Transfer, error: Exception) -> str:
         way = (

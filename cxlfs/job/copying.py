@@ -136,6 +136,16 @@ def send(link: Link, directory: Path, data: bytes) -> None:
     _hear_consent(link)
 
 
+def send_sealed(link: Link, directory: Path, digest: str) -> None:
+    """As ``send``, what counts already and has a manifest of that digest; else it is refused."""
+    try:
+        data = files.read_manifest(directory, digest)
+    except (JobFilesError, OSError) as error:
+        refuse(link, error)
+        raise
+    send(link, directory, data)
+
+
 def _stream(
     shards: tuple[Shard, ...],
     before: Callable[[list[_Part], memoryview], None],

@@ -274,6 +274,15 @@ def verify(root: Path, attempt: Attempt, rank: int, digest: str) -> Path:
 # --- reading ------------------------------------------------------------------------------------
 
 
+def read_shard(directory: Path, shard: Shard, size_max: int) -> bytes:
+    """As its manifest says. Raises JobFilesError (also: larger than ``size_max``), OSError."""
+    path = directory / shard.name
+    data = _read(path, size_max)
+    if (len(data), crc32c(data)) != (shard.size_bytes, shard.crc32c):
+        raise JobFilesError(f"{path}: not what its manifest says")
+    return data
+
+
 def read_manifest(directory: Path, digest: str) -> bytes:
     """The one of that digest. Raises JobFilesError, OSError."""
     data = _read(directory / MANIFEST_NAME, MANIFEST_BYTES_MAX)

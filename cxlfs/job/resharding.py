@@ -1,36 +1,65 @@
 """All ranks load one checkpoint that other ranks have saved: each reads, of the parts that it can
-reach, what it needs.
+have, what it needs.
 
-    what each rank could load -> the same choice on every rank -> verify, load -> did all load it?
-                                          ^------------- without that one ------------'
+    what each rank reaches -> the same choice on every rank -> heads of parts that others reach
+        -> what each needs -> brought over links -> verify, load -> did all load it?
+    ^------------------------- without the holder, or the choice, that failed -------------'
 
-Never: what is in a part, and what a rank needs of it (``check`` and ``load`` of who asks).
+Never: what is in a part, and what a rank needs of it (``check`` and ``load`` of who asks); which
+one is chosen, and who brings it (``offers``).
 
 Invariants
-- As in ``protocol.restoring``: one attempt for all ranks, the newest that somebody knows to be
-  committed, or of which every part is somewhere; each round leaves out one, so that they end.
+- What is brought is checked against the manifest that was voted for, on arrival and read back. It
+  lies beside the checkpoints, counts as none, and is gone when this ends.
+- Each round leaves out a holder or an attempt, so that they end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from cxlfs.errors import CxlfsError, JobMessageError, NotRestoredError
-from cxlfs.job.driver import REASON_MAX
-from cxlfs.job.protocol import Attempt
-from cxlfs.job.protocol.messages import attempt_of
-from cxlfs.job.reachable import Reachable, reachable
-from cxlfs.plain import Plain, PlainError, fields, number, parse, row, text, truth
+from cxlfs.errors import CxlfsError, InvariantError, JobFilesError, NotRestoredError
+from cxlfs.job import copying, files
+from cxlfs.job.driver import REASON_MAX, reason_of
+from cxlfs.job.engines import Engine, Link
+from cxlfs.job.exchange import exchange
+from cxlfs.job.offers import (
+    MESSAGE_BYTES_MAX,
+    OFFERS_MAX,
+    Choice,
+    Head,
+    Holder,
+    Offer,
+    Verdict,
+    choose,
+    decode_heads,
+    decode_offers,
+    decode_verdict,
+    encode_heads,
+    encode_offers,
+    encode_verdict,
+)
+from cxlfs.job.protocol import Attempt, Transfer, rounds
+from cxlfs.job.reachable import Part, Reachable, Stock, reachable
+from cxlfs.native import crc32c
 
 log = logging.getLogger(__name__)
 
-_MESSAGE_BYTES_MAX = 1 << 22
-_OFFERS_MAX = 16
-"""Attempts, the newest, that a rank looks into."""
+BROUGHT_NAME = ".cxlfs-brought"
+LINKS_AT_ONCE = 4
+"""Of one rank; each takes the memory of a copy."""
+_ROUNDS_MAX = 64
+
+Gather = Callable[[str, bytes], dict[int, bytes]]
+Check = Callable[[Reachable], Collection[int] | None]
+Load = Callable[[Reachable], object]
+_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,139 +74,246 @@ class Resharded:
         return self.attempt.step
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Offer:
-    """What a rank says of an attempt: which parts it reaches, in which stores, and why it cannot
-    load it (empty: it can).
+def remove_brought(root: Path) -> None:
+    """What a kill has left, in a store of which no rank is resharding."""
+    shutil.rmtree(root / BROUGHT_NAME, ignore_errors=True)
+
+
+class Resharding:
+    """One rank's part in it. ``gather``: what all ranks say of a key, by rank; raises if one is not
+    heard. ``name``: the same on all ranks, and no other time. ``roots``: this rank's own directory,
+    and others that it reaches; ``heads``: the names of the files that ``check`` reads.
     """
 
-    attempt: Attempt
-    world: int
-    is_committed: bool
-    parts: tuple[tuple[int, str], ...]
-    reason: str
+    def __init__(
+        self,
+        engine: Engine,
+        gather: Gather,
+        roots: Sequence[Path],
+        heads: Collection[str],
+        name: str,
+        seconds: float,
+    ) -> None:
+        self._engine = engine
+        self._gather = gather
+        self._rank = engine.world().rank
+        self._heads = frozenset(heads)
+        self._name = name
+        self._seconds = seconds
+        self._brought_root = roots[0] / BROUGHT_NAME / f"{self._rank:05d}"
+        self._brought: set[tuple[Attempt, int]] = set()
+        self._stocks, self._ahead = reachable(roots)
 
+    def restore(self, check: Check, load: Load) -> tuple[Resharded, int]:
+        """And a number larger than that of every attempt that any rank has met. ``check`` returns
+        whose parts this rank needs (None: all), or raises if it cannot load that.
 
-def restore_parts(
-    gather: Callable[[str, bytes], dict[int, bytes]],
-    roots: Sequence[Path],
-    check: Callable[[Reachable], object],
-    load: Callable[[Reachable], object],
-) -> tuple[Resharded, int]:
-    """And a number larger than that of every attempt that any rank has met. ``gather``: what all
-    ranks say of a key, by rank. ``check`` raises if this rank cannot load that.
+        Raises NotRestoredError, JobMessageError; what ``gather`` raises.
+        """
+        own = [_offer_of(stock) for stock in self._stocks[:OFFERS_MAX]]
+        heard = self._gather("offers", encode_offers(own, self._ahead))
+        told = {rank: decode_offers(body) for rank, body in heard.items()}
+        offers = {rank: offered for rank, (offered, _) in told.items()}
+        try:
+            found = self._restore(offers, check, load)
+        finally:
+            shutil.rmtree(self._brought_root, ignore_errors=True)
+            with contextlib.suppress(OSError):  # others of this node are not done
+                self._brought_root.parent.rmdir()
+        return found, max(ahead for _, ahead in told.values())
 
-    Raises NotRestoredError; what ``gather`` raises.
-    """
-    excluded: set[Attempt] = set()
-    reasons: list[str] = []
-    for turn in range(_OFFERS_MAX + 1):
-        stock, ahead = reachable(roots)
-        found = {one.attempt: one for one in stock[:_OFFERS_MAX]}
-        offers = [_offer(one, check) for one in found.values() if one.attempt not in excluded]
-        heard = gather(f"offers/{turn}", _encode(offers, ahead))
-        told_by = {rank: _decode(body) for rank, body in heard.items()}
-        chosen, older = choose({rank: told for rank, (told, _) in told_by.items()})
-        reasons += older
-        if chosen is None:
-            break
-        failure = _attempted(load, found[chosen.attempt])
-        failures = gather(f"loaded/{turn}", json.dumps(failure).encode())
-        lacking = {rank: _reason(body) for rank, body in failures.items() if _reason(body)}
-        if not lacking:
-            found_by_all = Resharded(chosen.attempt, chosen.world)
-            return found_by_all, max(ahead for _, ahead in told_by.values())
-        reasons += [f"{chosen.attempt}, rank {rank}: {told}" for rank, told in lacking.items()]
-        excluded.add(chosen.attempt)
-    raise NotRestoredError(
-        "; ".join(dict.fromkeys(reasons)) or "no rank reaches any part of a committed checkpoint",
-        next_step="name the directories of the stores that hold its parts, as reached here",
-    )
-
-
-def _offer(found: Reachable, check: Callable[[Reachable], object]) -> Offer:
-    parts = tuple((part.rank, part.store) for part in found.parts)
-    reason = _attempted(check, found)
-    return Offer(found.attempt, found.world, found.is_committed, parts, reason)
-
-
-def _attempted(act: Callable[[Reachable], object], found: Reachable) -> str:
-    """Why it failed; empty: it did not."""
-    try:
-        act(found)
-    except Exception as error:
-        log.info("%s", found.attempt, exc_info=True)
-        told = (
-            error.message if isinstance(error, CxlfsError) else f"{type(error).__name__}: {error}"
+    def _restore(
+        self, offers: Mapping[int, Sequence[Offer]], check: Check, load: Load
+    ) -> Resharded:
+        left_out: set[Attempt] = set()
+        bad: set[tuple[Attempt, Holder]] = set()
+        reasons: list[str] = []
+        for number in range(_ROUNDS_MAX):
+            choice, older = choose(offers, left_out, bad)
+            reasons += older
+            if choice is None:
+                break
+            verdicts = self._try(choice, number, check, load)
+            failed = {rank: each for rank, each in verdicts.items() if each.reason}
+            if not failed:
+                return Resharded(choice.attempt, choice.world)
+            why = "; ".join(f"rank {rank}: {each.reason}" for rank, each in failed.items())
+            reasons.append(f"{choice.attempt}, of {choice.world} ranks: {why}. {choice.told()}")
+            worse = {(choice.attempt, h) for each in failed.values() for h in each.bad} - bad
+            bad |= worse
+            left_out |= set() if worse else {choice.attempt}
+        raise NotRestoredError(
+            "; ".join(dict.fromkeys(reasons))
+            or "no rank reaches any part of a committed checkpoint",
+            next_step="name the directories of the stores that hold its parts, as reached here",
         )
-        return " ".join(told.split())[:REASON_MAX] or type(error).__name__
-    return ""
+
+    def _try(self, choice: Choice, number: int, check: Check, load: Load) -> dict[int, Verdict]:
+        """Of all ranks."""
+        heads: dict[int, Head] = {}
+        verdict = Verdict()
+        if any(choice.lacking(rank) for rank in choice.stores):
+            own, verdict = _judged(lambda: self._own_heads(choice))
+            for body in self._gather(f"heads/{number}", encode_heads(own or {})).values():
+                heads |= decode_heads(body)
+        found, needs = Reachable(choice.attempt, choice.world, ()), frozenset[int]()
+        if not verdict.reason:
+            looked, verdict = _judged(lambda: self._look(choice, heads, check))
+            found, needs = looked or (found, needs)
+        brought = {part for attempt, part in self._brought if attempt == choice.attempt}
+        wanted = tuple(sorted(needs & found.elsewhere - brought))
+        heard = self._say(f"needs/{number}", dataclasses.replace(verdict, wanted=wanted))
+        if any(each.reason for each in heard.values()):
+            return heard
+        transfers = choice.transfers({rank: each.wanted for rank, each in heard.items()})
+
+        def bring_and_load() -> None:
+            self._bring(choice, transfers, str(number))
+            for part in found.parts:
+                if part.rank in needs - found.elsewhere:
+                    with _blaming(part.rank, part.store):
+                        found.verified(part.rank)
+            load(dataclasses.replace(found, compared=needs))
+
+        _, verdict = _judged(bring_and_load)
+        return self._say(f"loaded/{number}", verdict)
+
+    def _say(self, key: str, verdict: Verdict) -> dict[int, Verdict]:
+        heard = self._gather(key, encode_verdict(verdict))
+        return {rank: decode_verdict(body) for rank, body in sorted(heard.items())}
+
+    def _local(self, choice: Choice, rank: int) -> Part | None:
+        """Where this rank reaches that part."""
+        stores = choice.stores[self._rank].get(rank, ())
+        parts = next((s.parts for s in self._stocks if s.attempt == choice.attempt), ())
+        voted = choice.manifests[rank]
+        mine = (p for p in parts if (p.rank, p.manifest) == (rank, voted) and p.store in stores)
+        return next(mine, None)
+
+    # --- heads ------------------------------------------------------------------------------
+
+    def _own_heads(self, choice: Choice) -> dict[int, Head]:
+        """Of the parts of which this rank is the first that reaches them, and others do not."""
+        lacked = {part for rank in choice.stores for part in choice.lacking(rank)}
+        found = {}
+        for rank in sorted(lacked):
+            part = self._local(choice, rank) if choice.reaching(rank)[0] == self._rank else None
+            if part is not None:
+                with _blaming(rank, part.store):
+                    found[rank] = self._head_of(choice.attempt, part)
+        if len(encode_heads(found)) > MESSAGE_BYTES_MAX:
+            raise JobFilesError(f"more than {MESSAGE_BYTES_MAX} bytes of {sorted(self._heads)}")
+        return found
+
+    def _head_of(self, attempt: Attempt, part: Part) -> Head:
+        directory = files.rank_path(part.root, attempt, part.rank)
+        data = files.read_manifest(directory, part.manifest)
+        manifest = files.decode_manifest(data, directory)
+        return Head(
+            data,
+            tuple(
+                (shard.name, files.read_shard(directory, shard, MESSAGE_BYTES_MAX))
+                for shard in manifest.shards
+                if shard.name in self._heads
+            ),
+        )
+
+    def _look(
+        self, choice: Choice, heads: Mapping[int, Head], check: Check
+    ) -> tuple[Reachable, frozenset[int]]:
+        """What this rank can have, and whose parts it needs of it."""
+        parts = []
+        for rank, manifest in sorted(choice.manifests.items()):
+            part = self._local(choice, rank)
+            if part is None:
+                if (choice.attempt, rank) not in self._brought:
+                    self._put(choice, rank, heads.get(rank))
+                part = Part(rank, manifest, self._brought_root, "")
+            parts.append(part)
+        elsewhere = frozenset(choice.lacking(self._rank))
+        found = Reachable(choice.attempt, choice.world, tuple(parts), elsewhere)
+        asked = check(found)
+        needs = frozenset(choice.manifests if asked is None else asked)
+        lost = ", ".join(map(str, sorted(needs - set(choice.manifests))))
+        if lost:
+            raise JobFilesError(f"it needs the part of rank {lost}")
+        return found, needs
+
+    def _put(self, choice: Choice, rank: int, head: Head | None) -> None:
+        """As the files that they are, where the part is to be. Raises JobFilesError, OSError."""
+        directory = files.rank_path(self._brought_root, choice.attempt, rank)
+        if head is None:
+            raise JobFilesError(f"{directory.name}: who reaches it did not say what is in it")
+        if files.digest_of_bytes(head.manifest) != choice.manifests[rank]:
+            raise JobFilesError(f"{directory.name}: another manifest than the one that was chosen")
+        shards = {s.name: s for s in files.decode_manifest(head.manifest, directory).shards}
+        for name, data in head.files:
+            shard = shards.get(name)
+            if shard is None or (shard.size_bytes, shard.crc32c) != (len(data), crc32c(data)):
+                raise JobFilesError(f"{directory.name}/{name}: not what its manifest says")
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(data)
+        directory.mkdir(parents=True, exist_ok=True)
+
+    # --- over links -------------------------------------------------------------------------
+
+    def _bring(self, choice: Choice, transfers: Sequence[Transfer], name: str) -> None:
+        """Those that this rank needs, and from it what others do."""
+        attempt, bad, reasons = choice.attempt, [], []
+
+        def send(link: Link, transfer: Transfer) -> None:
+            part = self._local(choice, transfer.shard)
+            if part is None:
+                raise InvariantError(f"the part of rank {transfer.shard} is not here")
+            directory = files.rank_path(part.root, attempt, part.rank)
+            copying.send_sealed(link, directory, part.manifest)
+
+        def receive(link: Link, transfer: Transfer) -> None:
+            shard = transfer.shard
+            wanted = copying.Wanted(attempt, shard, choice.world, choice.manifests[shard])
+            copying.receive(link, self._brought_root, wanted)
+            self._brought.add((attempt, shard))
+
+        for turn, some in enumerate(rounds(transfers, LINKS_AT_ONCE)):
+            whole = f"{self._name}/{name}.{turn}"
+            failures = exchange(self._engine, some, whole, self._seconds, send, receive)
+            for transfer, error in sorted(failures.items()):
+                if transfer.target != self._rank:
+                    continue
+                reasons.append(f"the part of rank {transfer.shard}: {reason_of(error)}")
+                if not isinstance(error, OSError):  # which is of this rank's own store
+                    bad.append((transfer.shard, choice.stores[transfer.source][transfer.shard][0]))
+        if reasons:
+            raise _UnusableError("; ".join(reasons), tuple(bad))
 
 
-def choose(offers: Mapping[int, Sequence[Offer]]) -> tuple[Offer | None, list[str]]:
-    """The newest that all can load; and why not newer ones. Pure: the same on every rank."""
-    by_attempt: dict[Attempt, dict[int, Offer]] = {}
-    for rank, told in sorted(offers.items()):
-        for offer in told:
-            by_attempt.setdefault(offer.attempt, {})[rank] = offer
-    reasons: list[str] = []
-    for attempt in sorted(by_attempt, reverse=True):
-        told_by = by_attempt[attempt]
-        first = min(told_by.items())[1]
-        holders = {pair for offer in told_by.values() for pair in offer.parts}
-        nowhere = sorted(set(range(first.world)) - {rank for rank, _ in holders})
-        if nowhere and not any(offer.is_committed for offer in told_by.values()):
-            continue  # nobody knows that it was ever committed
-        lacking = {
-            rank: told_by[rank].reason if rank in told_by else "it reaches no part of it"
-            for rank in sorted(offers)
-            if rank not in told_by or told_by[rank].reason
-        }
-        if not lacking:
-            return first, reasons
-        places = ", ".join(f"that of rank {rank} in {store}" for rank, store in sorted(holders))
-        lost = f"; nobody reaches that of rank {', '.join(map(str, nowhere))}" if nowhere else ""
-        why = "; ".join(f"rank {rank}: {reason}" for rank, reason in lacking.items())
-        reasons.append(f"{attempt}, of {first.world} ranks: {why}. Its parts: {places}{lost}")
-    return None, reasons
+class _UnusableError(JobFilesError):
+    """Holders of parts from which they cannot be had."""
+
+    def __init__(self, message: str, bad: tuple[Holder, ...]) -> None:
+        super().__init__(message)
+        self.bad = bad
 
 
-# --- messages -----------------------------------------------------------------------------------
-
-
-def _encode(offers: Sequence[Offer], ahead: int) -> bytes:
-    plain = {"offers": [dataclasses.asdict(offer) for offer in offers], "ahead": ahead}
-    return json.dumps(plain).encode()
-
-
-def _decode(body: bytes) -> tuple[tuple[Offer, ...], int]:
+@contextlib.contextmanager
+def _blaming(rank: int, store: str) -> Iterator[None]:
     try:
-        found = fields(parse(body, _MESSAGE_BYTES_MAX), ("offers", "ahead"))
-        return row(found["offers"], _offer_of, _OFFERS_MAX), number(found["ahead"])
-    except PlainError as error:
-        raise JobMessageError(f"what a rank offers to load: {error}") from None
+        yield
+    except (JobFilesError, OSError) as error:
+        raise _UnusableError(reason_of(error), ((rank, store),)) from error
 
 
-def _offer_of(plain: Plain) -> Offer:
-    found = fields(plain, ("attempt", "world", "is_committed", "parts", "reason"))
-    return Offer(
-        attempt_of(found["attempt"]),
-        number(found["world"]),
-        truth(found["is_committed"]),
-        row(found["parts"], _part_of),
-        text(found["reason"]),
-    )
-
-
-def _part_of(plain: Plain) -> tuple[int, str]:
-    pair = row(plain, lambda item: item, 2)
-    if len(pair) != 2:
-        raise PlainError("not a rank and a store")
-    return number(pair[0]), text(pair[1])
-
-
-def _reason(body: bytes) -> str:
+def _judged(task: Callable[[], _Result]) -> tuple[_Result | None, Verdict]:
+    """What it returns; or why there is nothing."""
     try:
-        return text(parse(body, _MESSAGE_BYTES_MAX))
-    except PlainError as error:
-        raise JobMessageError(f"whether a rank has loaded: {error}") from None
+        return task(), Verdict()
+    except Exception as error:
+        log.info("not loaded", exc_info=True)
+        told = error.message if isinstance(error, CxlfsError) else reason_of(error)
+        bad = error.bad if isinstance(error, _UnusableError) else ()
+        return None, Verdict(" ".join(told.split())[:REASON_MAX] or type(error).__name__, bad)
+
+
+def _offer_of(stock: Stock) -> Offer:
+    parts = tuple((part.rank, part.store, part.manifest) for part in stock.parts)
+    return Offer(stock.attempt, stock.worlds, stock.digests, parts)

@@ -21,6 +21,7 @@ from cxlfs.job.protocol import (
     fetches,
     missing_copies,
     place_copies,
+    rounds,
 )
 from cxlfs.job.protocol.planning import Excluded
 
@@ -146,3 +147,15 @@ def test_what_is_missing_or_damaged_is_copied_again() -> None:
     )
     changed = Inventory("b", (dataclasses.replace(held[0], manifest="other"), held[1]), (), "b")
     assert missing_copies(placement, picked, [full[0], changed], ()) == (Transfer(0, 0, 1),)
+
+
+def test_rounds_keep_ranks_from_having_too_many_at_once(rng: random.Random) -> None:
+    transfers = [Transfer(n, *rng.sample(range(6), 2)) for n in range(80)]
+    for width in (1, 4):
+        found = rounds(transfers, width)
+        assert sorted(t for some in found for t in some) == sorted(transfers)
+        for some in found:
+            ends = collections.Counter(end for t in some for end in (t.source, t.target))
+            assert max(ends.values()) <= width
+        assert len(found) <= 2 * 80 // width
+    assert rounds([], 4) == []

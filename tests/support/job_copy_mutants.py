@@ -1,5 +1,5 @@
 """Mistakes of programs that keep copies in other nodes' stores, planted one at a time: each makes a
-test of ``tests/job/test_copies.py`` or ``test_copying.py`` fail.
+test of ``tests/job/test_copies.py``, ``test_copying.py`` or ``test_resharding.py`` fail.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import shutil
+import types
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 
 from cxlfs.errors import JobFilesError
-from cxlfs.job import copies, copying, files
+from cxlfs.job import Reachable, copies, copying, files, resharding
 from cxlfs.job.copies import Copies
+from cxlfs.job.offers import Choice, Head, choose
 from cxlfs.job.protocol import Inventory, Placement, missing_copies, place_copies, planning
+from cxlfs.job.resharding import Resharding
 from tests.support.job_ranks import Job
 
 Patch = pytest.MonkeyPatch
@@ -161,3 +164,43 @@ def a_copy_by_its_name_is_taken_for_one(patch: Patch) -> None:
         return [t for t in found if (t.shard, inventories[t.target].store) not in held]
 
     patch.setattr(copies, "missing_copies", missing)
+
+
+# --- in another number of ranks -----------------------------------------------------------------
+
+
+def what_was_brought_stays(patch: Patch) -> None:
+    """Each restart takes the room of another checkpoint."""
+    patch.setattr(resharding, "shutil", types.SimpleNamespace(rmtree=lambda *_, **__: None))
+
+
+def heads_are_believed(patch: Patch) -> None:
+    def put(self: Resharding, choice: Choice, rank: int, head: Head) -> None:
+        directory = files.rank_path(self._brought_root, choice.attempt, rank)
+        for name, data in head.files:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(data)
+
+    patch.setattr(Resharding, "_put", put)
+
+
+def a_holder_that_failed_is_asked_again(patch: Patch) -> None:
+    patch.setattr(resharding, "choose", lambda offers, left_out, _bad: choose(offers, left_out))
+
+
+def all_that_there_is_is_sent(patch: Patch) -> None:
+    look = Resharding._look
+
+    def greedy(self: Resharding, choice: Choice, *rest: Any) -> Any:
+        return look(self, choice, *rest)[0], frozenset(choice.manifests)
+
+    patch.setattr(Resharding, "_look", greedy)
+
+
+def parts_are_read_as_they_lie(patch: Patch) -> None:
+    """What this rank reaches itself is not compared before it is loaded."""
+
+    def directory(self: Reachable, rank: int) -> Path:
+        return self.directory(next(part for part in self.parts if part.rank == rank))
+
+    patch.setattr(Reachable, "verified", directory)

@@ -52,6 +52,7 @@ from cxlfs.job.protocol.placement import (
     fetches,
     missing_copies,
     place_copies,
+    rounds,
 )
 from cxlfs.job.protocol.planning import Choice, choose, collectable, next_number
 from cxlfs.job.protocol.restoring import Restoring
@@ -107,4 +108,5 @@ __all__ = [
     "missing_copies",
     "next_number",
     "place_copies",
+    "rounds",
 ]

@@ -13,7 +13,9 @@ Invariants
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 from collections.abc import Collection, Sequence
 
 from cxlfs.errors import JobConfigurationError
@@ -178,6 +180,23 @@ def missing_copies(
         for transfer in placement.transfers()
         if (transfer.shard, inventories[transfer.target].store) not in having
     )
+
+
+def rounds(transfers: Sequence[Transfer], width: int) -> list[list[Transfer]]:
+    """One behind the other, so that no rank is an end of more than ``width`` at once."""
+    found: list[list[Transfer]] = []
+    busy: dict[int, collections.Counter[int]] = {}
+    for transfer in transfers:
+        ends = (
+            busy.setdefault(transfer.source, collections.Counter()),
+            busy.setdefault(transfer.target, collections.Counter()),
+        )
+        turn = next(n for n in itertools.count() if all(end[n] < width for end in ends))
+        for end in ends:
+            end[turn] += 1
+        found += [[] for _ in range(turn + 1 - len(found))]
+        found[turn].append(transfer)
+    return found
 
 
 def copysets(placement: Placement, inventories: Sequence[Inventory]) -> frozenset[frozenset[str]]:
