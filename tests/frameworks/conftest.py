@@ -34,6 +34,14 @@ def place() -> Iterator[Workplace]:
 
 
 @pytest.fixture
+def places(place: Workplace) -> Iterator[tuple[Workplace, Workplace]]:
+    """Two stores, mounted: those of two nodes."""
+    with workplace(size_bytes=256 * MIB) as other:
+        other.mount()
+        yield place, other
+
+
+@pytest.fixture
 def mnt(place: Workplace) -> Path:
     return place.mountpoint
 

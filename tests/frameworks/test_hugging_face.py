@@ -5,12 +5,11 @@ its own at the same path, over gloo; killed in mid-save, and resumed from what b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.mount import MIB, Workplace, workplace
+from tests.support.mount import Workplace
 from tests.support.torch_ranks import run_program
 
 pytestmark = [
@@ -31,7 +30,7 @@ import torch.distributed as dist
 import transformers
 from transformers import Trainer, TrainingArguments
 from cxlfs.job import agreed_checkpoint
-from tests.support.torch_ranks import as_node, say, start
+from tests.support.torch_ranks import on_nodes, say, start
 
 AT, MOUNTS = sys.argv[1], sys.argv[2:]
 transformers.utils.logging.set_verbosity_error()
@@ -67,17 +66,8 @@ def train(steps, kill_at=-1):
     name = None if found is None else found.name
     say(f"rank {dist.get_rank()} from {name}: {total:.12f}")
 
-def first(rank):
-    as_node(MOUNTS[rank], AT)
-
+first = on_nodes(MOUNTS, AT)
 """
-
-
-@pytest.fixture
-def places(place: Workplace) -> Iterator[tuple[Workplace, Workplace]]:
-    with workplace(size_bytes=256 * MIB) as other:
-        other.mount()
-        yield place, other
 
 
 def test_two_nodes(places: tuple[Workplace, Workplace], tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ the same path, DDP over gloo; killed in mid-save, and resumed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.mount import MIB, Workplace, workplace
+from tests.support.mount import Workplace
 from tests.support.torch_ranks import run_program
 
 pytestmark = [
@@ -30,7 +29,7 @@ import torch.distributed as dist
 import lightning
 from lightning.pytorch.callbacks import ModelCheckpoint
 from cxlfs.adapters.lightning import CheckpointIO
-from tests.support.torch_ranks import as_node, say, start
+from tests.support.torch_ranks import on_nodes, say, start
 
 AT, MOUNTS = sys.argv[1], sys.argv[2:]
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -75,17 +74,8 @@ def train(steps, kill_at=-1, path=None):
     total = sum(p.double().sum().item() for p in model.parameters())
     say(f"rank {trainer.global_rank} began at {seen[0]}: {total:.12f}")
 
-def first(rank):
-    as_node(MOUNTS[rank], AT)
-
+first = on_nodes(MOUNTS, AT)
 """
-
-
-@pytest.fixture
-def places(place: Workplace) -> Iterator[tuple[Workplace, Workplace]]:
-    with workplace(size_bytes=256 * MIB) as other:
-        other.mount()
-        yield place, other
 
 
 def test_two_nodes(places: tuple[Workplace, Workplace], tmp_path: Path) -> None:

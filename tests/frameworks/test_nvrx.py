@@ -4,14 +4,13 @@ and ours in its place, with copies; two stores, ranks over gloo, one is killed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cxlfs.control.discovery import ENVIRONMENT_OVERRIDE
 from tests.support.cli import run_program as run_program_of_ours
-from tests.support.mount import MIB, Workplace, workplace
+from tests.support.mount import Workplace
 from tests.support.torch_ranks import run_program
 
 pytestmark = [
@@ -102,13 +101,6 @@ def train(kind, last, kill_at=-1, is_async=False):
     assert last <= latest + 1 or kind != "ours" or manager.find_latest() == last - 1
 
 """
-
-
-@pytest.fixture
-def places(place: Workplace) -> Iterator[tuple[Workplace, Workplace]]:
-    with workplace(size_bytes=256 * MIB) as other:
-        other.mount()
-        yield place, other
 
 
 def run(program: str, places: tuple[Workplace, Workplace], where: Path) -> str:

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.support.repository import ROOT
@@ -62,6 +62,11 @@ def as_node(mountpoint: str, at: str) -> None:
     for name, given in calls:
         if getattr(libc, name)(*given) != 0:
             raise OSError(ctypes.get_errno(), name)
+
+
+def on_nodes(mountpoints: Sequence[str], at: str) -> Callable[[int], object]:
+    """The ``first`` of ``start``: each rank finds at ``at`` the store of its own node."""
+    return lambda rank: as_node(mountpoints[rank], at)
 
 
 def start(
