@@ -52,6 +52,7 @@ SHORT_HELP = {
     "receive": "Make a checkpoint of what another machine sends.",
     "drain": "Put a checkpoint into an object store, verified there.",
     "fetch": "Bring a checkpoint back from an object store.",
+    "agent": "Keep, copy and give back a job's checkpoints, one on each node.",
     "service": "Let systemd mount a store at boot.",
     "completion": "Print what lets a shell complete verbs and options.",
     "dump": "Show decoded structures of the media, for support.",

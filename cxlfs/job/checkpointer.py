@@ -126,9 +126,10 @@ class Checkpointer:
         self.deadline_seconds = deadline_seconds
         self.engine = engine_named(engine) if isinstance(engine, str) else engine
         self.world = self.engine.world()
-        self.domain = _domain_of(domain)
+        self.domain = domain_of(domain)
         self.copies = Copies(self.root, self.engine, replicas)
         self.store = medium.identity(self.root)
+        weakref.finalize(self, os.close, medium.attend(self.root))
         self.medium, is_volatile = medium.medium_of(self.root)
         self._refusal = ""
         if is_volatile and not allow_volatile:
@@ -471,7 +472,7 @@ def _tier_of(url: str | None, root: Path, rank: int, every: int, keep: int | Non
     return Tier(url, root, rank, every=every, keep=keep)
 
 
-def _domain_of(stated: str | None) -> str:
+def domain_of(stated: str | None) -> str:
     """Raises JobConfigurationError."""
     if stated is None:
         stated = os.environ.get(DOMAIN_VARIABLE) or os.uname().nodename

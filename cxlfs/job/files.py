@@ -196,8 +196,16 @@ def record_commit(root: Path, attempt: Attempt, rank: int, digest: str) -> None:
 def record_drained(root: Path, attempt: Attempt, rank: int) -> None:
     """The rank's shards are in the tier below, too."""
     plain = {"format": FORMAT, "attempt": dataclasses.asdict(attempt)}
-    path = root / attempt_name(attempt) / f"drained-{rank:05d}.json"
-    write_durably(path, json.dumps(plain).encode())
+    write_durably(_drained_path(root, attempt, rank), json.dumps(plain).encode())
+
+
+def has_drained(root: Path, attempt: Attempt, rank: int) -> bool:
+    """That was recorded."""
+    return _drained_path(root, attempt, rank).exists()
+
+
+def _drained_path(root: Path, attempt: Attempt, rank: int) -> Path:
+    return root / attempt_name(attempt) / f"drained-{rank:05d}.json"
 
 
 def is_drained(directory: Path) -> bool:

@@ -7,6 +7,7 @@ of their file system is known.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import uuid
 from collections.abc import Mapping
@@ -47,6 +48,28 @@ def identity(root: Path) -> str:
         return str(uuid.UUID(data.decode("ascii")))
     except ValueError:
         raise JobFilesError(f"{path}: not a UUID") from None
+
+
+def attend(root: Path) -> int:
+    """A descriptor: as long as it is open, in this process or in children that have it from here, a
+    rank of the job lives on this node. Behind ``identity``. Raises OSError.
+    """
+    descriptor = os.open(root / IDENTITY_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def has_ranks(root: Path) -> bool:
+    """Whether any does. Raises OSError."""
+    descriptor = os.open(root / IDENTITY_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def medium_of(root: Path) -> tuple[Medium, bool]:
