@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from cxlfs.native import crc32c
 
 CRC32C_XATTR = "user.cxlfs.crc32c"
 READ_BYTES = 4 << 20
+_CACHED_BYTES = 1 << 20
+"""A buffer that stays in the processor's cache."""
 
 
 def sync_directory(path: Path) -> None:
@@ -58,13 +61,17 @@ def opened_file(path: Path, refused: type[CxlfsError]) -> Iterator[tuple[int, in
         os.close(descriptor)
 
 
-def size_and_crc32c(descriptor: int) -> tuple[int, int]:
-    """Of every byte as it is read, from the beginning. Raises OSError."""
-    size = found = 0
-    while piece := os.pread(descriptor, READ_BYTES, size):
-        found = crc32c(piece, found)
-        size += len(piece)
-    return size, found
+def size_and_crc32c(
+    descriptor: int, begin: int = 0, end: int = sys.maxsize, seed: int = 0
+) -> tuple[int, int]:
+    """Of every byte as it is read, from ``begin`` to ``end`` or that of the file; ``seed``: the
+    checksum of what is before. Raises OSError.
+    """
+    buffer, at, found = memoryview(bytearray(_CACHED_BYTES)), begin, seed
+    while count := os.preadv(descriptor, [buffer[: end - at]], at):
+        found = crc32c(buffer[:count], found)
+        at += count
+    return at - begin, found
 
 
 def promised_crc32c(path: Path) -> int | None:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
 
+from cxlfs.durable import opened_file, promised_crc32c, size_and_crc32c
 from cxlfs.errors import JobFilesError, JobLinkError, JobMessageError
 from cxlfs.job import files
 from cxlfs.job.engines import Link, Pending
@@ -34,11 +35,13 @@ from cxlfs.job.protocol import Attempt
 from cxlfs.native import crc32c
 from cxlfs.plain import PlainError, fields, number, parse, text
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 4 << 20
 PIECES_IN_FLIGHT = 4
 """So much memory each link takes, at each end."""
+STRETCH_BYTES = 32 << 20
+"""So much of a file is read back at once."""
 READERS = 2
-"""Threads that read files back while others come."""
+"""Threads that do, while more comes."""
 _FRAME_BYTES = 4096
 _REASON_MAX = 500
 
@@ -63,6 +66,15 @@ class _Part:
     offset: int
     begin: int
     size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Of one file, from ``begin`` on; ``sum``: the checksum of what is before it."""
+
+    shard: int
+    begin: int
+    sum: int
 
 
 def _pieces(shards: tuple[Shard, ...]) -> Iterator[list[_Part]]:
@@ -289,18 +301,19 @@ def _reserve(manifest: Manifest, root: Path) -> Manifest:
 
 
 class _Writer(_Files):
-    """A file that is complete is synced and read back while others come."""
+    """What was written of a file is synced and read back while more comes."""
 
     flags = os.O_WRONLY
 
     def __init__(self, directory: Path, shards: tuple[Shard, ...]) -> None:
         super().__init__(directory, shards)
         self._sums = [0] * len(shards)
-        self._read_back: dict[int, concurrent.futures.Future[Shard]] = {}
+        self._stretch = _Stretch(-1, 0, 0)
+        self._read_back: list[concurrent.futures.Future[None]] = []
         self._readers = concurrent.futures.ThreadPoolExecutor(READERS, "cxlfs-read-back")
         for index, shard in enumerate(shards):
             if not shard.size_bytes:
-                self._complete(index)
+                self._end_stretch(_Stretch(index, 0, 0), 0)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
@@ -308,29 +321,49 @@ class _Writer(_Files):
 
     def take(self, parts: list[_Part], buffer: memoryview) -> None:
         for part in parts:
-            view = buffer[part.begin : part.begin + part.size_bytes]
-            self._sums[part.shard] = crc32c(view, self._sums[part.shard])
-            descriptor, done = self.descriptor(part.shard), 0
+            index, view = part.shard, buffer[part.begin : part.begin + part.size_bytes]
+            if not part.offset:
+                self._stretch = _Stretch(index, 0, 0)
+            self._sums[index] = crc32c(view, self._sums[index])
+            descriptor, done = self.descriptor(index), 0
             while done < part.size_bytes:
                 done += os.pwrite(descriptor, view[done:], part.offset + done)
-            if part.offset + part.size_bytes == self._shards[part.shard].size_bytes:
-                self._complete(part.shard)
+            end = part.offset + done
+            is_whole = end == self._shards[index].size_bytes
+            if is_whole or end - self._stretch.begin >= STRETCH_BYTES:
+                self._end_stretch(self._stretch, end)
+                self._stretch = _Stretch(index, end, self._sums[index])
 
-    def _complete(self, index: int) -> None:
-        self.close()
-        path, name = self.path(index), self._shards[index].name
-        self._read_back[index] = self._readers.submit(files.measured, path, name)
+    def _end_stretch(self, stretch: _Stretch, end: int) -> None:
+        index, wanted = stretch.shard, self._sums[stretch.shard]
+        shard = self._shards[index]
+        if end == shard.size_bytes:
+            self.close()
+
+        def compare() -> None:
+            with opened_file(self.path(index), JobFilesError) as (descriptor, size_bytes):
+                os.fsync(descriptor)
+                found = size_and_crc32c(descriptor, stretch.begin, end, stretch.sum)
+            is_right = found == (end - stretch.begin, wanted) and size_bytes == shard.size_bytes
+            if is_right and end == shard.size_bytes:
+                is_right = promised_crc32c(self.path(index)) in {None, shard.crc32c}
+            if not is_right:
+                raise JobFilesError(
+                    f"{self.path(index)}: read back, it is not what its manifest says"
+                )
+
+        self._read_back.append(self._readers.submit(compare))
 
     def judge(self) -> None:
         """Raises JobFilesError: what came in, or what is there now, is not what the manifest says;
         OSError.
         """
         for index, (shard, found) in enumerate(zip(self._shards, self._sums, strict=True)):
-            path, wanted = self.path(index), shard.crc32c
-            if found != wanted:
+            if found != shard.crc32c:
+                path, wanted = self.path(index), shard.crc32c
                 raise JobFilesError(f"{path}: CRC32C {found:08x} on arrival, not {wanted:08x}")
-            if self._read_back[index].result() != shard:
-                raise JobFilesError(f"{path}: read back, it is not what its manifest says")
+        for compared in self._read_back:
+            compared.result()
 
 
 def _finish(writer: _Writer, manifest: Manifest, root: Path) -> None:

@@ -272,15 +272,19 @@ def test_a_peer_that_says_nothing_is_a_vote_against_at_the_deadline(
         )
 
 
+@pytest.mark.parametrize("at", [0, 40_000, len(content(0, 10)) - 1])
 def test_what_a_store_writes_wrong_is_found_before_the_vote(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """It came in right, and is not what lies there."""
+    """It came in right, and is not what lies there: in whichever stretch of a file."""
     pwrite = os.pwrite
+    monkeypatch.setattr(copying, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(copying, "STRETCH_BYTES", 10_000)
 
     def wrong(descriptor: int, data: memoryview, offset: int) -> int:
         changed = bytearray(data)
-        changed[-1] ^= 1
+        if 0 <= at - offset < len(data):
+            changed[at - offset] ^= 1
         return pwrite(descriptor, changed, offset)
 
     monkeypatch.setattr(os, "pwrite", wrong)
@@ -455,6 +459,7 @@ def test_ranks_that_differ_in_replicas_save_nothing(job: Job) -> None:
 # --- planted mistakes ---------------------------------------------------------------------------
 
 BYTES = functools.partial(test_a_copy_that_does_not_arrive_is_a_vote_against, how="bytes")
+WRONG = functools.partial(test_what_a_store_writes_wrong_is_found_before_the_vote, at=0)
 LOST = functools.partial(test_a_lost_store_is_filled_again, lost=1)
 UNRECORDED = functools.partial(test_a_damaged_manifest_that_still_reads_as_one, is_recorded=False)
 FLIPPED = functools.partial(test_a_damaged_shard_comes_from_the_copy, damage=flip)
@@ -463,8 +468,9 @@ MISTAKES: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]]
     (mutants.what_comes_in_is_not_compared, test_a_damaged_copy_is_found_when_it_is_needed),
     (
         mutants.what_was_written_is_not_read_back,
-        test_what_a_store_writes_wrong_is_found_before_the_vote,
+        WRONG,
     ),
+    (mutants.the_last_of_a_file_alone_is_read_back, WRONG),
     (mutants.it_is_reported_before_it_is_there, BYTES),
     (mutants.room_is_not_reserved, test_a_full_store_refuses_before_bytes_are_moved),
     (mutants.domains_are_not_looked_at, test_domains_that_are_too_few_are_refused_on_all_ranks),

@@ -63,6 +63,16 @@ def it_is_reported_before_it_is_there(patch: Patch) -> None:
     patch.setattr(copying, "_hear_consent", once)
 
 
+def the_last_of_a_file_alone_is_read_back(patch: Patch) -> None:
+    end_stretch = copying._Writer._end_stretch
+
+    def at_the_end(self: copying._Writer, stretch: Any, end: int) -> None:
+        if end == self._shards[stretch.shard].size_bytes:
+            end_stretch(self, stretch, end)
+
+    patch.setattr(copying._Writer, "_end_stretch", at_the_end)
+
+
 def room_is_not_reserved(patch: Patch) -> None:
     def make(manifest: files.Manifest, root: Path) -> files.Manifest:
         staged = files.begin_anew(root, manifest.attempt, manifest.rank)
