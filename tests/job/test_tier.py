@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,8 +105,14 @@ def test_stores_of_other_ranks_come_before_the_tier() -> None:
 
 
 def test_a_tier_that_says_otherwise_is_not_mixed_in() -> None:
+    """What was recorded at the commit decides; where nothing was, nobody knows."""
     other = Inventory(TIER, (Held(NEW, 0, 2, "other"), Held(NEW, 1, 2, "other")))
-    found, reasons = choose([whole("s0", NEW), Inventory("s1")], can_fetch=True, below=other)
+    stores = [whole("s0", NEW), Inventory("s1")]
+    found, _ = choose(stores, can_fetch=True, below=other)
+    assert found is not None
+    assert (found.manifests, found.holders) == (("mb0", "mb1"), ("s0", "s0"))
+    stores[0] = dataclasses.replace(stores[0], commits=())
+    found, reasons = choose(stores, can_fetch=True, below=other)
     assert found is None
     assert "stores differ in the shards of rank 0" in reasons[0]
 
