@@ -214,15 +214,16 @@ def command(
         work = OrbaxAgent(root, place.rank, keeper_of, tell, coordinator or "")
     else:
         work = Tending(root, settings, tell)
-    _live(_meeting_of(place), work, tell, Pace(deadline), once=once)
+    _live(place, work, tell, Pace(deadline), once=once)
 
 
-def _live(meeting: Meeting, work: Work, tell: Tell, pace: Pace, *, once: bool) -> None:
+def _live(place: Place, work: Work, tell: Tell, pace: Pace, *, once: bool) -> None:
     """To its end. SIGTERM ends it at any moment: threads that copy, or drain, are not waited for,
     nor may they meet an interpreter that is being taken down.
     """
     before = signal.signal(signal.SIGTERM, _end)
     try:
+        meeting = _meeting_of(place)
         if once:
             serve_once(meeting, work, tell, pace)
         else:

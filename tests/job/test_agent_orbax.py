@@ -5,7 +5,9 @@ job's side of the protocol of files. Orbax itself is in ``tests/frameworks``.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +68,10 @@ def test_the_newest_step_that_all_have(nodes: OrbaxNodes) -> None:
     nodes.rounds()
     went_on(nodes, 20)
     assert nodes.steps(0) == [10, 20]
+    nodes.start()
+    nodes.ask()  # at once, with step 10 alone where the job had saved it
+    nodes.rounds()
+    went_on(nodes, 20)
     nodes.start()
     nodes.save(30)
     nodes.ask()
@@ -318,6 +324,51 @@ def test_a_node_that_has_another_number_now(nodes: OrbaxNodes) -> None:
     nodes.ask()
     nodes.rounds()
     went_on(nodes, 10)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_an_answer_that_was_killed_anywhere_is_given_again(nodes: OrbaxNodes) -> None:
+    """At each thing that it does to the directory: the question is there until all of it is."""
+    nodes.save(10)
+    nodes.save(20)
+    nodes.rounds(is_last=True)
+    request = Request("run1", 0, 2, "steps", 2)
+    (shards,) = (nodes.directory(0) / KEPT).glob("step-*/rank-00000")
+    kills = 0
+    for number in range(1000):
+        nodes.ask(0)
+        left = [number]
+
+        def counted(real: Callable[..., Any], left: list[int] = left) -> Callable[..., Any]:
+            def call(*given: Any, **more: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Killed
+                return real(*given, **more)
+
+            return call
+
+        directory = orbax_files.OrbaxDirectory(nodes.directory(0), 0)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("unlink", "rename", "symlink_to", "touch", "mkdir"):
+                patch.setattr(Path, name, counted(getattr(Path, name)))
+            patch.setattr(orbax_files.os, "link", counted(orbax_files.os.link))
+            patch.setattr(orbax_files, "write_durably", counted(orbax_files.write_durably))
+            patch.setattr(shutil, "rmtree", counted(shutil.rmtree))
+            try:
+                directory.answer(request, 20, shards)
+            except Killed:
+                kills += 1
+                assert nodes.asks() == [0]
+            else:
+                break
+        orbax_files.OrbaxDirectory(nodes.directory(0), 0).answer(request, 20, shards)
+        assert nodes.given(0) == "node 0 step 20"
+        assert nodes.steps(0) == [10, 20]
+    assert kills > 20
 
 
 # --- what a job says ----------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def test_nothing_is_done_while_a_rank_lives(job: Job) -> None:
     def once(engine: ThreadEngine) -> None:
         work = Tending(roots(job)[engine.rank], settings(job, 2)(engine.rank), lambda _event: None)
         work.begin(engine)
+        service._round(engine, work, 1, Pace(SECONDS), is_last=False)
         service._round(engine, work, 0, Pace(SECONDS), is_last=True)
 
     for error in on_all_ranks(NODES, "1", once).values():
@@ -152,18 +153,19 @@ def test_what_no_store_has_is_said(job: Job) -> None:
 
 
 def test_a_store_without_room_is_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 has no part in it."""
     save(job, 10)
-    shutil.rmtree(roots(job)[1])
+    shutil.rmtree(roots(job)[2])
     real = copying._reserve
 
     def reserve(manifest: files.Manifest, root: Path) -> files.Manifest:
-        if manifest.rank in {2, 3}:
+        if manifest.rank in {4, 5}:
             return real(manifest, root)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(copying, "_reserve", reserve)
     assert "2 copies could not be made" in ended(job, "not-tended").text
-    assert held(job, 1) == ["2", "3"]
+    assert held(job, 2) == ["4", "5"]
 
 
 def test_no_job_was_here_yet(job: Job) -> None:

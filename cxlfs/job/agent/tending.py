@@ -165,11 +165,7 @@ class Tending:
     ) -> set[Transfer]:
         """All at once, from node to node. Which of all of them failed, at either end."""
         attempt, manifests = choice.attempt, choice.manifests
-        wanted = {
-            Transfer(t.shard, own.node(t.source), own.node(t.target)): t
-            for t in transfers
-            if own.node(t.source) != own.node(t.target)
-        }
+        wanted = {Transfer(t.shard, own.node(t.source), own.node(t.target)): t for t in transfers}
         self._calls += 1
         name, seconds = f"tend/{self._calls}", self._settings.deadline_seconds
 
