@@ -62,6 +62,9 @@ def serve(meeting: Meeting, work: Work, tell: Tell, pace: Pace) -> NoReturn:
                 time.sleep(pause)
         except JobEngineError:
             raise
+        except UndecidedError as error:  # who waits, waits where all meet
+            tell(_told_of(error))
+            time.sleep(pace.pause_seconds)
         except (CxlfsError, OSError) as error:
             tell(_told_of(error))
             time.sleep(pause)

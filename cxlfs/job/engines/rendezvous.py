@@ -66,7 +66,7 @@ class TorchMeeting:
     """
 
     def __init__(self, host: str, port: int, rank: int, size: int) -> None:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of waits that are tried again
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # a stack for each try to connect
         try:
             from torch import distributed  # noqa: PLC0415 - asked for by several nodes alone
         except ImportError:
