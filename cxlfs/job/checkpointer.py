@@ -32,7 +32,7 @@ from cxlfs.job import engines, files, medium
 from cxlfs.job.copies import Copies
 from cxlfs.job.driver import drive, reason_of
 from cxlfs.job.engines import Engine, engine_named
-from cxlfs.job.pending import NOT_BEGUN, InOrder, PendingCheckpoint
+from cxlfs.job.pending import NOT_BEGUN, InOrder, PendingCheckpoint, raising, writing
 from cxlfs.job.protocol import (
     TIER,
     Aborted,
@@ -58,11 +58,12 @@ from cxlfs.job.protocol import (
     TakeStockBelow,
     Undecided,
     WriteManifest,
-    collectable,
     next_number,
+    recorders_of,
 )
 from cxlfs.job.reachable import Reachable
 from cxlfs.job.resharding import Resharded, Resharding, remove_brought
+from cxlfs.job.room import Room
 
 if TYPE_CHECKING:
     from cxlfs.job.tier import Tier
@@ -72,8 +73,8 @@ log = logging.getLogger(__name__)
 DEADLINE_SECONDS_DEFAULT = 600.0
 STEP_MAX = 10**18
 _KEYS_KEPT_CALLS = 4
-_WAITS_EACH = 4
-"""Deadlines that a checkpoint in flight can use up: PREPARE, its own save, votes, records."""
+_WAITS_EACH = 5
+"""Deadlines that a checkpoint in flight can use up: room, PREPARE, its own save, votes, records."""
 _WAITS_FOR_COPIES = 3
 """And those of others: copies that a restore makes again, who has saved, copying."""
 DOMAIN_VARIABLE = "CXLFS_DOMAIN"
@@ -90,7 +91,7 @@ class Checkpointer:
     what else this node fails (a rack, a power supply), by default what CXLFS_DOMAIN says, or the
     node's name. ``keep``: how many committed checkpoints stay. ``deadline_seconds``: how long a
     rank waits for the others at each step of the protocol; the slowest save has to fit, and the
-    slowest copy. What is in flight is waited for 4 * ``in_flight`` times as long, 7 * with copies.
+    slowest copy. What is in flight is waited for 5 * ``in_flight`` times as long, 8 * with copies.
     ``allow_volatile``: commit although a store lies in memory that is gone with the power.
     ``in_flight``: how many asynchronous checkpoints, and snapshots, there may be. ``tier``: the URL
     of a place in an object store, to which what is committed is drained behind training, and from
@@ -127,7 +128,8 @@ class Checkpointer:
         self.engine = engine_named(engine) if isinstance(engine, str) else engine
         self.world = self.engine.world()
         self.domain = domain_of(domain)
-        self.copies = Copies(self.root, self.engine, replicas)
+        self.copies = Copies(self.root, self.engine, replicas, each_its_own=tier is not None)
+        self._room = Room(self.root, keep, self.copies)
         self.store = medium.identity(self.root)
         weakref.finalize(self, os.close, medium.attend(self.root))
         self.medium, is_volatile = medium.medium_of(self.root)
@@ -191,7 +193,7 @@ class Checkpointer:
         """
         self._check(step)
         self._settle_or_refuse(step, in_flight_max=self.in_flight - 1)
-        write = _writing(save, snapshot)
+        write = writing(save, snapshot)
         pending = PendingCheckpoint(step, self._patience_seconds())
         self._background.begin(pending, lambda: self._checkpoint(step, write))
         self._raise_of_tier(pending)
@@ -202,6 +204,7 @@ class Checkpointer:
         AbortedError, JobTierError: of checkpoints that nobody asked, or the deadline has passed.
         """
         failure = self._background.settle(0, self._patience_seconds())
+        self._room.finish(self.deadline_seconds)
         if self._tier is not None:
             self._tier.wait(self.deadline_seconds)
         if failure is not None:
@@ -241,7 +244,7 @@ class Checkpointer:
         failure = self._background.settle(0, self._patience_seconds())
         if failure is not None:
             pending = PendingCheckpoint(0, self._patience_seconds(), is_seen=True)
-            self._background.begin(pending, lambda: self._restoring(_raising(failure)))
+            self._background.begin(pending, lambda: self._restoring(raising(failure)))
             raise failure
         return self._restoring(lambda machine, action: self._restore(machine, action, load))
 
@@ -273,6 +276,7 @@ class Checkpointer:
         resharding = Resharding(self.engine, gather, roots, heads, name, seconds)
         found, ahead = resharding.restore(check, load)
         self.copies.settle(self._met)
+        self._room.settle(self._met, self.store)
         self._next_number = max(ahead, next_number(self._known))
         return found
 
@@ -315,7 +319,7 @@ class Checkpointer:
         refusal = f"{NOT_BEGUN}: {reason_of(failure)}"
         pending = PendingCheckpoint(step, self._patience_seconds(), is_seen=True)
         self._background.begin(
-            pending, lambda: self._checkpoint(step, _raising(failure), refusal=refusal)
+            pending, lambda: self._checkpoint(step, raising(failure), refusal=refusal)
         )
         raise failure
 
@@ -324,10 +328,16 @@ class Checkpointer:
     ) -> Committed | Aborted:
         if self._next_number is None:
             raise InvariantError("a checkpoint without a number")
+        self._room.wait(self.deadline_seconds)
         attempt = Attempt(self._next_number, step, secrets.token_hex(8))
         self._next_number += 1
-        place, refusal = self._place(), refusal or self._refusal
-        machine = Saving(place, attempt, replicas=self.copies.replicas, refusal=refusal)
+        machine = Saving(
+            self._place(),
+            attempt,
+            replicas=self.copies.replicas,
+            recorders=recorders_of(self._met),
+            refusal=refusal or self._refusal,
+        )
         outcome = self._drive(machine, lambda action: self._save(action, save))
         if isinstance(outcome, Committed):
             if self._tier is not None:
@@ -347,10 +357,12 @@ class Checkpointer:
         finally:
             self._met, self._known = machine.inventories, machine.everywhere
         self.copies.settle(machine.inventories)
+        loaded = outcome.attempt if isinstance(outcome, Restored) else None
+        self._room.settle(machine.inventories, self.store, loaded)
         self._next_number = next_number(machine.everywhere)
-        if isinstance(outcome, Restored):
+        if loaded is not None:
             self._fill(machine)
-            self._drain_again(machine, outcome.attempt)
+            self._drain_again(machine, loaded)
         if isinstance(outcome, Restored | Nothing):
             return outcome
         raise InvariantError(f"restoring ended with {outcome}")
@@ -385,7 +397,8 @@ class Checkpointer:
         self._calls += 1
         for key in self._said.pop(self._calls - _KEYS_KEPT_CALLS, []):
             self.engine.forget(key)
-        return Place(self.world.rank, self.world.size, self.world.incarnation, self._calls)
+        world = self.world
+        return Place(world.rank, world.size, world.incarnation, self._calls, world.group_size)
 
     def _drive(self, machine: Machine, act: Callable[[Action], str | Inventory | None]) -> Outcome:
         said = self._said.setdefault(self._calls, [])
@@ -402,6 +415,7 @@ class Checkpointer:
         rank = self.world.rank
         match action:
             case Save(attempt):
+                self._room.begun(attempt)
                 directory = files.begin(self.root, attempt, rank)
                 save(directory)
                 self._manifest = self._measured(attempt, directory)
@@ -411,15 +425,11 @@ class Checkpointer:
             case WriteManifest():
                 return files.seal(self.root, self._saved_manifest())
             case RecordCommit(attempt, digest):
-                files.record_commit(self.root, attempt, rank, digest)
+                files.record_commit(self.root, attempt, rank, digest, self.copies.stores_of_node())
             case Discard(attempt):
                 self.copies.discard(attempt)
             case Collect(attempt):
-                inventory = files.outline(self.root, self.store)
-                older = collectable(inventory, attempt, self.keep)
-                if self._tier is not None:
-                    older = [each for each in older if not self._tier.holds(each)]
-                files.remove_older(self.root, older, self.copies.is_mine, attempt)
+                self._room.collect(attempt, None if self._tier is None else self._tier.holds)
             case _:
                 raise InvariantError(f"not an action of saving: {action}")
         return None
@@ -479,21 +489,3 @@ def domain_of(stated: str | None) -> str:
     if not 0 < len(stated) <= _DOMAIN_MAX:
         raise JobConfigurationError(f"the name of a domain has 1 to {_DOMAIN_MAX} characters")
     return stated
-
-
-def _writing(
-    save: Callable[[Path, _Snapshot], object], snapshot: Callable[[], _Snapshot]
-) -> Callable[[Path], object]:
-    """What saves the snapshot that is taken here; or raises, where it could not be."""
-    try:
-        taken = snapshot()
-    except Exception as error:  # noqa: BLE001 - it is this rank's vote against
-        return _raising(error)
-    return lambda directory: save(directory, taken)
-
-
-def _raising(error: BaseException) -> Callable[..., None]:
-    def fail(*_given: object) -> None:
-        raise error
-
-    return fail

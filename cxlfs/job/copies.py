@@ -33,10 +33,15 @@ log = logging.getLogger(__name__)
 
 
 class Copies:
-    """Of one rank, whose store is at ``root``. Raises JobConfigurationError."""
+    """Of one rank, whose store is at ``root``. ``each_its_own``: of the ranks that share a store
+    each removes what is its own. Raises JobConfigurationError.
+    """
 
-    def __init__(self, root: Path, engine: Engine, replicas: int) -> None:
+    def __init__(
+        self, root: Path, engine: Engine, replicas: int, *, each_its_own: bool = False
+    ) -> None:
         self.root = root
+        self.each_its_own = each_its_own
         self.engine = engine
         self.replicas = replicas
         self.rank, self.world = engine.world().rank, engine.world().size
@@ -58,14 +63,29 @@ class Copies:
         """Those that copies of this rank's shards belong in."""
         return tuple(self._stores[target] for target in self._placement.targets[self.rank])
 
-    def is_mine(self, rank: int) -> bool:
-        """Whose things in this store this rank removes: its own; the first of the ranks that share
-        it those of all who have another store now, which are copies, and what moved away.
-        """
+    def stores_of_node(self) -> tuple[str, ...]:
+        """Those that copies of what the ranks of this store have belong in."""
         own = self._stores[self.rank]
-        if rank < self.world and self._stores[rank] == own:
-            return rank == self.rank
-        return self._stores.index(own) == self.rank
+        mine = (rank for rank, store in enumerate(self._stores) if store == own)
+        targets = (target for rank in mine for target in self._placement.targets[rank])
+        return tuple(sorted({self._stores[target] for target in targets}))
+
+    @property
+    def _is_first(self) -> bool:
+        return self._stores.index(self._stores[self.rank]) == self.rank
+
+    @property
+    def has_all(self) -> bool:
+        """All that lies in this store is this rank's to remove."""
+        return self._is_first and not self.each_its_own
+
+    def is_mine(self, rank: int) -> bool:
+        """Whose things in this store this rank removes: the first of the ranks that share it those
+        of all; or each its own, and the first those of all who have another store now, which are
+        copies, and what moved away.
+        """
+        is_here = rank < self.world and self._stores[rank] == self._stores[self.rank]
+        return rank == self.rank if is_here and self.each_its_own else self._is_first
 
     def discard(self, attempt: Attempt) -> None:
         """What this rank has brought into its store of it."""
@@ -108,15 +128,20 @@ class Copies:
                 raise error
 
     def fill(self, machine: Restoring, name: str, seconds: float) -> None:
-        """Behind a restore: the copies that are missing of what was loaded. What fails is logged:
-        the next commit makes copies of its own.
+        """Behind a restore: the copies that are missing of what was loaded, and a record that they
+        are there. What fails is logged: the next commit makes copies of its own.
         """
         choice = machine.choice
         if choice is None:
             return
         transfers = missing_copies(self._placement, choice, machine.inventories, machine.excluded)
-        for item in sorted(self._bring(machine, transfers, name, seconds).items()):
+        failures = self._bring(machine, transfers, name, seconds)
+        for item in sorted(failures.items()):
             log.warning("a copy of %s was not made again: %s", choice.attempt, self._told(*item))
+        stores = self.stores_of_node()
+        if stores and self._is_first and not failures:
+            attempt, digest = choice.attempt, choice.digest
+            files.record_commit(self.root, attempt, self.rank, digest, stores)
 
     def _bring(
         self, machine: Restoring, transfers: Iterable[Transfer], name: str, seconds: float

@@ -1,12 +1,14 @@
 """Carries out what a machine of the protocol wants: tells and listens through an engine, and gives
 the rest to whoever saves and loads.
 
-Never: decides anything; waits without a deadline.
+Never: decides anything; waits without a deadline. Of all gatherings of one key there is one
+deadline: who has waited for its group, and then asks others, asks for what they have said.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from cxlfs.errors import InvariantError, JobMessageError
@@ -23,6 +25,10 @@ from cxlfs.job.protocol import (
     Key,
     Machine,
     Outcome,
+    Part,
+    Place,
+    Prepare,
+    Tally,
     Tell,
     decode,
     encode,
@@ -43,10 +49,13 @@ def drive(
     said: list[str],
 ) -> Outcome:
     """To its end. What ``act`` raises is told to all; ``said``: the keys of what was, added to."""
+    ends: dict[Key, float] = {}
     action = machine.start()
     while action is not None:
         if isinstance(action, Gather):
-            _gather(machine, engine, action, deadline_seconds, said)
+            now = time.monotonic()
+            left = ends.setdefault(action.key, now + deadline_seconds) - now
+            _gather(machine, engine, action, max(left, 0.0), said)
         elif isinstance(action, Tell):
             _tell(machine, engine, action, said)
         else:
@@ -73,50 +82,56 @@ def reason_of(error: BaseException) -> str:
 
 
 def _tell(machine: Machine, engine: Engine, action: Tell, said: list[str]) -> None:
-    key = _tally_name(action.key)
-    said.append(key)
-    engine.say(key, encode(action.body))
+    said.append(name_of(action.key, type(action.body)))
+    for to, near in tellings(machine.place, action):
+        engine.say(said[-1], encode(action.body), to=to, near=near)
     machine.on(Done(action))
+
+
+def tellings(place: Place, action: Tell) -> list[tuple[tuple[int, ...], bool]]:
+    """Whom it is told, and whether these are of the rank's own group."""
+    if isinstance(action.body, Part):
+        return [(action.to, False)]
+    near = tuple(rank for rank in action.to if place.is_near([rank]))
+    far = tuple(rank for rank in action.to if not place.is_near([rank]))
+    return [(to, is_near) for to, is_near in ((near, True), (far, False)) if to]
 
 
 def _gather(
     machine: Machine, engine: Engine, action: Gather, seconds: float, said: list[str]
 ) -> None:
-    """In a poll rank 0 hears all, the others rank 0; what else was said by then they hear when that
-    was in vain.
-    """
-    key, place = _name(action.key), machine.place
+    """Who waits for a tally hears what else was said by then when that was in vain."""
+    name = name_of(action.key)
     if action.body is not None:
-        said.append(key)
-        engine.say(key, encode(action.body), to_all=not action.is_poll)
-    if action.is_poll and place.rank != 0:
-        _hear(machine, engine, action, _tally_name(action.key), [0], seconds)
+        said.append(name)
+        engine.say(name, encode(action.body), to=action.to, near=action.to is not None)
+    if action.above is not None:
+        tally = name_of(action.key, Tally)
+        _hear(machine, engine, action, (tally, [action.above]), seconds)
         seconds = 0.0
-    if machine.action is action:
-        ranks = range(1 if action.from_rank_0 else place.world)
-        _hear(machine, engine, action, key, ranks, seconds)
+    if machine.action is action and action.wanted:
+        name = name_of(action.key, Part) if action.of_leaders else name
+        _hear(machine, engine, action, (name, action.wanted), seconds)
     if machine.action is action:
         machine.on(DeadlinePassed(action.key))
 
 
-def _name(key: Key) -> str:
-    return f"{key.call}/{key.phase}/{key.round}"
-
-
-def _tally_name(key: Key) -> str:
-    """A rank says one thing of a name, and rank 0 has said its vote."""
-    return f"{_name(key)}/tally"
+def name_of(key: Key, kind: type[Prepare | Part | Tally] | None = None) -> str:
+    """A rank says one thing of a name, and who counts has said its vote."""
+    name = f"{key.call}/{key.phase}/{key.round}"
+    return f"{name}/parts" if kind is Part else f"{name}/tally" if kind is Tally else name
 
 
 def _hear(
     machine: Machine,
     engine: Engine,
     action: Gather,
-    name: str,
-    ranks: Sequence[int],
+    wanted: tuple[str, Sequence[int]],
     seconds: float,
 ) -> None:
-    for sender, data in sorted(engine.hear(name, ranks, seconds).items()):
+    name, ranks = wanted
+    near = not action.of_leaders and machine.place.is_near(ranks)
+    for sender, data in sorted(engine.hear(name, ranks, seconds, near=near).items()):
         try:
             machine.on(Heard(action.key, sender, decode(data)))
         except JobMessageError as error:

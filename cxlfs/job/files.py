@@ -4,8 +4,9 @@
         rank-00003.tmp/                            being saved
         rank-00003/                                voted for: shards, and
             manifest.json                          what they are
-        commit-00003.json                          rank 3 has seen all votes
+        commit-00003.json                          rank 3, for its store: all have voted
         drained-00003.json                         its shards are in the tier below, too
+    .cxlfs-job-going/                              older ones that are being removed
 
 Never: which attempt counts (``protocol``), what a store lies on (``medium``).
 
@@ -14,7 +15,7 @@ Invariants
   the directory was synced behind the rename.
 - What is read may come from anywhere. Names, sizes and numbers are checked before anything is
   allocated or opened for them; no name leads out of its directory.
-- A manifest is the first of its directory to go, so that half of what is removed is nothing.
+- What is removed loses its name first, or its manifest: half of it is nothing.
 - A manifest or commit of which any byte was changed is nothing: both have a checksum of it all.
 """
 
@@ -27,7 +28,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cxlfs.durable import (
@@ -44,9 +45,11 @@ from cxlfs.native import crc32c
 from cxlfs.plain import Plain, PlainError, constant, fields, number, parse, row, text
 
 FORMAT = 1
+COMMIT_FORMAT = 2
+"""Its digest is a sum over all ranks (see ``protocol.digest_of``)."""
 MANIFEST_NAME = "manifest.json"
 MANIFEST_BYTES_MAX = 64 << 20
-COMMIT_BYTES_MAX = 4096
+COMMIT_BYTES_MAX = 1 << 20
 SHARDS_MAX = 1 << 18
 _ATTEMPT = re.compile(r"step-(\d{12,19})\.(\d{6,19})-([0-9a-f]{16})", re.ASCII)
 _RANK = re.compile(r"rank-(\d{5,10})", re.ASCII)
@@ -133,13 +136,13 @@ def attempt_named(name: str) -> Attempt | None:
 
 
 def _attempts(root: Path) -> Iterator[tuple[Attempt, Path]]:
-    for entry in _entries(root):
+    for entry in entries(root):
         attempt = attempt_named(entry.name)
         if attempt is not None and entry.is_dir(follow_symlinks=False):
             yield attempt, Path(entry.path)
 
 
-def _entries(directory: Path) -> list[os.DirEntry[str]]:
+def entries(directory: Path) -> list[os.DirEntry[str]]:
     """None of what is not there."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         return list(entries)
@@ -185,9 +188,17 @@ def seal(root: Path, manifest: Manifest) -> str:
     return digest_of_bytes(data)
 
 
-def record_commit(root: Path, attempt: Attempt, rank: int, digest: str) -> None:
+def record_commit(
+    root: Path, attempt: Attempt, rank: int, digest: str, copies: Sequence[str] = ()
+) -> None:
+    """For the store; ``copies``: other stores that have shards of its ranks. Durable on return."""
     commit = Commit(attempt, digest)
-    plain = {"format": FORMAT, **dataclasses.asdict(commit), "crc32c": _crc_of(commit)}
+    plain = {
+        "format": COMMIT_FORMAT,
+        **dataclasses.asdict(commit),
+        "copies": list(copies),
+        "crc32c": _crc_of(commit, copies),
+    }
     path = root / attempt_name(attempt) / f"commit-{rank:05d}.json"
     path.parent.mkdir(exist_ok=True)
     write_durably(path, json.dumps(plain).encode())
@@ -208,11 +219,30 @@ def _drained_path(root: Path, attempt: Attempt, rank: int) -> Path:
     return root / attempt_name(attempt) / f"drained-{rank:05d}.json"
 
 
+def has_copies(directory: Path) -> bool:
+    """An attempt's: shards of what lies there are in other stores, too, as its commit says, or
+    manifests of two stores. Raises OSError.
+    """
+    attempt = attempt_named(directory.name)
+    if attempt is None:
+        return False
+    stores = set()
+    for entry in entries(directory):
+        with contextlib.suppress(JobFilesError, FileNotFoundError):
+            path = Path(entry.path)
+            if _COMMIT.fullmatch(entry.name) and _commit(attempt, path)[1]:
+                return True
+            if _RANK.fullmatch(entry.name):
+                data = _read(path / MANIFEST_NAME, MANIFEST_BYTES_MAX)
+                stores.add(decode_manifest(data, path).store)
+    return len(stores) > 1
+
+
 def is_drained(directory: Path) -> bool:
     """An attempt's: all shards that lie in it are in the tier below, too. Raises OSError."""
     if attempt_named(directory.name) is None:
         return False
-    names = {entry.name for entry in _entries(directory)}
+    names = {entry.name for entry in entries(directory)}
     ranks = [int(found[1]) for found in map(_RANK.fullmatch, names) if found is not None]
     return bool(ranks) and all(f"drained-{rank:05d}.json" in names for rank in ranks)
 
@@ -252,7 +282,7 @@ def measured(path: Path, name: str) -> Shard:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    for entry in sorted(_entries(directory), key=lambda entry: entry.name):
+    for entry in sorted(entries(directory), key=lambda entry: entry.name):
         if entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path))
         elif entry.is_file(follow_symlinks=False):
@@ -350,35 +380,17 @@ def take_stock(root: Path, store: str) -> tuple[Inventory, tuple[str, ...]]:
     """What lies there, and what was left out, as it is not what it should be. Raises OSError."""
     held, commits, problems = [], [], []
     for attempt, directory in sorted(_attempts(root)):
-        for entry in _entries(directory):
+        for entry in entries(directory):
             path = Path(entry.path)
             try:
                 if found := _RANK.fullmatch(entry.name):
                     held.append(_held(attempt, int(found[1]), path))
                 elif _COMMIT.fullmatch(entry.name):
-                    commits.append(_commit(attempt, path))
+                    commits.append(_commit(attempt, path)[0])
             except (JobFilesError, FileNotFoundError) as error:
                 problems.append(str(error))
     inventory = Inventory(store, tuple(sorted(held)), tuple(sorted(set(commits))))
     return inventory, tuple(problems)
-
-
-def outline(root: Path, store: str) -> Inventory:
-    """As ``take_stock``, as far as giving back what is older asks for it: manifests are not read,
-    and of each attempt one commit. Where many ranks share a store each of them reads. Raises
-    OSError.
-    """
-    held, commits = [], []
-    for attempt, directory in _attempts(root):
-        is_recorded = False
-        for entry in _entries(directory):
-            if found := _RANK.fullmatch(entry.name):
-                held.append(Held(attempt, int(found[1]), 0, ""))
-            elif not is_recorded and _COMMIT.fullmatch(entry.name):
-                with contextlib.suppress(JobFilesError, FileNotFoundError):
-                    commits.append(_commit(attempt, Path(entry.path)))
-                    is_recorded = True
-    return Inventory(store, tuple(held), tuple(commits))
 
 
 def _held(attempt: Attempt, rank: int, directory: Path) -> Held:
@@ -389,26 +401,28 @@ def _held(attempt: Attempt, rank: int, directory: Path) -> Held:
     return Held(attempt, rank, manifest.world, digest_of_bytes(data))
 
 
-def _commit(attempt: Attempt, path: Path) -> Commit:
+def _commit(attempt: Attempt, path: Path) -> tuple[Commit, tuple[str, ...]]:
+    """And the other stores that have shards."""
     try:
         plain = fields(parse(_read(path, COMMIT_BYTES_MAX), COMMIT_BYTES_MAX), _COMMIT_FIELDS)
-        constant(plain["format"], FORMAT)
+        constant(plain["format"], COMMIT_FORMAT)
         commit = Commit(attempt_of(plain["attempt"]), text(plain["digest"]))
+        copies = row(plain["copies"], text)
     except PlainError as error:
         raise JobFilesError(f"{path}: {error}") from None
     if commit.attempt != attempt:
         raise JobFilesError(f"{path}: it is of {commit.attempt}")
-    if plain["crc32c"] != _crc_of(commit):
+    if plain["crc32c"] != _crc_of(commit, copies):
         raise JobFilesError(f"{path}: damaged")
-    return commit
+    return commit, copies
 
 
-_COMMIT_FIELDS = ("format", "attempt", "digest", "crc32c")
+_COMMIT_FIELDS = ("format", "attempt", "digest", "copies", "crc32c")
 
 
-def _crc_of(commit: Commit) -> int:
+def _crc_of(commit: Commit, copies: Sequence[str]) -> int:
     """A digest that is damaged would speak against the shards that all have voted for."""
-    return crc32c(f"{commit.attempt} {commit.digest}".encode())
+    return crc32c(" ".join((str(commit.attempt), commit.digest, *copies)).encode())
 
 
 # --- removing -----------------------------------------------------------------------------------
@@ -431,25 +445,34 @@ def remove_rank(root: Path, attempt: Attempt, rank: int) -> None:
 
 def _remove_empty(directory: Path) -> None:
     """What other ranks have in it stays; what a fetch from the tier has left goes with the last."""
-    if {entry.name for entry in _entries(directory)} == {_RECEIVING_NAME}:
+    if {entry.name for entry in entries(directory)} == {_RECEIVING_NAME}:
         shutil.rmtree(directory / _RECEIVING_NAME)
     with contextlib.suppress(OSError):
         directory.rmdir()
 
 
-def remove_older(
-    root: Path, attempts: list[Attempt], is_mine: Callable[[int], bool], before: Attempt
-) -> None:
-    """These, and what was never finished of any other whose number is that of ``before``, or lower
-    (no vote of it was ever found, else its number would not have been given again): of the ranks
-    whose things here are this one's to remove.
-    """
-    gone = set(attempts)
-    for attempt, directory in list(_attempts(root)):
-        if attempt.number > before.number or attempt == before:
-            continue
-        names = [_OF_RANK.match(entry.name) for entry in _entries(directory)]
-        for rank in filter(is_mine, {int(name[1]) for name in names if name is not None}):
-            if attempt in gone or staging_path(root, attempt, rank).exists():
-                remove_rank(root, attempt, rank)
-        _remove_empty(directory)
+def remove_ranks(root: Path, attempt: Attempt, is_mine: Callable[[int], bool]) -> None:
+    """Of the ranks whose things in an attempt are this one's to remove."""
+    directory = root / attempt_name(attempt)
+    names = [_OF_RANK.match(entry.name) for entry in entries(directory)]
+    for rank in filter(is_mine, {int(name[1]) for name in names if name is not None}):
+        remove_rank(root, attempt, rank)
+    _remove_empty(directory)
+
+
+def remove_unfinished(root: Path, attempt: Attempt, is_mine: Callable[[int], bool]) -> None:
+    """What was being copied into an attempt that stays, when its rank died."""
+    for entry in entries(root / attempt_name(attempt)):
+        found = _OF_RANK.match(entry.name)
+        is_staged = entry.name.startswith("rank-") and entry.name.endswith(".tmp")
+        if is_staged and found is not None and is_mine(int(found[1])):
+            shutil.rmtree(entry.path, ignore_errors=True)
+    _remove_empty(root / attempt_name(attempt))
+
+
+# --- all of an attempt --------------------------------------------------------------------------
+
+
+def attempts_in(root: Path) -> tuple[Attempt, ...]:
+    """Of which anything lies there."""
+    return tuple(attempt for attempt, _ in _attempts(root))

@@ -16,11 +16,15 @@ import collections
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 from cxlfs.errors import AbortedError, InvariantError, UndecidedError
 from cxlfs.job.protocol import Aborted, Committed
 
 log = logging.getLogger(__name__)
+
+_Snapshot = TypeVar("_Snapshot")
 
 NOT_BEGUN = "not begun"
 """How the reason of a rank begins that raised an error of before instead of saving."""
@@ -155,3 +159,21 @@ class InOrder:
 
 def still_in_flight(step: int, seconds: float) -> UndecidedError:
     return UndecidedError(f"the checkpoint of step {step} is still in flight after {seconds:g} s")
+
+
+def writing(
+    save: Callable[[Path, _Snapshot], object], snapshot: Callable[[], _Snapshot]
+) -> Callable[[Path], object]:
+    """What saves the snapshot that is taken here; or raises, where it could not be."""
+    try:
+        taken = snapshot()
+    except Exception as error:  # noqa: BLE001 - it is this rank's vote against
+        return raising(error)
+    return lambda directory: save(directory, taken)
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def fail(*_given: object) -> None:
+        raise error
+
+    return fail

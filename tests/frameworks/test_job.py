@@ -11,11 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from cxlfs.job.engines.torch import StoreEngine
+from cxlfs.job.engines.torch import Groups, StoreEngine
 from tests.support.mount import Workplace
 from tests.support.repository import ROOT
 
@@ -107,6 +108,37 @@ def test_messages_over_a_key_value_store() -> None:
     del gone
     alone.say("vote", b"0")
     assert alone.hear("vote", [0], 20) == {}
+
+
+def test_groups_over_key_value_stores() -> None:
+    """Each group talks in its leader's store, and all in that of all; one whose leader is gone is
+    one more silence.
+    """
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    engines: dict[int, StoreEngine] = {}
+
+    def begin(rank: int) -> None:
+        engines[rank] = StoreEngine(server.clone(), rank, 5, "0", Groups(server.host, 2))
+
+    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {engine.world().group_size for engine in engines.values()} == {2}
+    for rank, engine in engines.items():
+        engine.say("vote", b"%d" % rank, near=True)
+    assert engines[2].hear("vote", [2, 3], 20, near=True) == {2: b"2", 3: b"3"}
+    assert engines[1].hear("vote", [0], 20, near=True) == {0: b"0"}
+    assert engines[1].hear("vote", [2], 0.05, near=True) == {}
+    assert engines[1].hear("vote", range(5), 0) == {}
+    engines[2].say("part", b"of 2")
+    assert engines[0].hear("part", [2], 20) == {2: b"of 2"}
+    engines[3].forget("vote")
+    assert engines[2].hear("vote", [2, 3], 0, near=True) == {2: b"2"}
+    del engines[2], engine
+    engines[3].say("late", b"3", near=True)
+    assert engines[3].hear("vote", [2], 0.2, near=True) == {}
 
 
 def test_ranks_that_are_not_heard(place: Workplace, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -297,9 +298,9 @@ def test_a_rank_that_is_gone_is_told_by_the_next_call(
     hear = ThreadEngine.hear
 
     def impatient(
-        self: ThreadEngine, key: str, ranks: Sequence[int], seconds: float
+        self: ThreadEngine, key: str, ranks: Sequence[int], seconds: float, **how: Any
     ) -> dict[int, bytes]:
-        return hear(self, key, ranks, 0.05 if "vote" in key else seconds)
+        return hear(self, key, ranks, 0.05 if "vote" in key else seconds, **how)
 
     monkeypatch.setattr(ThreadEngine, "hear", impatient)
 
@@ -319,7 +320,7 @@ def test_a_rank_that_is_gone_is_told_by_the_next_call(
 def test_what_is_not_done_before_the_deadline_is_told(job: Job) -> None:
     """Saving hangs on rank 1: its next call raises, and so do all."""
     gate, saving = threading.Event(), threading.Event()
-    late = "the checkpoint of step 10 is still in flight after 0.04 s"
+    late = "the checkpoint of step 10 is still in flight after 0.05 s"
     reason = f"not begun: UndecidedError: {late}"
 
     def work(made: Checkpointer) -> object:

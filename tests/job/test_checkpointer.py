@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,10 +138,10 @@ def test_a_rank_that_dies_behind_its_vote_has_voted(
         pass
 
     def dying(machine: object, engine: ThreadEngine, *rest: object, **how: object) -> object:
-        def say(key: str, body: bytes, *, to_all: bool = True) -> None:
+        def say(key: str, body: bytes, **how: Any) -> None:
             if "vote" in key and engine.rank == 1:
                 raise RuntimeError("dead")
-            ThreadEngine.say(engine, key, body, to_all=to_all)
+            ThreadEngine.say(engine, key, body, **how)
 
         monkeypatch.setattr(engine, "say", say, raising=False)
         return drive(machine, engine, *rest, **how)  # type: ignore[arg-type]

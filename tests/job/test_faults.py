@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cxlfs.job import files
+from cxlfs.job import aside, files
 from cxlfs.job.protocol import (
     Attempt,
     Nothing,
@@ -98,7 +98,7 @@ def what_others_committed_is_passed_by(patch: Patch) -> None:
 
 
 def nothing_is_given_back(patch: Patch) -> None:
-    patch.setattr(files, "remove_older", lambda *_arguments: None)
+    patch.setattr(aside, "set_aside", lambda *_arguments: None)
 
 
 def the_largest_step_is_the_newest(patch: Patch) -> None:

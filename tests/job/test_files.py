@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from cxlfs.errors import JobFilesError
-from cxlfs.job import files, medium
+from cxlfs.job import aside, files, medium
 from cxlfs.job.files import Manifest, Medium, Shard
-from cxlfs.job.protocol import Attempt, Commit, collectable
+from cxlfs.job.protocol import Attempt, Commit
 from cxlfs.native import crc32c
 
 ATTEMPT = Attempt(3, 100, "0123456789abcdef")
@@ -47,19 +47,6 @@ def test_what_is_sealed_is_found_and_verified(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_outline_is_what_collecting_asks_for(tmp_path: Path) -> None:
-    sealed(tmp_path)
-    for rank in (0, 1):
-        files.record_commit(tmp_path, ATTEMPT, rank, "votes")
-    inventory, _ = files.take_stock(tmp_path, "store")
-    outline = files.outline(tmp_path, "store")
-    assert [(h.attempt, h.rank) for h in outline.held] == [(ATTEMPT, 0)]
-    assert outline.commits == inventory.commits
-    later = Attempt(ATTEMPT.number + 1, 7, "f" * 16)
-    assert collectable(outline, later, 1) == collectable(inventory, later, 1) == [ATTEMPT]
-    assert files.outline(tmp_path / "none", "store").held == ()
-
-
 def test_what_is_being_saved_does_not_count(tmp_path: Path) -> None:
     files.begin(tmp_path, ATTEMPT, 0)
     assert files.take_stock(tmp_path / "none", "s")[0].held == ()
@@ -90,28 +77,72 @@ def test_a_manifest_of_which_a_byte_was_changed_does_not_count(tmp_path: Path) -
     assert "its manifest is damaged" in files.take_stock(tmp_path, "store")[1][0]
 
 
-@pytest.mark.parametrize(
-    "later",
-    [Attempt(ATTEMPT.number + 1, 50, "f" * 16), Attempt(ATTEMPT.number, ATTEMPT.step, "0" * 16)],
-)
-def test_what_was_never_finished_goes_with_the_next(tmp_path: Path, later: Attempt) -> None:
-    """Also where its number, of which nobody knew, was given again."""
-    files.begin(tmp_path, ATTEMPT, 0)
-    files.begin(tmp_path, ATTEMPT, 1)
-    files.remove_older(tmp_path, [], lambda rank: rank == 0, later)
-    assert [path.name for path in tmp_path.glob("*/*")] == ["rank-00001.tmp"]
-    files.remove_older(tmp_path, [], lambda rank: rank == 1, later)
+def test_what_is_set_aside_counts_no_more_and_then_goes(tmp_path: Path) -> None:
+    other = Attempt(2, 90, "e" * 16)
+    sealed(tmp_path)
+    files.begin(tmp_path, other, 0)
+    files.record_commit(tmp_path, ATTEMPT, 0, "votes")
+    assert set(files.attempts_in(tmp_path)) == {ATTEMPT, other}
+    for attempt in (ATTEMPT, other):
+        aside.set_aside(tmp_path, attempt)
+    assert files.take_stock(tmp_path, "s") == files.take_stock(tmp_path / "none", "s")
+    assert aside.is_anything_aside(tmp_path)
+    aside.remove_aside(tmp_path)
+    assert not aside.is_anything_aside(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_removed_is_waited_for_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed(tmp_path)
+    aside.set_aside(tmp_path, ATTEMPT)
+
+    def refuse(_path: object) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(aside.shutil, "rmtree", refuse)
+        with pytest.raises(PermissionError):
+            aside.remove_aside(tmp_path)
+    assert not aside.is_anything_aside(tmp_path)
+    aside.remove_aside(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_never_finished_goes_and_what_is_whole_stays(tmp_path: Path) -> None:
+    """Shards that were being copied into an attempt that stays."""
+    digest = sealed(tmp_path)
+    for rank in (1, 2):
+        files.begin(tmp_path, ATTEMPT, rank)
+    files.remove_unfinished(tmp_path, ATTEMPT, lambda rank: rank == 1)
+    names = sorted(path.name for path in tmp_path.glob("step-*/*"))
+    assert names == ["rank-00000", "rank-00002.tmp"]
+    files.verify(tmp_path, ATTEMPT, 0, digest)
 
 
 def test_what_a_kill_left_in_an_attempt_goes_with_it(tmp_path: Path) -> None:
     sealed(tmp_path)
     commit = tmp_path / files.attempt_name(ATTEMPT) / "commit-00000.json.77.tmp"
     commit.touch()
-    begun = tmp_path / files.attempt_name(Attempt(2, 90, "e" * 16))
-    begun.mkdir()
-    files.remove_older(tmp_path, [ATTEMPT], lambda rank: rank == 0, Attempt(4, 110, "f" * 16))
+    files.remove_ranks(tmp_path, ATTEMPT, lambda rank: rank == 1)
+    assert commit.exists()
+    files.remove_ranks(tmp_path, ATTEMPT, lambda rank: rank == 0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whether_shards_lie_in_other_stores(tmp_path: Path) -> None:
+    sealed(tmp_path)
+    directory = tmp_path / files.attempt_name(ATTEMPT)
+    files.record_commit(tmp_path, ATTEMPT, 0, "votes")
+    assert not files.has_copies(directory)
+    files.record_commit(tmp_path, ATTEMPT, 0, "votes", ["another"])
+    assert files.has_copies(directory)
+    assert files.take_stock(tmp_path, "s")[0].commits == (Commit(ATTEMPT, "votes"),)
+    path = directory / "commit-00000.json"
+    path.write_bytes(path.read_bytes().replace(b"another", b"anather"))
+    assert not files.has_copies(directory)
+    assert not files.has_copies(tmp_path)
 
 
 def test_only_files_can_be_saved(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from cxlfs.job.protocol import Attempt, Body, Commit, Held, Inventory, decode, e
 from cxlfs.job.protocol.messages import (
     REASONS_MAX,
     Loaded,
+    Part,
     Prepare,
     Recorded,
     Saved,
@@ -36,6 +37,8 @@ BODIES: tuple[Body, ...] = (
     Loaded(ATTEMPT, 3, "uuid", "damaged"),
     Tally(ATTEMPT, "digest"),
     Tally(None, "", ((1, "no room"), (3, ""))),
+    Part(Tally(ATTEMPT, "0123456789abcdef" * 4)),
+    Part(Tally(None, "", ((1, "no room"),))),
 )
 SEEN = pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
 
@@ -78,6 +81,9 @@ def test_what_is_cut_or_changed_is_refused_or_another_message(
         {"kind": "Stock", "body": {"inventory": None, "reason": "x" * 5000}},
         {"kind": "Stock", "body": {"inventory": None, "reason": "", "more": 1}},
         {"kind": "Tally", "body": {"attempt": None, "digest": "", "against": [[1]]}},
+        {"kind": "Part", "body": {"attempt": None, "digest": "", "against": []}},
+        {"kind": "Part", "body": {"tally": {"attempt": None, "digest": "0x", "against": []}}},
+        {"kind": "Part", "body": {"tally": {"attempt": None, "digest": "-" * 64, "against": []}}},
         {"kind": "Tally", "body": {"attempt": None, "digest": "", "against": [["1", "no"]]}},
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.job_group_mutants import GROUP_MUTANTS
 from tests.support.job_histories import histories
 from tests.support.job_mutants import MUTANTS
 from tests.support.job_stores import ViolationError
@@ -20,7 +21,10 @@ MET = (
     "Committed",
     "Nothing",
     "NotRestored",
+    "Part told",
+    "Prepare told",
     "Restored",
+    "Tally told",
     "Undecided",
     "collections",
     "copies made again",
@@ -34,7 +38,6 @@ MET = (
     "lost stores",
     "messages of a former incarnation",
     "shards fetched",
-    "tallies",
 )
 
 
@@ -56,7 +59,7 @@ def test_a_campaign_of_histories(seed: int) -> None:
     run(seed, CAMPAIGN_COUNT)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *GROUP_MUTANTS], ids=lambda mutant: mutant.__name__)
 def test_a_planted_mistake_is_found(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def a_copy_that_failed_counts_as_there(patch: Patch) -> None:
 
 
 def copies_are_never_given_back(patch: Patch) -> None:
+    patch.setattr(Copies, "has_all", False)
     patch.setattr(Copies, "is_mine", lambda self, rank: rank == self.rank)
 
 

@@ -1,7 +1,7 @@
-"""Histories of a job of 2 to 5 ranks under the protocol of ``cxlfs.job``: messages are lost, late
-and doubled, ranks die before and behind each action, stores are lost and damaged, ranks change
-places or share a store, steps are done again. What must hold whatever happens raises
-``ViolationError``.
+"""Histories of a job of 2 to 7 ranks under the protocol of ``cxlfs.job``, in one group or in small
+ones: messages are lost, late and doubled, ranks die before and behind each action, stores are lost
+and damaged, ranks change places or share a store, steps are done again. What must hold whatever
+happens raises ``ViolationError``.
 
 A history is made of one seed. Nothing in it takes time: a deadline may pass at any moment, and does
 when nothing else can happen.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cxlfs.job.protocol import (
     Aborted,
@@ -58,10 +58,11 @@ from tests.support.job_stores import (
     judge_kept,
     judge_verdicts,
     placed,
+    run_each,
     some_faults,
 )
 
-TURNS_MAX = 2000
+TURNS_MAX = 4000
 """Of one start of all processes; most take some 100."""
 
 
@@ -71,11 +72,13 @@ class History:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         choose = self.random.choice
-        self.world = choose([2, 2, 3, 3, 4, 5])
+        self.group_size = choose([0, 0, 0, 1, 2, 2, 3])
+        """Of ranks; 0: no groups."""
+        self.world = choose([4, 4, 5, 6, 7] if self.group_size else [2, 2, 3, 3, 4, 5])
         self.replicas = choose([1, 1, min(2, self.world), min(3, self.world)])
         self.keep = choose([1, 1, 2])
         self.polls_reach_all = self.random.random() < 0.5
-        """Else rank 0 alone hears what the others say in a poll."""
+        """Else those alone hear what is said in a poll to whom it is told."""
         volatile = self.random.random() < 0.05
         self.made = choose([self.world, self.random.randint(self.replicas, self.world)])
         self.stores = [
@@ -98,6 +101,7 @@ class History:
         """Attempts that somebody was told are committed, with the stores lost since they began."""
         self.begun: dict[Attempt, set[int]] = {}
         self.recorded: dict[Attempt, set[int]] = {}
+        """The stores, by seat, in which they are recorded."""
         self.excused: set[int] = set()
         """Stores from which a load failed in this incarnation."""
         self.counts: dict[str, int] = {}
@@ -244,7 +248,7 @@ class History:
 
     def _place(self, rank: Rank) -> Place:
         rank.call += 1
-        return Place(rank.number, self.world, str(self.incarnation), rank.call)
+        return Place(rank.number, self.world, str(self.incarnation), rank.call, self.group_size)
 
     def _begin_restore(self, rank: Rank) -> None:
         self._start(rank, Restoring(self._place(rank), can_fetch=True))
@@ -254,10 +258,9 @@ class History:
         self.serial += 1
         attempt = Attempt(rank.first_number + rank.saves, rank.step, f"id{self.serial}")
         rank.saves += 1
-        volatile = self.stores[self.seats[rank.number]].is_volatile
-        refusal = "volatile" if volatile else ""
-        place = self._place(rank)
-        self._start(rank, Saving(place, attempt, replicas=self.replicas, refusal=refusal))
+        refusal = "volatile" if self.stores[self.seats[rank.number]].is_volatile else ""
+        how = {"replicas": self.replicas, "recorders": frozenset(map(self.seats.index, self.seats))}
+        self._start(rank, Saving(self._place(rank), attempt, refusal=refusal, **how))
 
     def _start(self, rank: Rank, machine: Machine) -> None:
         rank.machine = machine
@@ -277,16 +280,19 @@ class History:
                 return
 
     def _tell(self, rank: Rank, machine: Machine, action: Gather) -> None:
-        """All others, and itself; then it listens to what came before it asked."""
+        """The others, and itself; then it listens to what came before it asked."""
         if action.body is not None:
-            to_all = self.polls_reach_all or not action.is_poll
-            for other in self.ranks if to_all else self.ranks[:1]:
-                if other is not rank:
-                    self._send((other.number, action.key, rank.number, action.body))
+            self._send_to(rank, action.to, action.key, action.body)
             rank.mailbox.append(Heard(action.key, rank.number, action.body))
         for message in rank.mailbox:
             if machine.action is action:
                 machine.on(message)
+
+    def _send_to(self, rank: Rank, to: Sequence[int] | None, key: Key, body: Body) -> None:
+        for other in self.ranks:
+            is_told = to is None or self.polls_reach_all or other.number in to
+            if is_told and other is not rank:
+                self._send((other.number, key, rank.number, body))
 
     def _send(self, message: tuple[int, Key, int, Body]) -> None:
         fate = self.random.random()
@@ -365,18 +371,14 @@ class History:
                 other.machine = None
 
     def _effect(self, rank: Rank, action: object) -> Done | Failed:
-        return self._tell_all(rank, action) if isinstance(action, Tell) else self._do(rank, action)
-
-    def _tell_all(self, rank: Rank, action: Tell) -> Done:
-        self._count("tallies")
-        for other in self.ranks:
-            if other is not rank:
-                self._send((other.number, action.key, rank.number, action.body))
+        if not isinstance(action, Tell):
+            return self._do(rank, action)
+        self._count(f"{type(action.body).__name__} told")
+        self._send_to(rank, action.to, action.key, action.body)
         return Done(action)
 
     def _do(self, rank: Rank, action: object) -> Done | Failed:
-        store = self.stores[self.seats[rank.number]]
-        number = rank.number
+        store, number = self.stores[self.seats[rank.number]], rank.number
         match action:
             case Save(attempt):
                 self.begun.setdefault(attempt, set())
@@ -394,7 +396,7 @@ class History:
                 return Done(action, held.manifest)
             case RecordCommit(attempt, digest):
                 store.commits[attempt] = digest
-                self.recorded.setdefault(attempt, set()).add(number)
+                self.recorded.setdefault(attempt, set()).add(self.seats[number])
                 return Done(action)
             case Collect(attempt):
                 self._collect(store, attempt)
@@ -432,8 +434,8 @@ class History:
         gone = collectable(store.inventory(), attempt, self.keep)
         if gone:
             self._count("collections")
-        if len(self.recorded.get(attempt, ())) < self.world:
-            raise ViolationError(f"{store.name} collects, not all have recorded {attempt}")
+        if not self.recorded.get(attempt, set()) >= set(self.seats):
+            raise ViolationError(f"{store.name} collects, and {attempt} is not recorded in all")
         for old in gone:
             store.remove(old)
             if self.random.random() < self.faults.died / 2:
@@ -467,9 +469,9 @@ class History:
         for rank in self.ranks:
             outcome = rank.outcomes[0] if rank.outcomes else None
             if isinstance(outcome, Restored):
-                tries.add(rank.loaded.split()[-1])
                 if not rank.loaded.startswith(f"content {outcome.attempt.id} {rank.number} "):
                     raise ViolationError(f"rank {rank.number}: {outcome} with {rank.loaded!r}")
+                tries.add(rank.loaded.split()[-1])
             if isinstance(outcome, Restored | Nothing):
                 self._judge_not_back(outcome)
         if len(tries) > 1:
@@ -490,10 +492,4 @@ class History:
 
 def histories(first: int, count: int) -> Iterator[tuple[int, History]]:
     """One after the other, each run; a ViolationError names its seed."""
-    for seed in range(first, first + count):
-        history = History(seed)
-        try:
-            history.run()
-        except ViolationError as violation:
-            raise ViolationError(f"history {seed}: {violation}") from None
-        yield seed, history
+    return run_each(History, first, count)

@@ -28,7 +28,7 @@ from cxlfs.job.protocol import (
     next_number,
 )
 from tests.support.job_histories import History
-from tests.support.job_stores import Copy, Rank, ViolationError, committed_now
+from tests.support.job_stores import Copy, Rank, ViolationError, committed_now, run_each
 
 
 class TierHistory(History):
@@ -130,10 +130,4 @@ class TierHistory(History):
 
 def tier_histories(first: int, count: int) -> Iterator[tuple[int, TierHistory]]:
     """As ``job_histories.histories``."""
-    for seed in range(first, first + count):
-        history = TierHistory(seed)
-        try:
-            history.run()
-        except ViolationError as violation:
-            raise ViolationError(f"history {seed}: {violation}") from None
-        yield seed, history
+    return run_each(TierHistory, first, count)

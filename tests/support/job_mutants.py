@@ -25,6 +25,7 @@ from cxlfs.job.protocol import (
     Machine,
     Nothing,
     NotRestored,
+    Prepare,
     RecordCommit,
     Replicate,
     Restoring,
@@ -46,7 +47,6 @@ _voted = Saving._voted
 _recorded = Saving._recorded
 _saved = Saving._saved
 _proceed = Saving._proceed
-_gather = Machine._gather
 _counted = Machine._counted
 _proceed_restoring = Restoring._proceed
 _stocked = Restoring._stocked
@@ -208,8 +208,7 @@ def older_ones_are_deleted_at_once(patch: Patch) -> None:
 def a_commit_that_failed_is_reported_as_recorded(patch: Patch) -> None:
     def proceed(self: Saving, event: Any) -> Any:
         if isinstance(event.action, RecordCommit):
-            body = Recorded(event.action.attempt, durable=True)
-            return self._poll("recorded", body, self._recorded, self._decide_cleaning)
+            return self._tell_recorded(Recorded(event.action.attempt, durable=True))
         return _proceed(self, event)
 
     patch.setattr(Saving, "_proceed", proceed)
@@ -240,38 +239,33 @@ def the_commit_comes_before_the_votes(patch: Patch) -> None:
 
 def a_step_is_known_by_its_number_alone(patch: Patch) -> None:
     """A step that is done again mixes two generations [Megatron-Bridge 5604]."""
-    prepare = Saving._prepare
+    begin = Saving._begin_saving
 
-    def prepared(self: Saving, heard: dict[int, Any], missing: tuple[int, ...]) -> Any:
-        body = heard.get(0)
-        if body is not None:
-            plain = Attempt(body.attempt.step, body.attempt.step, "id")
-            heard = {0: dataclasses.replace(body, attempt=plain)}
-        return prepare(self, heard, missing)
+    def begun(self: Saving, prepare: Prepare) -> Any:
+        plain = Attempt(prepare.attempt.step, prepare.attempt.step, "id")
+        return begin(self, dataclasses.replace(prepare, attempt=plain))
 
-    patch.setattr(Saving, "_prepare", prepared)
+    patch.setattr(Saving, "_begin_saving", begun)
 
 
 def messages_of_other_calls_are_heard(patch: Patch) -> None:
     """Ids collide [SCR 175]."""
 
-    def gather(self: Machine, phase: str, body: Any, ended: Any, **how: Any) -> Any:
-        action = _gather(self, phase, body, ended, **how)
-        assert isinstance(action, Gather)
-        return Gather(Key("", 0, phase), action.body)
+    def key(_self: Machine, phase: str, _number: int = 0) -> Key:
+        return Key("", 0, phase)
 
-    patch.setattr(Machine, "_gather", gather)
+    patch.setattr(Machine, "_key", key)
 
 
 def messages_are_counted_not_ranks(patch: Patch) -> None:
     """A vote that comes twice is two votes."""
 
-    def listen(self: Machine, event: Any) -> None:
+    def listen(self: Machine, action: Gather, event: Any) -> None:
         if isinstance(event, Heard):
             self._heard[len(self._heard)] = event.body
-            if len(self._heard) < len(self._wanted):
+            if len(self._heard) < len(action.wanted):
                 return
-        self._end_gathering()
+        self._end_gathering(action)
 
     patch.setattr(Machine, "_listen", listen)
 

@@ -63,11 +63,16 @@ class ThreadEngine:
     def world(self) -> World:
         return World(self.rank, self.board.size, self.board.incarnation)
 
-    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
-        del to_all
+    def say(
+        self, key: str, body: bytes, *, to: Sequence[int] | None = None, near: bool = False
+    ) -> None:
+        del to, near
         self.board.say(key, self.rank, body)
 
-    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+    def hear(
+        self, key: str, ranks: Sequence[int], seconds: float, *, near: bool = False
+    ) -> dict[int, bytes]:
+        del near
         return self.board.hear(key, ranks, seconds)
 
     def link(self, other: int, name: str, seconds: float) -> QueueLink:
@@ -136,20 +141,22 @@ class Job:
         self.starts += 1
 
         def one(engine: ThreadEngine) -> object:
-            return task(
-                Checkpointer(
-                    self.store(engine.rank),
-                    engine=engine,
-                    deadline_seconds=self.seconds,
-                    allow_volatile=True,
-                    in_flight=self.in_flight,
-                    replicas=self.replicas,
-                    domain=self.domain(engine.rank),
-                    tier=self.tier,
-                    tier_every=self.tier_every,
-                    tier_keep=self.tier_keep,
-                )
+            made = Checkpointer(
+                self.store(engine.rank),
+                engine=engine,
+                deadline_seconds=self.seconds,
+                allow_volatile=True,
+                in_flight=self.in_flight,
+                replicas=self.replicas,
+                domain=self.domain(engine.rank),
+                tier=self.tier,
+                tier_every=self.tier_every,
+                tier_keep=self.tier_keep,
             )
+            try:
+                return task(made)
+            finally:
+                made._room.finish(SECONDS)
 
         found = on_all_ranks(self.world, str(self.starts), one, self.absent)
         return [found[rank] for rank in sorted(found)]

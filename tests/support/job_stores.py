@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from cxlfs.job.protocol import (
     Aborted,
@@ -22,6 +23,26 @@ from cxlfs.job.protocol import (
     missing_copies,
     place_copies,
 )
+
+
+class _Runs(Protocol):
+    def run(self) -> None: ...
+
+
+_History = TypeVar("_History", bound=_Runs)
+
+
+def run_each(
+    make: Callable[[int], _History], first: int, count: int
+) -> Iterator[tuple[int, _History]]:
+    """One history after the other; a ViolationError names its seed."""
+    for seed in range(first, first + count):
+        history = make(seed)
+        try:
+            history.run()
+        except ViolationError as violation:
+            raise ViolationError(f"history {seed}: {violation}") from None
+        yield seed, history
 
 
 class ViolationError(AssertionError):

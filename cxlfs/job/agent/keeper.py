@@ -41,6 +41,7 @@ class Keeper(Checkpointer):
         if stocks[0].below_reason and not any(each.commits for each in self._met):
             raise NotRestoredError(f"the tier below could not be read: {stocks[0].below_reason}")
         self.copies.settle(self._met)
+        self._room.settle(self._met, self.store)
         self._next_number = next_number(self._known)
         choice, _ = choose(self._met, can_fetch=True, below=below)
         return None if choice is None else choice.attempt

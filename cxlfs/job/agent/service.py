@@ -103,7 +103,7 @@ def _joined(meeting: Meeting, work: Work, tell: Tell, pace: Pace) -> Engine:
 def _round(engine: Engine, work: Work, number: int, pace: Pace, *, is_last: bool) -> None:
     """Raises UndecidedError, and what the work raises."""
     world, key = engine.world(), f"round/{number}"
-    engine.say(key, work.report(), to_all=False)
+    engine.say(key, work.report(), to=(0,))
     if world.rank == 0:
         heard = engine.hear(key, range(world.size), pace.deadline_seconds)
         missing = [rank for rank in range(world.size) if rank not in heard]
@@ -122,7 +122,7 @@ def _round(engine: Engine, work: Work, number: int, pace: Pace, *, is_last: bool
 def _leave(engine: Engine, pace: Pace) -> None:
     """Who holds the key-value store ends last: others may have still to read in it."""
     world = engine.world()
-    engine.say("left", b"", to_all=False)
+    engine.say("left", b"", to=(0,))
     if world.rank == 0:
         engine.hear("left", range(world.size), pace.deadline_seconds)
 

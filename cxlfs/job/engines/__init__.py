@@ -9,9 +9,9 @@ import os
 import sys
 
 from cxlfs.errors import JobEngineError
-from cxlfs.job.engines.interface import Engine, Link, Pending, World, gather
+from cxlfs.job.engines.interface import Engine, Link, Pending, World, gather, group_size_of
 
-__all__ = ["Engine", "Link", "Pending", "World", "engine_named", "gather"]
+__all__ = ["Engine", "Link", "Pending", "World", "engine_named", "gather", "group_size_of"]
 
 _SIZES_OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """How many processes mpirun started: Open MPI's, and MPICH's and those made of it."""

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Protocol
+
+GROUPED_FROM = 129
+"""So many ranks, or more, are put into groups: one process hears fewer than that at once."""
+
+
+def group_size_of(size: int) -> int:
+    """Ranks of a group in a job of so many (see ``protocol.place``); 0: no groups. As many groups
+    as a group has ranks, so that the two who hear most hear the same.
+    """
+    return math.isqrt(size - 1) + 1 if size >= GROUPED_FROM else 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class World:
-    """``incarnation``: the same on all ranks, and another one for each start of the processes."""
+    """``incarnation``: the same on all ranks, and another one for each start of the processes.
+    ``group_size``: see ``group_size_of``.
+    """
 
     rank: int
     size: int
     incarnation: str
+    group_size: int = 0
 
 
 class Pending(Protocol):
@@ -52,13 +66,18 @@ class Engine(Protocol):
 
     def world(self) -> World: ...
 
-    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
-        """Waits for nobody. Not ``to_all``: rank 0 has to hear it, others may. What cannot be said
-        is lost, as any message may be.
+    def say(
+        self, key: str, body: bytes, *, to: Sequence[int] | None = None, near: bool = False
+    ) -> None:
+        """Waits for nobody. ``to``: who has to hear it (None: all ranks); others may. ``near``: it
+        is said within this rank's group, and heard so. What cannot be said is lost, as any message
+        may be.
         """
         ...
 
-    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+    def hear(
+        self, key: str, ranks: Sequence[int], seconds: float, *, near: bool = False
+    ) -> dict[int, bytes]:
         """What these have said, by rank, this one among them or not; without those that were not
         heard in time. What is there is heard, whatever the time.
         """

@@ -17,12 +17,16 @@ class LocalEngine:
     def world(self) -> World:
         return self._world
 
-    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
-        del to_all
+    def say(
+        self, key: str, body: bytes, *, to: Sequence[int] | None = None, near: bool = False
+    ) -> None:
+        del to, near
         self._said[key] = body
 
-    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
-        del seconds
+    def hear(
+        self, key: str, ranks: Sequence[int], seconds: float, *, near: bool = False
+    ) -> dict[int, bytes]:
+        del seconds, near
         return {rank: self._said[key] for rank in ranks if key in self._said}
 
     def link(self, other: int, name: str, seconds: float) -> Link:

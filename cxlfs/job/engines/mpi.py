@@ -9,8 +9,8 @@ too slow, is not heard.
 Invariants
 - Nothing waits without a deadline. A request of a link whose time has passed is cancelled, and the
   memory that it was given is not touched afterwards.
-- What a poll asks goes to rank 0 alone (``to_all`` is false), so that a job of n ranks sends n
-  messages and not n * n.
+- What is told goes to those alone who have to hear it, so that a poll of n ranks is n messages and
+  as many tallies, and not n * n; in a large job none sends, or receives, more than a few hundred.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from cxlfs.errors import JobEngineError, JobLinkError
-from cxlfs.job.engines.interface import Link, Pending, World
+from cxlfs.job.engines.interface import Link, Pending, World, group_size_of
 from cxlfs.native import crc32c
 
 _INCARNATION_SECONDS = 300.0
@@ -92,21 +92,29 @@ class MpiEngine:
         token = self.hear("incarnation", [0], _INCARNATION_SECONDS).get(0)
         if token is None:
             raise JobEngineError("rank 0 was not heard")
-        self._world = World(rank, size, f"{next(_serials)}.{token.decode()}")
+        incarnation = f"{next(_serials)}.{token.decode()}"
+        self._world = World(rank, size, incarnation, group_size_of(size))
 
     def world(self) -> World:
         return self._world
 
-    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
+    def say(
+        self, key: str, body: bytes, *, to: Sequence[int] | None = None, near: bool = False
+    ) -> None:
+        del near  # each message goes its own way
         own = self._world.rank
-        others = range(self._world.size) if to_all else (0,)
+        others = range(self._world.size) if to is None else to
         with self._lock:
             self._come.setdefault(key, {})[own] = body
             for rank in others:
                 if rank != own:
                     self._send(key, body, rank)
 
-    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+    def hear(
+        self, key: str, ranks: Sequence[int], seconds: float, *, near: bool = False
+    ) -> dict[int, bytes]:
+        del near
+
         def found() -> bool:
             return self._come.get(key, {}).keys() >= set(ranks)
 

@@ -177,15 +177,19 @@ class _Group:
     def world(self) -> World:
         return self._engine.world()
 
-    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
-        self._engine.say(key, body, to_all=to_all)
+    def say(
+        self, key: str, body: bytes, *, to: Sequence[int] | None = None, near: bool = False
+    ) -> None:
+        self._engine.say(key, body, to=to, near=near)
 
-    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+    def hear(
+        self, key: str, ranks: Sequence[int], seconds: float, *, near: bool = False
+    ) -> dict[int, bytes]:
         """Raises UndecidedError."""
         end = time.monotonic() + seconds
         while True:
             left = max(end - time.monotonic(), 0.0)
-            heard = self._engine.hear(key, ranks, min(left, TICK_SECONDS))
+            heard = self._engine.hear(key, ranks, min(left, TICK_SECONDS), near=near)
             if len(heard) == len(ranks):
                 return heard
             self._check()

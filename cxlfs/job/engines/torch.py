@@ -7,10 +7,16 @@ is a deadlock. A connection of its own (``clone``) keeps waiting here from holdi
 
 Each rank says a thing once, by one request; who listens to many asks for all of them by one.
 
+In a large job the leader of each group serves a store of its own, in which the group talks: no
+server is asked by more clients than there are leaders, or ranks of a group. Where one of a group
+does not reach it that group talks in the store of all.
+
 A link is made of gloo groups of two ranks, which nothing else knows and which are gone with it: one
 whose other end died, or was too slow, is never used again.
 
 Invariants
+- All ranks of a group use the same store: its leader decides, when it has heard whether all reach
+  its own.
 - Keys of one start of the job are not those of another, where the store outlives a restart (as that
   of torchrun's agent does): they begin with TORCHELASTIC_RESTART_COUNT, where one agent has started
   all. Of several each counts for itself: one whose processes were well, and begin again because
@@ -21,21 +27,25 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import ipaddress
 import itertools
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from cxlfs.errors import JobEngineError, JobLinkError
-from cxlfs.job.engines.interface import Link, Pending, World
+from cxlfs.job.engines.interface import Link, Pending, World, group_size_of
 
 _INCARNATION_SECONDS = 300.0
 LANES = 2
 """Connections of a link: each has a thread of its own."""
 _SECONDS_MIN = 0.001
+_REACH_SECONDS = 20.0
+"""Until a rank gives up to reach its leader's store."""
 _GET_SECONDS = 60.0
 """For what is there already to be brought."""
 _serials = itertools.count()
@@ -67,30 +77,50 @@ class _Group(Protocol):
 
 class StoreEngine:
     """Over any key-value store of torch that waits. ``start``: another one for each start of the
-    job, where the store outlives that. Raises JobEngineError.
+    job, where the store outlives that. ``groups``: makes the stores of groups; without it all talk
+    in ``store``. Raises JobEngineError.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, start: str) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, start: str, groups: Groups | None = None
+    ) -> None:
         self._store = store
+        self._near = store
+        self._groups = groups
+        self._world = World(rank, size, "")
+        self._said: dict[str, list[Store]] = {}
         if rank == 0:
-            self._set("incarnation/0", secrets.token_hex(8).encode())
+            self.say("incarnation", secrets.token_hex(8).encode())
         token = self.hear("incarnation", [0], _INCARNATION_SECONDS).get(0)
         if token is None:
             raise JobEngineError("rank 0 was not heard")
-        self._world = World(rank, size, f"{start}.{token.decode()}")
+        incarnation = f"{start}.{token.decode()}"
+        group_size = 0 if groups is None else groups.size
+        self._world = World(rank, size, incarnation, group_size)
+        if groups is not None and groups.size:
+            self._near = self._meet(groups) or store
 
     def world(self) -> World:
         return self._world
 
-    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
-        del to_all  # who wants to know, asks
-        self._set(f"{key}/{self._world.rank}", body)
-
-    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+    def say(
+        self, key: str, body: bytes, *, to: Sequence[int] | None = None, near: bool = False
+    ) -> None:
+        del to  # who wants to know, asks
+        store = self._near if near else self._store
+        self._said.setdefault(key, []).append(store)
         try:
-            return self._hear(key, list(ranks), seconds)
+            store.set(f"{key}/{self._world.rank}", body)
         except (RuntimeError, ConnectionError) as error:
-            log.warning("%s: the key-value store of the job is gone: %s", key, error)
+            log.warning("%s: a key-value store of the job is gone: %s", key, error)
+
+    def hear(
+        self, key: str, ranks: Sequence[int], seconds: float, *, near: bool = False
+    ) -> dict[int, bytes]:
+        try:
+            return _hear(self._near if near else self._store, key, list(ranks), seconds)
+        except (RuntimeError, ConnectionError) as error:
+            log.warning("%s: a key-value store of the job is gone: %s", key, error)
             return {}
 
     def link(self, other: int, name: str, seconds: float) -> Link:
@@ -100,35 +130,109 @@ class StoreEngine:
         return TorchLink(store, self._world.rank, other, name, seconds)
 
     def forget(self, key: str) -> None:
-        with contextlib.suppress(RuntimeError, ConnectionError):
-            self._store.delete_key(f"{key}/{self._world.rank}")
+        for store in self._said.pop(key, []):
+            with contextlib.suppress(RuntimeError, ConnectionError):
+                store.delete_key(f"{key}/{self._world.rank}")
 
-    def _set(self, name: str, body: bytes) -> None:
+    def _meet(self, groups: Groups) -> Store | None:
+        """The store of this rank's group; None: not all of it reach that of its leader."""
+        rank, size = self._world.rank, self._world.size
+        leader = rank - rank % groups.size
+        if rank == leader:
+            self.say("group/store", groups.serve())
+        where = self.hear("group/store", [leader], _INCARNATION_SECONDS).get(leader, b"")
+        near = groups.reach(where)
+        self.say("group/reached", b"" if near is None else b"1")
+        if rank == leader:
+            group = range(leader, min(leader + groups.size, size))
+            heard = self.hear("group/reached", group, _INCARNATION_SECONDS)
+            is_reached = len(heard) == len(group) and all(heard.values())
+            if not is_reached:
+                lost = [other for other in group if not heard.get(other)]
+                log.warning("the store of this group is not reached by ranks %s", lost)
+            self.say("group/used", b"1" if is_reached else b"")
+        used = self.hear("group/used", [leader], _INCARNATION_SECONDS).get(leader)
+        if used is None:
+            raise JobEngineError(f"rank {leader} was not heard")
+        return near if used else None
+
+
+class Groups:
+    """The stores of groups of ``size`` ranks (0: there are none). ``host``: of the store of all."""
+
+    def __init__(self, host: str, size: int) -> None:
+        self._host = host
+        self.size = size
+        self._server: Store | None = None
+
+    def serve(self) -> bytes:
+        """One of this process, on any port, and how it is reached; nothing: there is none."""
+        from torch import distributed  # noqa: PLC0415
+
         try:
-            self._store.set(name, body)
-        except (RuntimeError, ConnectionError) as error:
-            log.warning("%s: the key-value store of the job is gone: %s", name, error)
+            host = _own_address(self._host)
+            server = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        except (OSError, RuntimeError) as error:
+            log.warning("no store for this group: %s", error)
+            return b""
+        self._server = cast("Store", server)
+        token = secrets.token_hex(8)
+        server.set("token", token)
+        return f"{host} {server.port} {token}".encode()
 
-    def _hear(self, key: str, ranks: list[int], seconds: float) -> dict[int, bytes]:
-        if seconds > 0:
-            self._store.set_timeout(dt.timedelta(seconds=max(seconds, _SECONDS_MIN)))
-            with contextlib.suppress(RuntimeError):  # DistStoreError; and a store that is gone
-                return self._get(key, ranks)
-            self._store.set_timeout(dt.timedelta(seconds=_GET_SECONDS))
-        return self._get(key, self._there(key, ranks))
+    def reach(self, where: bytes) -> Store | None:
+        """None: it is not reached, or another one lies there."""
+        from torch import distributed  # noqa: PLC0415
 
-    def _get(self, key: str, ranks: list[int]) -> dict[int, bytes]:
-        bodies = self._store.multi_get([f"{key}/{rank}" for rank in ranks]) if ranks else []
-        return dict(zip(ranks, map(bytes, bodies), strict=True))
+        if not where:
+            return None
+        host, port, token = where.decode().split()
+        seconds = dt.timedelta(seconds=_REACH_SECONDS)
+        try:
+            store = distributed.TCPStore(host, int(port), is_master=False, timeout=seconds)
+            is_it = store.get("token") == token.encode()
+        except RuntimeError as error:
+            log.warning("the store of this group, %s port %s: %s", host, port, error)
+            return None
+        return cast("Store", store) if is_it else None
 
-    def _there(self, key: str, ranks: list[int]) -> list[int]:
-        """Who has said it: halves are asked for as long as not all of them have."""
-        if self._store.check([f"{key}/{rank}" for rank in ranks]):
-            return ranks
-        if len(ranks) == 1:
-            return []
-        half = len(ranks) // 2
-        return self._there(key, ranks[:half]) + self._there(key, ranks[half:])
+
+def _own_address(host: str) -> str:
+    """By which others reach this machine, as far as it knows: the one from which it reaches
+    ``host``, or else that of its name. Raises OSError.
+    """
+    for name in (host, socket.gethostname(), host):
+        family, kind, number, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, number) as probe:
+            probe.connect(address)  # sends nothing
+            found = str(probe.getsockname()[0])
+        if not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
+            break
+    return found
+
+
+def _hear(store: Store, key: str, ranks: list[int], seconds: float) -> dict[int, bytes]:
+    if seconds > 0:
+        store.set_timeout(dt.timedelta(seconds=max(seconds, _SECONDS_MIN)))
+        with contextlib.suppress(RuntimeError):  # DistStoreError; and a store that is gone
+            return _get(store, key, ranks)
+        store.set_timeout(dt.timedelta(seconds=_GET_SECONDS))
+    return _get(store, key, _there(store, key, ranks))
+
+
+def _get(store: Store, key: str, ranks: list[int]) -> dict[int, bytes]:
+    bodies = store.multi_get([f"{key}/{rank}" for rank in ranks]) if ranks else []
+    return dict(zip(ranks, map(bytes, bodies), strict=True))
+
+
+def _there(store: Store, key: str, ranks: list[int]) -> list[int]:
+    """Who has said it: halves are asked for as long as not all of them have."""
+    if store.check([f"{key}/{rank}" for rank in ranks]):
+        return ranks
+    if len(ranks) == 1:
+        return []
+    half = len(ranks) // 2
+    return _there(store, key, ranks[:half]) + _there(store, key, ranks[half:])
 
 
 class TorchEngine(StoreEngine):
@@ -148,7 +252,16 @@ class TorchEngine(StoreEngine):
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if has_one_agent else "0"
         prefix = f"cxlfs/{restart}/{next(_serials)}"
         own = cast("Store", distributed.PrefixStore(prefix, store.clone()))
-        super().__init__(own, distributed.get_rank(), distributed.get_world_size(), restart)
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+        groups = Groups(_host_of(store), group_size_of(size))
+        super().__init__(own, rank, size, restart, groups)
+
+
+def _host_of(store: object) -> str:
+    """Where it is served; this machine, where it is another kind of store."""
+    while (below := getattr(store, "underlying_store", None)) is not None:
+        store = below
+    return str(getattr(store, "host", "localhost"))
 
 
 class TorchLink:

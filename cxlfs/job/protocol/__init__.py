@@ -19,7 +19,6 @@ from cxlfs.job.protocol.machine import (
     Heard,
     Load,
     Machine,
-    Place,
     RecordCommit,
     Replicate,
     Save,
@@ -28,7 +27,7 @@ from cxlfs.job.protocol.machine import (
     Tell,
     WriteManifest,
 )
-from cxlfs.job.protocol.messages import Body, Tally, decode, encode
+from cxlfs.job.protocol.messages import Body, Part, Prepare, Tally, decode, encode
 from cxlfs.job.protocol.model import (
     TIER,
     Aborted,
@@ -45,6 +44,7 @@ from cxlfs.job.protocol.model import (
     Undecided,
     digest_of,
 )
+from cxlfs.job.protocol.place import Place
 from cxlfs.job.protocol.placement import (
     Placement,
     Transfer,
@@ -54,7 +54,7 @@ from cxlfs.job.protocol.placement import (
     place_copies,
     rounds,
 )
-from cxlfs.job.protocol.planning import Choice, choose, collectable, next_number
+from cxlfs.job.protocol.planning import Choice, choose, collectable, next_number, recorders_of
 from cxlfs.job.protocol.restoring import Restoring
 from cxlfs.job.protocol.saving import Saving
 
@@ -83,8 +83,10 @@ __all__ = [
     "NotRestored",
     "Nothing",
     "Outcome",
+    "Part",
     "Place",
     "Placement",
+    "Prepare",
     "RecordCommit",
     "Replicate",
     "Restored",
@@ -108,5 +110,6 @@ __all__ = [
     "missing_copies",
     "next_number",
     "place_copies",
+    "recorders_of",
     "rounds",
 ]

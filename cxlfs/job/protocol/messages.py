@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -93,7 +94,7 @@ class Loaded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tally:
-    """From rank 0: what it has heard of all, where each of them needs to know no more than this.
+    """What was heard of all, by rank 0, where each of them needs to know no more than this.
     ``digest``: of what all have said yes to, or empty; ``against``: ranks that said no, and why.
     """
 
@@ -102,7 +103,14 @@ class Tally:
     against: tuple[tuple[int, str], ...] = ()
 
 
-Body: TypeAlias = Prepare | Saved | Vote | Recorded | Stock | Loaded | Tally
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """From the leader of a group to rank 0: what it has heard of its group, as a tally of that."""
+
+    tally: Tally
+
+
+Body: TypeAlias = Prepare | Saved | Vote | Recorded | Stock | Loaded | Tally | Part
 
 
 def tally_of(attempt: Attempt | None, digest: str, against: dict[int, str]) -> Tally:
@@ -115,6 +123,8 @@ def tally_of(attempt: Attempt | None, digest: str, against: dict[int, str]) -> T
 
 
 # --- form ---------------------------------------------------------------------------------------
+
+_DIGEST = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 
 
 def encode(body: Body) -> bytes:
@@ -175,6 +185,14 @@ def _tally(plain: Plain) -> Tally:
     return Tally(_perhaps(found["attempt"]), text(found["digest"]), against)
 
 
+def _part(plain: Plain) -> Part:
+    """Its digest is one that can be summed up."""
+    tally = _tally(fields(plain, ("tally",))["tally"])
+    if _DIGEST.fullmatch(tally.digest) is None:
+        raise PlainError("not a digest")
+    return Part(tally)
+
+
 def _objection(plain: Plain) -> tuple[int, str]:
     if not isinstance(plain, list) or len(plain) != 2:
         raise PlainError("not a rank and its reason")
@@ -217,4 +235,5 @@ _READERS: dict[str, Callable[[Plain], Body]] = {
     "Stock": _stock,
     "Loaded": _loaded,
     "Tally": _tally,
+    "Part": _part,
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 
@@ -41,9 +41,27 @@ class Key:
     round: int = 0
 
 
+_DIGEST_BITS = 256
+
+
 def digest_of(manifests: Sequence[str]) -> str:
-    """What a commit names: the digests of all manifests, in the order of the ranks (SHA-256)."""
-    return hashlib.sha256("\n".join(manifests).encode()).hexdigest()
+    """What a commit names: the digests of all manifests, ``manifests[i]`` of rank i."""
+    return digest_of_some(enumerate(manifests))
+
+
+def digest_of_some(manifests: Iterable[tuple[int, str]]) -> str:
+    """Of some ranks. Each of them is a number (SHA-256 of rank and manifest), and the digest is
+    their sum: whichever groups the ranks are counted in, that of all is the sum of those of groups.
+    """
+    return sum_of(
+        hashlib.sha256(f"{rank} {manifest}".encode()).hexdigest() for rank, manifest in manifests
+    )
+
+
+def sum_of(digests: Iterable[str]) -> str:
+    """Of hexadecimal digits."""
+    total = sum(int(digest, 16) for digest in digests) % (1 << _DIGEST_BITS)
+    return f"{total:0{_DIGEST_BITS // 4}x}"
 
 
 # --- what stores hold ---------------------------------------------------------------------------
@@ -63,7 +81,7 @@ class Held:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Commit:
-    """A rank has seen the votes of all, which are these."""
+    """All have voted for the attempt, with these votes."""
 
     attempt: Attempt
     digest: str
@@ -88,9 +106,9 @@ TIER = "tier"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Committed:
-    """All ranks voted for the attempt: it is what a restart resumes from. ``is_cleaned``: every
-    rank has recorded it, and this one has given back what is older. ``copies``: the stores, beside
-    its own, that hold this rank's shards.
+    """All ranks voted for the attempt: it is what a restart resumes from. ``is_cleaned``: it is
+    recorded in every store, and what is older goes. ``copies``: the stores, beside its own, that
+    hold this rank's shards.
     """
 
     attempt: Attempt

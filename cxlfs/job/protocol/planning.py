@@ -153,8 +153,16 @@ def next_number(inventories: Sequence[Inventory]) -> int:
     return max(numbers, default=0) + 1
 
 
+def recorders_of(inventories: Sequence[Inventory]) -> frozenset[int]:
+    """One rank of each store, the first: it records there what is committed."""
+    first: dict[str, int] = {}
+    for rank, inventory in enumerate(inventories):
+        first.setdefault(inventory.store, rank)
+    return frozenset(first.values())
+
+
 def collectable(inventory: Inventory, committed: Attempt, keep: int) -> list[Attempt]:
-    """What a store gives back once every rank has recorded ``committed``: all that is older, but
+    """What a store gives back once ``committed`` is recorded in every store: all that is older, but
     for the newest ``keep`` that are recorded as committed, ``committed`` among them.
     """
     recorded = {commit.attempt for commit in inventory.commits} | {committed}

@@ -21,16 +21,24 @@ from cxlfs.job.protocol.machine import (
     Action,
     Done,
     Failed,
+    Gather,
     Load,
     Machine,
-    Place,
+    Poll,
     RecordCommit,
     TakeStock,
     TakeStockBelow,
 )
 from cxlfs.job.protocol.messages import Body, Loaded, Stock, Tally, tally_of
 from cxlfs.job.protocol.model import Inventory, Nothing, NotRestored, Restored, Undecided
-from cxlfs.job.protocol.planning import Choice, Excluded, choose, of_other_worlds
+from cxlfs.job.protocol.place import Place
+from cxlfs.job.protocol.planning import (
+    Choice,
+    Excluded,
+    choose,
+    of_other_worlds,
+    recorders_of,
+)
 
 _Missing = tuple[int, ...]
 
@@ -78,18 +86,31 @@ class Restoring(Machine):
             self._own = _stock_of(event)
             if self.has_tier and self.place.rank == 0:
                 return TakeStockBelow()
-            return self._gather("stock", self._own, self._stocked)
+            return self._tell_stock(self._own)
         if isinstance(action, TakeStockBelow):
             below = _stock_of(event)
-            own = dataclasses.replace(self._own, below=below.inventory, below_reason=below.reason)
-            return self._gather("stock", own, self._stocked)
+            return self._tell_stock(
+                dataclasses.replace(self._own, below=below.inventory, below_reason=below.reason)
+            )
         if isinstance(action, Load):
             reason = event.reason or "no reason" if isinstance(event, Failed) else ""
             body = Loaded(action.attempt, action.shard, action.holder, reason)
-            number = self.round
-            return self._poll("loaded", body, self._loaded, self._decide_restored, number=number)
+            return self._begin_poll(
+                Poll(
+                    self._key("loaded", self.round),
+                    action.attempt,
+                    self._loaded,
+                    self._loaded_by_all,
+                    self._decide_restored,
+                ),
+                body,
+            )
         self._restored()  # RecordCommit, done or not: it is for the next restart
         return None
+
+    def _tell_stock(self, own: Stock) -> Action | None:
+        everybody = range(self.place.world)
+        return self._gather(Gather(self._key("stock"), own, everybody), self._stocked)
 
     def _stocked(self, heard: dict[int, Body], missing: _Missing) -> Action | None:
         stocks = [body for _, body in sorted(heard.items()) if isinstance(body, Stock)]
@@ -135,13 +156,24 @@ class Restoring(Machine):
         }
         return tally_of(choice.attempt, choice.digest, failed)
 
+    def _loaded_by_all(
+        self, failed: dict[int, str], missing: _Missing, _digests: list[str]
+    ) -> Tally | None:
+        choice = self._choice
+        if missing or choice is None:
+            return None
+        return tally_of(choice.attempt, choice.digest, failed)
+
     def _decide_restored(self, tally: Tally) -> Action | None:
         choice = self._choice
         if choice is None or (tally.attempt, tally.digest) != (choice.attempt, choice.digest):
             self._finish(Undecided("loaded", (0,)))
             return None
         if not tally.against:
-            return RecordCommit(choice.attempt, choice.digest)
+            if self.place.rank in recorders_of(self.inventories):
+                return RecordCommit(choice.attempt, choice.digest)
+            self._restored()
+            return None
         for rank, reason in tally.against:
             self._excluded.add(Excluded(choice.attempt, rank, choice.holders[rank]))
             self._failures.append(f"{choice.attempt}, rank {rank}: {reason}")

@@ -1,17 +1,18 @@
 """One rank's part in saving one step of the whole job.
 
     PREPARE from rank 0 -> save -> (all saved? -> copies) -> manifest -> votes of all -> record
-        -> all recorded? -> collect
+        -> recorded in all stores? -> collect
 
 That all have voted for one attempt is the commit; no coordinator decides it or writes it down. So a
 rank that has voted and does not know what all others did may say neither that it is committed nor
 that it is not: that is ``Undecided``. What one rank could not do is a vote against it, and as each
 rank votes once in an attempt, one vote against it settles that it never will be committed. With
 copies on other nodes (``replicas`` > 1) all hear first whether all have saved: who waits for the
-shards of a rank that has failed would learn of it at the deadline only.
+shards of a rank that has failed would learn of it at the deadline only. The commit is recorded once
+in each store, by one of the ranks that share it.
 
-Never: removes anything older before every rank has recorded the commit, or anything of an attempt
-that might be committed.
+Never: removes anything older before the commit is recorded in every store, or anything of an
+attempt that might be committed.
 """
 
 from __future__ import annotations
@@ -22,45 +23,82 @@ from cxlfs.job.protocol.machine import (
     Discard,
     Done,
     Failed,
+    Gather,
     Machine,
-    Place,
+    Poll,
     RecordCommit,
     Replicate,
     Save,
+    Tell,
     WriteManifest,
 )
-from cxlfs.job.protocol.messages import Body, Prepare, Recorded, Saved, Tally, Vote, tally_of
-from cxlfs.job.protocol.model import Aborted, Attempt, Committed, Undecided, digest_of
+from cxlfs.job.protocol.messages import (
+    Body,
+    Part,
+    Prepare,
+    Recorded,
+    Saved,
+    Tally,
+    Vote,
+    tally_of,
+)
+from cxlfs.job.protocol.model import (
+    Aborted,
+    Attempt,
+    Committed,
+    Undecided,
+    digest_of_some,
+    sum_of,
+)
+from cxlfs.job.protocol.place import Place
 
 _Missing = tuple[int, ...]
 
 
 class Saving(Machine):
-    """``attempt``: what this rank means to save; the id of rank 0's counts. ``refusal``: why this
-    rank cannot vote for any (its medium is volatile), or empty.
+    """``attempt``: what this rank means to save; the id of rank 0's counts. ``recorders``: ranks
+    that record the commit, one of each store, alike on all ranks; None: each has a store of its
+    own. ``refusal``: why this rank cannot vote for any (its medium is volatile), or empty.
     """
 
     def __init__(
-        self, place: Place, attempt: Attempt, *, replicas: int = 1, refusal: str = ""
+        self,
+        place: Place,
+        attempt: Attempt,
+        *,
+        replicas: int = 1,
+        recorders: frozenset[int] | None = None,
+        refusal: str = "",
     ) -> None:
         super().__init__(place)
         self.attempt = attempt
         self.replicas = replicas
+        self.recorders = recorders
         self.refusal = refusal
         self._begun: Attempt | None = None
         self._has_told = replicas == 1
         self._digest = ""
         self._is_cleaned = False
 
-    def _begin(self) -> Action:
-        leads = self.place.rank == 0
-        body = Prepare(self.attempt, self.place.world, self.replicas) if leads else None
-        return self._gather("prepare", body, self._prepare, from_rank_0=True)
+    def _begin(self) -> Action | None:
+        place = self.place
+        if place.rank == 0:
+            return self._prepare({0: Prepare(self.attempt, place.world, self.replicas)}, ())
+        waiting = Gather(self._key("prepare"), None, (place.above,))
+        return self._gather(waiting, self._prepare)
 
-    def _prepare(self, heard: dict[int, Body], missing: _Missing) -> Action:
-        prepare = heard.get(0)
+    def _prepare(self, heard: dict[int, Body], missing: _Missing) -> Action | None:
+        prepare = heard.get(self.place.above)
         if missing or not isinstance(prepare, Prepare):
             return self._give_up("PREPARE was not heard before the deadline")
+        if self.place.below:
+            return Tell(self._key("prepare"), prepare, self.place.below)
+        return self._begin_saving(prepare)
+
+    def _told(self, body: Prepare | Part | Tally) -> Action | None:
+        return self._begin_saving(body) if isinstance(body, Prepare) else super()._told(body)
+
+    def _begin_saving(self, prepare: Prepare) -> Action | None:
         self._begun = prepare.attempt
         self._has_told = prepare.replicas == 1
         refusal = self._disagreement(prepare) or self.refusal
@@ -84,13 +122,14 @@ class Saving(Machine):
         if isinstance(action, Save | Replicate | WriteManifest):
             return self._saved(action, event)
         if isinstance(action, RecordCommit):
-            body = Recorded(action.attempt, durable=isinstance(event, Done))
-            return self._poll("recorded", body, self._recorded, self._decide_cleaning)
+            return self._tell_recorded(Recorded(action.attempt, isinstance(event, Done)))
         if isinstance(action, Collect):
             self._committed(is_cleaned=isinstance(event, Done))
         return None  # Discard: the outcome is there
 
-    def _saved(self, action: Save | Replicate | WriteManifest, event: Done | Failed) -> Action:
+    def _saved(
+        self, action: Save | Replicate | WriteManifest, event: Done | Failed
+    ) -> Action | None:
         if isinstance(event, Failed):
             return self._give_up(event.reason)
         if isinstance(action, Save) and self.replicas > 1:
@@ -101,18 +140,37 @@ class Saving(Machine):
 
     # --- before copies are made -------------------------------------------------------------
 
-    def _tell_saved(self, reason: str) -> Action:
+    def _tell_saved(self, reason: str) -> Action | None:
         self._has_told = True
-        body = Saved(self._begun, reason)
-        return self._poll("saved", body, self._all_saved, self._decide_copying)
+        return self._begin_poll(
+            Poll(
+                self._key("saved"),
+                self._begun,
+                self._all_saved,
+                self._saved_by_all,
+                self._decide_copying,
+            ),
+            Saved(self._begun, reason),
+        )
 
     def _all_saved(self, heard: dict[int, Body], missing: _Missing) -> Tally | None:
         failed = {rank: self._why_not(body) for rank, body in heard.items()}
         failed = {rank: reason for rank, reason in failed.items() if reason}
+        return self._sum_of_saved(failed, missing, may_refuse=self.place.leads)
+
+    def _saved_by_all(
+        self, failed: dict[int, str], missing: _Missing, _digests: list[str]
+    ) -> Tally | None:
+        return self._sum_of_saved(failed, missing, may_refuse=self.place.rank == 0)
+
+    def _sum_of_saved(
+        self, failed: dict[int, str], missing: _Missing, *, may_refuse: bool
+    ) -> Tally | None:
+        """Who counts for others and refuses never votes for it, and tells them at once."""
         if missing and not failed:
-            if self.place.rank != 0:
+            if not may_refuse:
                 return None
-            failed = {0: _not_heard(missing)}  # it never votes for it, and tells all at once
+            failed = {self.place.rank: _not_heard(missing)}
         return tally_of(self._begun, "", failed)
 
     def _decide_copying(self, tally: Tally) -> Action | None:
@@ -138,7 +196,7 @@ class Saving(Machine):
 
     # --- votes ------------------------------------------------------------------------------
 
-    def _give_up(self, reason: str) -> Action:
+    def _give_up(self, reason: str) -> Action | None:
         """This rank never votes for it."""
         return self._vote("", reason) if self._has_told else self._tell_saved(reason)
 
@@ -146,19 +204,32 @@ class Saving(Machine):
         self._finish(Aborted(self.attempt.step, tally.against))
         return Discard(self._begun) if self._begun is not None else None
 
-    def _vote(self, manifest: str, reason: str) -> Action:
-        vote = Vote(self._begun, manifest, reason)
-        return self._poll("vote", vote, self._voted, self._decide_commit)
+    def _vote(self, manifest: str, reason: str) -> Action | None:
+        return self._begin_poll(
+            Poll(
+                self._key("vote"),
+                self._begun,
+                self._voted,
+                self._voted_by_all,
+                self._decide_commit,
+            ),
+            Vote(self._begun, manifest, reason),
+        )
 
     def _voted(self, heard: dict[int, Body], missing: _Missing) -> Tally | None:
         votes = {rank: self._reading(body) for rank, body in heard.items()}
         against = {rank: vote.reason for rank, vote in votes.items() if not vote.manifest}
+        if against or missing:
+            return self._voted_by_all(against, missing, [])
+        digest = digest_of_some((rank, vote.manifest) for rank, vote in votes.items())
+        return self._voted_by_all({}, (), [digest])
+
+    def _voted_by_all(
+        self, against: dict[int, str], missing: _Missing, digests: list[str]
+    ) -> Tally | None:
         if against:
             return tally_of(self._begun, "", against)
-        if missing or self._begun is None:
-            return None
-        manifests = [votes[rank].manifest for rank in range(self.place.world)]
-        return Tally(self._begun, digest_of(manifests))
+        return None if missing or self._begun is None else Tally(self._begun, sum_of(digests))
 
     def _decide_commit(self, tally: Tally) -> Action | None:
         if tally.against:
@@ -167,7 +238,9 @@ class Saving(Machine):
             self._finish(Undecided("vote", (0,)))
             return None
         self._digest = tally.digest
-        return RecordCommit(self._begun, self._digest)
+        if self.recorders is None or self.place.rank in self.recorders:
+            return RecordCommit(self._begun, self._digest)
+        return self._tell_recorded(None)
 
     def _reading(self, body: Body) -> Vote:
         """A vote for another attempt is none for this one."""
@@ -179,12 +252,32 @@ class Saving(Machine):
 
     # --- after the commit -------------------------------------------------------------------
 
+    def _tell_recorded(self, body: Recorded | None) -> Action | None:
+        return self._begin_poll(
+            Poll(
+                self._key("recorded"),
+                self._begun,
+                self._recorded,
+                self._recorded_by_all,
+                self._decide_cleaning,
+                self.recorders,
+            ),
+            body,
+        )
+
     def _recorded(self, heard: dict[int, Body], missing: _Missing) -> Tally:
-        against = dict.fromkeys(missing, "not heard")
-        for rank, body in heard.items():
-            if not isinstance(body, Recorded) or not body.durable:
-                against[rank] = "not recorded"
-        return tally_of(self._begun, self._digest, against)
+        against = {
+            rank: "not recorded"
+            for rank, body in heard.items()
+            if not isinstance(body, Recorded) or not body.durable
+        }
+        return self._recorded_by_all(against, missing, [])
+
+    def _recorded_by_all(
+        self, against: dict[int, str], missing: _Missing, _digests: list[str]
+    ) -> Tally:
+        unheard = dict.fromkeys(missing, "not heard")
+        return tally_of(self._begun, self._digest, unheard | against)
 
     def _decide_cleaning(self, tally: Tally) -> Action | None:
         recorded = (tally.attempt, tally.digest) == (self._begun, self._digest)

@@ -3,7 +3,8 @@ and the protocol alone for more ranks than a machine can run.
 
 Ranks are forked from one process that has imported torch, and meet before each commit. What lies
 beyond saving is all of a commit, from the first rank's call to the last one's return, without the
-longest save of one rank (its files and its manifest, up to its vote).
+longest save of one rank (its files and its manifest, up to its vote). What is older is removed
+behind that, beside training; they meet again when that is done, and how long it took is told apart.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cxlfs.errors import CxlfsError
 from cxlfs.job import Checkpointer, Committed
+from cxlfs.job.driver import name_of, tellings
+from cxlfs.job.engines import group_size_of
 from cxlfs.job.engines.torch import StoreEngine
 from cxlfs.job.protocol import (
     Attempt,
-    DeadlinePassed,
     Done,
     Gather,
     Heard,
-    Key,
+    Part,
     Place,
     Saving,
+    Tally,
     Tell,
     WriteManifest,
     decode,
@@ -42,11 +45,9 @@ from cxlfs.job.protocol import (
 
 SECONDS = 20.0
 SHARD_BYTES = 4096
-REQUESTS_EACH = 10
-"""Of a rank to the key-value store in a commit: PREPARE 2, vote 1, tally 2, record 1, tally 2, and
-2 keys of before are deleted."""
 HOPS = 5
-"""Messages one behind the other: PREPARE, vote, tally, record, tally."""
+"""Messages one behind the other: PREPARE, vote, tally, record, tally; twice with groups."""
+RANKS_PER_NODE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Commits:
     total: list[float]
     own_save: list[float]
     beyond: list[float]
+    removing: list[float]
 
 
 class _Timed(Checkpointer):
@@ -118,8 +120,10 @@ def key_value_store() -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def measure_commits(root: Path, ranks: int, ranks_per_node: int, commits: int) -> Commits:
-    """In directories below ``root``, one for each node. Raises CxlfsError."""
+def measure_commits(
+    roots: Sequence[Path], ranks: int, ranks_per_node: int, commits: int
+) -> Commits:
+    """In directories below ``roots``, one for each node, in turn. Raises CxlfsError."""
     from torch import distributed
 
     def meet(store: Any, name: str, rank: int) -> None:
@@ -129,8 +133,9 @@ def measure_commits(root: Path, ranks: int, ranks_per_node: int, commits: int) -
     def work(rank: int) -> None:
         store = distributed.TCPStore("127.0.0.1", port, is_master=False)
         own = distributed.PrefixStore("job", store.clone())
+        node = rank // ranks_per_node
         made = _Timed(
-            root / f"node{rank // ranks_per_node}",
+            roots[node % len(roots)] / f"node{node}",
             engine=StoreEngine(own, rank, ranks, "0"),
             deadline_seconds=SECONDS,
             allow_volatile=True,
@@ -145,19 +150,21 @@ def measure_commits(root: Path, ranks: int, ranks_per_node: int, commits: int) -
             end = time.monotonic()
             if not isinstance(outcome, Committed) or not outcome.is_cleaned:
                 raise CxlfsError(f"rank {rank}: {outcome}")
-            rows.append([begin, made.voted - made.saving[0], end])
-        (root / f"times-{rank}.json").write_text(json.dumps(rows))
+            made.wait()
+            rows.append([begin, made.voted - made.saving[0], end, time.monotonic()])
+        (roots[0] / f"times-{rank}.json").write_text(json.dumps(rows))
 
     with key_value_store() as port:
         fork(ranks, work)
-    rows = [json.loads((root / f"times-{rank}.json").read_text()) for rank in range(ranks)]
-    total, own = [], []
+    rows = [json.loads((roots[0] / f"times-{rank}.json").read_text()) for rank in range(ranks)]
+    total, own, removing = [], [], []
     for one in list(zip(*rows, strict=True))[1:]:
-        begins, saves, ends = zip(*one, strict=True)
+        begins, saves, ends, removed = zip(*one, strict=True)
         total.append(1000 * (max(ends) - min(begins)))
         own.append(1000 * max(saves))
+        removing.append(1000 * (max(removed) - max(ends)))
     beyond = [all_of_it - save for all_of_it, save in zip(total, own, strict=True)]
-    return Commits(ranks, -(-ranks // ranks_per_node), total, own, beyond)
+    return Commits(ranks, -(-ranks // ranks_per_node), total, own, beyond, removing)
 
 
 def _save(directory: Path) -> None:
@@ -196,95 +203,134 @@ def requests_per_second(clients: int = 8, requests: int = 3000) -> float:
         return 2 * clients * requests / (time.monotonic() - begin)
 
 
+@dataclasses.dataclass
+class Server:
+    """A key-value store, and what it is asked."""
+
+    said: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    requests: int = 0
+    sent_bytes: int = 0
+
+    def say(self, name: str, data: bytes) -> None:
+        """And delete it, four calls later."""
+        self.said[name] = data
+        self.requests += 2
+        self.sent_bytes += len(data)
+
+    def hear(self, names: list[str]) -> list[bytes] | None:
+        """None: not all of them have been said. One request waits, another one gets them."""
+        if any(name not in self.said for name in names):
+            return None
+        found = [self.said[name] for name in names]
+        self.requests += 2
+        self.sent_bytes += sum(map(len, found))
+        return found
+
+
 class Simulation:
-    """One commit of all ranks in this process, without files. ``seconds[i]``: what rank i computed;
-    ``sent_bytes``: what all have said, and heard.
+    """One commit of all ranks in this process, without files, over the servers that the engine of
+    torch has: ``servers[0]`` is that of all, the others those of groups. ``seconds[i]``: what rank
+    i computed.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int, group_size: int) -> None:
         attempt = Attempt(1000, 100_000, "0123456789abcdef")
-        self._machines = [Saving(Place(rank, ranks, "0.ab", 7), attempt) for rank in range(ranks)]
-        self._said: dict[tuple[Key, int, bool], bytes] = {}
+        recorders = frozenset(range(0, ranks, RANKS_PER_NODE))
+        self.places = [Place(rank, ranks, "0.ab", 7, group_size) for rank in range(ranks)]
+        self._machines = [Saving(place, attempt, recorders=recorders) for place in self.places]
         self._told: list[Gather | None] = [None] * ranks
+        groups = -(-ranks // group_size) if group_size else 0
+        self.servers = [Server() for _ in range(1 + groups)]
         self.seconds = [0.0] * ranks
-        self.sent_bytes = 0
 
     def run(self) -> None:
         """Raises CxlfsError: not all have committed the same."""
         for machine in self._machines:
             machine.start()
-        waiting = list(range(self.ranks))
+        waiting = list(self.places)
         while waiting:
-            before = len(self._said)
-            waiting = [rank for rank in waiting if not self._advance(rank)]
-            if waiting and len(self._said) == before:
+            before = sum(len(server.said) for server in self.servers)
+            waiting = [place for place in waiting if not self._advance(place)]
+            if waiting and sum(len(server.said) for server in self.servers) == before:
                 raise CxlfsError(f"{len(waiting)} ranks wait for nothing")
         outcomes = {machine.outcome for machine in self._machines}
         (outcome,) = outcomes
         if not isinstance(outcome, Committed) or not outcome.is_cleaned:
             raise CxlfsError(f"{outcome}")
 
-    def _advance(self, rank: int) -> bool:
+    def _server(self, place: Place, *, near: bool) -> Server:
+        return self.servers[
+            1 + place.leader // place.group_size if near and place.group_size else 0
+        ]
+
+    def _advance(self, place: Place) -> bool:
         """As far as it goes; True: to its end."""
-        machine = self._machines[rank]
+        machine = self._machines[place.rank]
         begin = time.perf_counter()
         while (action := machine.action) is not None:
             if isinstance(action, Gather):
-                if not self._gather(rank, action):
+                if not self._gather(place, action):
                     break
             elif isinstance(action, Tell):
-                self._say((action.key, 0, True), encode(action.body))
+                data, name = encode(action.body), name_of(action.key, type(action.body))
+                for _, near in tellings(place, action):
+                    self._server(place, near=near).say(f"{name}/{place.rank}", data)
                 machine.on(Done(action))
             else:
-                value = f"{rank:064x}" if isinstance(action, WriteManifest) else None
+                value = f"{place.rank:064x}" if isinstance(action, WriteManifest) else None
                 machine.on(Done(action, value))
-        self.seconds[rank] += time.perf_counter() - begin
+        self.seconds[place.rank] += time.perf_counter() - begin
         return machine.action is None
 
-    def _gather(self, rank: int, action: Gather) -> bool:
-        machine, key = self._machines[rank], action.key
-        if action.body is not None and self._told[rank] is not action:
-            self._told[rank] = action
-            self._say((key, rank, False), encode(action.body))
-        hears_tally = action.is_poll and rank != 0
-        one = hears_tally or action.from_rank_0
-        names = [(key, other, hears_tally) for other in range(1 if one else self.ranks)]
-        if any(name not in self._said for name in names):
-            return False
-        for name in names:
-            data = self._said[name]
-            self.sent_bytes += len(data)
-            machine.on(Heard(key, name[1], decode(data)))
-        if machine.action is action:
-            machine.on(DeadlinePassed(key))
-        return True
-
-    def _say(self, name: tuple[Key, int, bool], data: bytes) -> None:
-        self._said[name] = data
-        self.sent_bytes += len(data)
+    def _gather(self, place: Place, action: Gather) -> bool:
+        """As the driver does where nothing fails."""
+        name = name_of(action.key)
+        if action.body is not None and self._told[place.rank] is not action:
+            self._told[place.rank] = action
+            near = action.to is not None
+            self._server(place, near=near).say(f"{name}/{place.rank}", encode(action.body))
+        if action.above is not None:
+            name, ranks = name_of(action.key, Tally), [action.above]
+        else:
+            name, ranks = name_of(action.key, Part) if action.of_leaders else name, [*action.wanted]
+        near = not action.of_leaders and place.is_near(ranks)
+        found = self._server(place, near=near).hear([f"{name}/{rank}" for rank in ranks])
+        for rank, data in zip(ranks, found or (), strict=found is not None):
+            self._machines[place.rank].on(Heard(action.key, rank, decode(data)))
+        return found is not None
 
 
 def measure_model(ranks: int, runs: int, network: Network) -> dict[str, float]:
-    """Milliseconds: what rank 0 and the slowest of the others compute, and what messages take."""
-    lead, other, sent = [], [], 0
+    """Milliseconds: what rank 0, a leader and another rank compute one behind the other, and what
+    messages take: first the server of all is asked for everything, then that of a group.
+    """
+    group_size = group_size_of(ranks)
+    seconds: list[tuple[float, float, float]] = []
     for _ in range(runs):
-        simulation = Simulation(ranks)
+        simulation = Simulation(ranks, group_size)
         simulation.run()
-        lead.append(simulation.seconds[0])
-        other.append(statistics.median(simulation.seconds[1:]))
-        sent = simulation.sent_bytes
+        rows = list(zip(simulation.places, simulation.seconds, strict=True))
+        leaders = [one for place, one in rows if place.leads and place.rank] or [0.0]
+        others = [one for place, one in rows if not place.leads]
+        seconds.append((rows[0][1], statistics.median(leaders), statistics.median(others)))
+    root, *groups = simulation.servers
+    busiest = max(groups, key=lambda server: server.requests, default=Server())
+    requests = root.requests + busiest.requests
     messages = (
-        HOPS * network.hop_seconds
-        + ranks * REQUESTS_EACH / network.requests_per_second
-        + sent / network.bytes_per_second
+        HOPS * (2 if groups else 1) * network.hop_seconds
+        + requests / network.requests_per_second
+        + (root.sent_bytes + busiest.sent_bytes) / network.bytes_per_second
     )
+    lead, leader, other = (statistics.median(column) for column in zip(*seconds, strict=True))
     return {
         "ranks": ranks,
-        "rank_0_ms": 1000 * statistics.median(lead),
-        "other_rank_ms": 1000 * statistics.median(other),
-        "sent_bytes": sent,
+        "groups": len(groups),
+        "rank_0_ms": 1000 * lead,
+        "leader_ms": 1000 * leader,
+        "other_rank_ms": 1000 * other,
+        "requests_of_all": root.requests,
+        "requests_of_a_group": busiest.requests,
         "requests_per_second": network.requests_per_second,
         "messages_ms": 1000 * messages,
-        "total_ms": 1000 * (messages + statistics.median(lead) + statistics.median(other)),
+        "total_ms": 1000 * (messages + lead + leader + other),
     }

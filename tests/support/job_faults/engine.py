@@ -59,14 +59,19 @@ class DirectoryEngine:
     def world(self) -> World:
         return self._world
 
-    def say(self, key: str, body: bytes, *, to_all: bool = True) -> None:
-        del to_all
+    def say(
+        self, key: str, body: bytes, *, to: Sequence[int] | None = None, near: bool = False
+    ) -> None:
+        del to, near
         path = self._path(key, self._world.rank)
         beside = path.with_name(f"{path.name}.tmp")
         beside.write_bytes(body)
         beside.rename(path)
 
-    def hear(self, key: str, ranks: Sequence[int], seconds: float) -> dict[int, bytes]:
+    def hear(
+        self, key: str, ranks: Sequence[int], seconds: float, *, near: bool = False
+    ) -> dict[int, bytes]:
+        del near
         end = time.monotonic() + seconds
         heard: dict[int, bytes] = {}
         while True:
