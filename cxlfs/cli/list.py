@@ -43,6 +43,9 @@ States:
                  what kills the job (the newest one of a directory alone)
   set unknown    every file in the directory is complete; whether one is missing is not known
 
+Where one lies elsewhere, too, IN says so: in this store (cxl), in other nodes' stores (peer: the
+copies of a job), in an object store (tier).
+
 An overwrite that was not finished is listed once more as "incomplete, kept aside": the complete
 version stays in place, and the rest is kept until its space is needed. So is a checkpoint unit that
 was taken back (see "cxlfs policy").
@@ -83,7 +86,9 @@ class Checkpoint:
     suspect: str | None = None
     """Why it, or the newest in it, may be what kills a job."""
     places: tuple[str, ...] = ("cxl",)
-    """Where it lies: ``cxl``, this store; ``tier``: an object store, as ``cxlfs drain`` saw it."""
+    """Where it lies: ``cxl``, this store; ``peer``: other nodes' stores, as a job has recorded;
+    ``tier``: an object store, as ``cxlfs drain`` or the job saw it.
+    """
 
     @classmethod
     def from_message(cls, message: Mapping[str, object]) -> Checkpoint:
@@ -313,16 +318,20 @@ def _with_suspect(known: tuple[Checkpoint, ...], directory: Path) -> tuple[Check
 
 def _with_places(entry: Checkpoint, mountpoint: str) -> Checkpoint:
     """The same, with where else it lies; a mount that this user may not enter says nothing."""
-    from cxlfs.job.files import is_drained  # noqa: PLC0415  as above
+    from cxlfs.job.files import has_copies, is_drained  # noqa: PLC0415  as above
     from cxlfs.tier.record import tiers_of  # noqa: PLC0415
 
     if entry.kept_aside or entry.being_written:
         return entry
+    places = ["cxl"]
     with contextlib.suppress(OSError):
         path = Path(mountpoint + os.fsdecode(entry.path))
-        if tiers_of(path) or (entry.kind == "directory" and is_drained(path)):
-            return dataclasses.replace(entry, places=("cxl", "tier"))
-    return entry
+        is_directory = entry.kind == "directory"
+        if is_directory and has_copies(path):
+            places.append("peer")
+        if tiers_of(path) or (is_directory and is_drained(path)):
+            places.append("tier")
+    return dataclasses.replace(entry, places=tuple(places))
 
 
 def _words_of(suspect: Suspect | None, *, inside: bool) -> str | None:

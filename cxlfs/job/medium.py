@@ -60,6 +60,12 @@ def attend(root: Path) -> int:
     return descriptor
 
 
+def leave(descriptor: int) -> None:
+    """What ``attend`` gave; the daemon of its mount may be gone."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
 def has_ranks(root: Path) -> bool:
     """Whether any does. Raises OSError."""
     descriptor = os.open(root / IDENTITY_NAME, os.O_RDONLY | os.O_CLOEXEC)
