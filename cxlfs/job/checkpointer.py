@@ -131,7 +131,7 @@ class Checkpointer:
         self.copies = Copies(self.root, self.engine, replicas, each_its_own=tier is not None)
         self._room = Room(self.root, keep, self.copies)
         self.store = medium.identity(self.root)
-        weakref.finalize(self, medium.leave, medium.attend(self.root))
+        self._leave = weakref.finalize(self, medium.leave, medium.attend(self.root))
         self.medium, is_volatile = medium.medium_of(self.root)
         self._refusal = ""
         if is_volatile and not allow_volatile:
@@ -215,6 +215,7 @@ class Checkpointer:
         """``wait``, and no further checkpoints. Before the process group is destroyed."""
         self._is_closed = True
         self.wait()
+        self._leave()
 
     def __enter__(self) -> Self:
         return self

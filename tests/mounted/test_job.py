@@ -31,6 +31,7 @@ def test_what_a_manifest_says(place: Workplace) -> None:
     assert os.getxattr(path.parent / "shard.bin", "user.cxlfs.crc32c") == b"%08x" % crc
     assert manifest["medium"]["kind"]
     assert len(manifest["medium"]["uuid"]) == 36
+    made.close()  # else it keeps the mount busy
     place.remount()
     loaded: list[bytes] = []
     again = Checkpointer(place.mountpoint / "job", allow_volatile=True)
@@ -38,6 +39,7 @@ def test_what_a_manifest_says(place: Workplace) -> None:
         lambda path: loaded.append((path / "shard.bin").read_bytes())
     )
     assert isinstance(found, Restored)
+    again.close()
     assert (found.attempt, found.digest, loaded) == (outcome.attempt, outcome.digest, [DATA])
 
 
@@ -64,7 +66,15 @@ def test_a_full_store_aborts_and_the_step_before_stays(place: Workplace) -> None
     assert isinstance(outcome, Aborted)
     assert "No space left on device" in outcome.reasons[0][1]
     assert isinstance(made.distributed_checkpoint(3, save), Committed)
-    again = Checkpointer(place.mountpoint / "job", allow_volatile=True)
-    found = again.restore_from_checkpoint(lambda _path: None)
+    made.close()
+    with Checkpointer(place.mountpoint / "job", allow_volatile=True) as again:
+        found = again.restore_from_checkpoint(lambda _path: None)
     assert isinstance(found, Restored)
     assert found.step == 3
+
+
+def test_a_checkpointer_is_dropped_when_its_daemon_is_gone(place: Workplace) -> None:
+    """Without a word from its finalizers, which pytest would take for an error."""
+    made = Checkpointer(place.mountpoint / "job", allow_volatile=True)
+    place.kill_daemon()
+    del made
