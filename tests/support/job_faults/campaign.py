@@ -33,7 +33,7 @@ DEADLINE_SECONDS = 20.0
 SHORT_SECONDS = 0.3
 """The deadline where ranks stand still, or do not reach each other."""
 HANG_SECONDS = 60.0
-CUT_WITHIN_SECONDS = 0.02
+CUT_WITHIN_SECONDS = 0.01
 """Power fails at any time of these, behind the moment."""
 TRIES = 3
 """Starts for each fault: not each moment comes in each of them."""
@@ -158,8 +158,7 @@ class Campaign:
             self._change_world()
         start = self._start(numbers.randint(1, 2))
         more: dict[str, object] = {"deed": kind.deed, "moment": self._moment(start, phase)}
-        can_hold = kind.name == "power" or (kind.name == "slow" and self.nodes.places)
-        if can_hold and numbers.random() < 0.5:
+        if kind.name == "slow" and self.nodes.places and numbers.random() < 0.5:
             more["deed"] = "hold"
         if kind.name == "partition":
             more["parts"] = self._parts()
@@ -187,11 +186,15 @@ class Campaign:
         return moment
 
     def _change_world(self) -> None:
-        """By one rank: at least as many as replicas, on as many nodes; at most one node has two."""
-        count, nodes = len(self.seats), self.outcome.nodes
-        grows = self.numbers.random() < 0.5
-        if count > nodes or (count > max(self.outcome.replicas, 1) and not grows):
-            self.seats.pop(self.numbers.randrange(count))
+        """By one rank: on at least as many nodes as replicas; at most one node has two."""
+        ranks, nodes = range(len(self.seats)), self.outcome.nodes
+        spared = [
+            rank
+            for rank in ranks
+            if len({*self.seats[:rank], *self.seats[rank + 1 :]}) >= self.outcome.replicas
+        ]
+        if spared and (len(ranks) > nodes or self.numbers.random() < 0.5):
+            self.seats.pop(self.numbers.choice(spared))
             return
         unused = [node for node in range(nodes) if node not in self.seats]
         self.seats.append(self.numbers.choice(unused or self.seats))

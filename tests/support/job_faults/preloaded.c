@@ -1,9 +1,10 @@
 /* preloaded.c - beside a daemon of a test (LD_PRELOAD): keeps what its medium, an ordinary file that
  * is mapped, is sure to have kept when the power fails, and sets its clock back.
  *
- * Beside SOURCE lies SOURCE.durable. What msync covers is copied there before msync begins: so it has
- * everything that was stored before an msync which has returned, and nothing that never was stored.
- * What differs between the two files at any moment is what a power cut may take, or leave.
+ * Beside SOURCE lies SOURCE.durable. What stands in the pages that msync covers, when it begins, is
+ * there when it returns, as long later as a disk would take: so it has everything that was stored
+ * before an msync which has returned, and nothing that never was stored. What differs between the two
+ * files at any moment is what a power cut may take, or leave.
  *
  * CXLFS_TEST_CLOCK_BACK_SECONDS: so much earlier is it for this process.
  * CXLFS_TEST_MEDIUM_FORGETS: the medium lies, and keeps nothing of what msync covered.
@@ -20,6 +21,8 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+enum { DISK_MICROSECONDS = 1000 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uintptr_t begin, end; /* of the mapping that was met last, */
@@ -52,22 +55,40 @@ static void find(uintptr_t address)
         fclose(maps);
 }
 
-int msync(void *address, size_t length, int flags)
+/* 0, or -1: it was not kept. */
+static int keep(const void *address, size_t length)
 {
     uintptr_t first = (uintptr_t)address;
-    pthread_mutex_lock(&lock);
     if (first < begin || first >= end)
         find(first);
-    for (size_t done = 0; kept >= 0 && done < length;) {
-        ssize_t moved = pwrite(kept, (char *)address + done, length - done, (off_t)(origin + (first - begin) + done));
-        if (moved <= 0) {
-            pthread_mutex_unlock(&lock);
-            errno = EIO;
-            return -1;
-        }
+    if (kept < 0)
+        return 0;
+    char *standing = malloc(length);
+    if (standing == NULL)
+        return -1;
+    memcpy(standing, address, length);
+    usleep(DISK_MICROSECONDS);
+    size_t done = 0;
+    while (done < length) {
+        off_t offset = (off_t)(origin + (first - begin) + done);
+        ssize_t moved = pwrite(kept, standing + done, length - done, offset);
+        if (moved <= 0)
+            break;
         done += (size_t)moved;
     }
+    free(standing);
+    return done == length ? 0 : -1;
+}
+
+int msync(void *address, size_t length, int flags)
+{
+    pthread_mutex_lock(&lock);
+    int result = keep(address, length);
     pthread_mutex_unlock(&lock);
+    if (result != 0) {
+        errno = EIO;
+        return -1;
+    }
     return (int)syscall(SYS_msync, address, length, flags);
 }
 
