@@ -43,7 +43,7 @@ class Stock:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reachable:
     """Of one attempt, what this rank can have. ``elsewhere``: the ranks whose parts lie in stores
-    that only others reach; ``verified``: those of which every byte was compared already.
+    that only others reach; ``compared``: those of which every byte was already.
     """
 
     attempt: Attempt

@@ -14,7 +14,7 @@ import pytest
 
 from cxlfs.errors import JobConfigurationError, UndecidedError
 from cxlfs.job import Checkpointer, Committed, Restored, copying, files, medium
-from cxlfs.job.agent import Event, Pace, Settings, Tending, service
+from cxlfs.job.agent import Event, Pace, Settings, Tending, service, tending
 from cxlfs.job.engines.local import LocalEngine
 from tests.support.agents import tend
 from tests.support.job_ranks import SECONDS, Job, ThreadEngine, content, on_all_ranks
@@ -77,7 +77,11 @@ def assert_restored(job: Job, step: int) -> None:
     assert job.loaded == {rank: content(rank, step) for rank in range(job.world)}
 
 
-def test_a_replaced_node_has_its_own_and_its_copies_before_the_ranks_begin(job: Job) -> None:
+@pytest.mark.parametrize("links", [1, 4])
+def test_a_replaced_node_has_its_own_and_its_copies_before_the_ranks_begin(
+    job: Job, monkeypatch: pytest.MonkeyPatch, links: int
+) -> None:
+    monkeypatch.setattr(tending, "LINKS_MAX", links)
     save(job, 10)
     before = [held(job, node) for node in range(NODES)]
     shutil.rmtree(roots(job)[1])

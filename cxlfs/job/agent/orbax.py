@@ -29,6 +29,7 @@ from cxlfs.job.agent.events import Event, Tell
 from cxlfs.job.agent.keeper import Keeper
 from cxlfs.job.agent.orbax_files import KEPT, OrbaxDirectory
 from cxlfs.job.agent.rounds import NOTHING, Decision, Report
+from cxlfs.job.driver import reason_of
 from cxlfs.job.engines import Engine
 from cxlfs.job.protocol import Aborted, Attempt, Committed, Restored
 
@@ -83,7 +84,7 @@ class OrbaxAgent:
             saver = self._directory.saver()
             steps = self._directory.steps()
         except JobFilesError as error:
-            problem = error.message
+            problem = reason_of(error)
         is_same = set(steps) <= set(self._steps_then)
         return rounds.encode(
             Report(

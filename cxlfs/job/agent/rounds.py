@@ -20,6 +20,7 @@ from cxlfs.plain import Plain, PlainError, fields, number, parse, row, text, tru
 
 STEPS_MAX = 1000
 _BYTES_MAX = 1 << 16
+_REASON_MAX = 500
 NOTHING = "nothing"
 """The answer of a first start."""
 
@@ -74,12 +75,14 @@ def decide(
     """
     common = common_steps(reports)
     floor = common[keep - 1] if len(common) >= keep else 0
-    problems = [f"rank {rank}: {r.problem}" for rank, r in enumerate(reports) if r.problem]
+    problems = [
+        f"rank {rank}: {r.problem[:_REASON_MAX]}" for rank, r in enumerate(reports) if r.problem
+    ]
     asking = [rank for rank, report in enumerate(reports) if report.asked is not None]
     if asking:
         problems += _contradictions(reports)
         if problems:
-            return Decision("refuse", reason="; ".join(problems))
+            return Decision("refuse", reason="; ".join(problems)[:_REASON_MAX])
         if len(asking) == len(reports):
             has_any = any(report.has_any for report in reports)
             return Decision("answer", common, has_any)

@@ -25,7 +25,7 @@ from cxlfs.job import copying, files, medium
 from cxlfs.job.agent.events import Event, Tell
 from cxlfs.job.engines import Engine, Link, gather
 from cxlfs.job.engines.rendezvous import unheard
-from cxlfs.job.exchange import exchange
+from cxlfs.job.exchange import Failures, exchange
 from cxlfs.job.protocol import (
     Attempt,
     Choice,
@@ -38,6 +38,7 @@ from cxlfs.job.protocol import (
     fetches,
     missing_copies,
     place_copies,
+    rounds,
 )
 from cxlfs.job.protocol.messages import Stock
 from cxlfs.job.protocol.planning import Excluded
@@ -46,6 +47,8 @@ from cxlfs.plain import PlainError, fields, number, parse, row, truth
 
 log = logging.getLogger(__name__)
 
+LINKS_MAX = 4
+"""Of a node at once: each takes as much memory as ``copying`` says."""
 _BYTES_MAX = 1 << 20
 
 
@@ -163,7 +166,7 @@ class Tending:
     def _exchange(
         self, own: _PerNode, choice: Choice, transfers: Iterable[Transfer]
     ) -> set[Transfer]:
-        """All at once, from node to node. Which of all of them failed, at either end."""
+        """From node to node. Which of all of them failed, at either end."""
         attempt, manifests = choice.attempt, choice.manifests
         wanted = {Transfer(t.shard, own.node(t.source), own.node(t.target)): t for t in transfers}
         self._calls += 1
@@ -178,7 +181,9 @@ class Tending:
             expected = copying.Wanted(attempt, shard, len(manifests), manifests[shard])
             copying.receive(link, self._root, expected)
 
-        failures = exchange(self._group(), wanted, name, seconds, send, receive)
+        failures: Failures = {}
+        for turn in rounds(tuple(wanted), LINKS_MAX):
+            failures |= exchange(self._group(), turn, name, seconds, send, receive)
         failed = [index for index, transfer in enumerate(wanted) if transfer in failures]
         told = self._gather(name, json.dumps({"failed": failed}).encode())
         everybody = {index for body in told for index in _indices(body)}
