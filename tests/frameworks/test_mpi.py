@@ -113,3 +113,23 @@ made.engine.say("end", b"")
 assert len(made.engine.hear("end", range(4), 60)) == 4
 """
     assert run(program, tmp_path).strip() == "rank 0 gave up"
+
+
+def test_ranks_in_groups(tmp_path: Path) -> None:
+    """As a large job has them: of two here."""
+    program = """
+import cxlfs.job.engines.mpi as mpi
+mpi.group_size_of = lambda size: 2
+made = begin()
+made.restore_from_checkpoint(load)
+assert made.world.group_size == 2
+def failing(directory):
+    if made.world.rank == 3:
+        raise ValueError("it cannot")
+first = made.distributed_checkpoint(1, save)
+second = made.distributed_checkpoint(2, failing)
+made.close()
+print(type(first).__name__, first.is_cleaned, type(second).__name__, second.reasons, flush=True)
+"""
+    told = run(program, tmp_path).splitlines()
+    assert told == ["Committed True Aborted ((3, 'ValueError: it cannot'),)"] * RANKS

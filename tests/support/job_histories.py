@@ -239,9 +239,10 @@ class History:
             return
         if key.incarnation != str(self.incarnation):
             self._count("messages of a former incarnation")
-        rank.mailbox.append(Heard(key, sender, body))
+        heard = Heard(key, sender, body)
+        rank.mailbox.setdefault(key, []).append(heard)
         if isinstance(rank.machine.action, Gather):
-            rank.machine.on(rank.mailbox[-1])
+            rank.machine.on(heard)
             self._after(rank)
 
     # --- what a rank does -------------------------------------------------------------------
@@ -283,8 +284,9 @@ class History:
         """The others, and itself; then it listens to what came before it asked."""
         if action.body is not None:
             self._send_to(rank, action.to, action.key, action.body)
-            rank.mailbox.append(Heard(action.key, rank.number, action.body))
-        for message in rank.mailbox:
+            own = Heard(action.key, rank.number, action.body)
+            rank.mailbox.setdefault(action.key, []).append(own)
+        for message in rank.mailbox.get(action.key, ()):
             if machine.action is action:
                 machine.on(message)
 

@@ -16,6 +16,7 @@ from cxlfs.job.protocol import (
     Heard,
     Held,
     Inventory,
+    Key,
     Machine,
     Outcome,
     Placement,
@@ -143,7 +144,7 @@ class Rank:
     saves: int = 0
     step: int = 0
     first_number: int = 1
-    mailbox: list[Heard] = dataclasses.field(default_factory=list)
+    mailbox: dict[Key, list[Heard]] = dataclasses.field(default_factory=dict)
     told: Gather | None = None
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     loaded: str = ""
