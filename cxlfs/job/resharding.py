@@ -287,12 +287,12 @@ class Resharding:
             raise _UnusableError("; ".join(reasons), tuple(bad))
 
 
-class _UnusableError(JobFilesError):
-    """Holders of parts from which they cannot be had."""
+class _UnusableError(Exception):
+    """Holders of parts from which they cannot be had; never leaves this module."""
 
-    def __init__(self, message: str, bad: tuple[Holder, ...]) -> None:
-        super().__init__(message)
-        self.bad = bad
+    def __init__(self, reason: str, bad: tuple[Holder, ...]) -> None:
+        super().__init__(reason)
+        self.verdict = _verdict(reason, bad)
 
 
 @contextlib.contextmanager
@@ -307,11 +307,17 @@ def _judged(task: Callable[[], _Result]) -> tuple[_Result | None, Verdict]:
     """What it returns; or why there is nothing."""
     try:
         return task(), Verdict()
+    except _UnusableError as error:
+        log.info("not loaded", exc_info=True)
+        return None, error.verdict
     except Exception as error:
         log.info("not loaded", exc_info=True)
         told = error.message if isinstance(error, CxlfsError) else reason_of(error)
-        bad = error.bad if isinstance(error, _UnusableError) else ()
-        return None, Verdict(" ".join(told.split())[:REASON_MAX] or type(error).__name__, bad)
+        return None, _verdict(told or type(error).__name__)
+
+
+def _verdict(reason: str, bad: tuple[Holder, ...] = ()) -> Verdict:
+    return Verdict(" ".join(reason.split())[:REASON_MAX], bad)
 
 
 def _offer_of(stock: Stock) -> Offer:
