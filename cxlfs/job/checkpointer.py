@@ -453,10 +453,7 @@ class Checkpointer:
         match action:
             case TakeStock():
                 remove_brought(self.root)
-                inventory, problems = files.take_stock(self.root, self.store)
-                for problem in problems:
-                    log.warning("left out: %s", problem)
-                return dataclasses.replace(inventory, domain=self.domain)
+                return files.logged_inventory(self.root, self.store, self.domain)
             case TakeStockBelow() if self._tier is not None:
                 return self._tier.stock()
             case Load(attempt, shard, holder, manifest):

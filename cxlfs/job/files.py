@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -43,6 +44,8 @@ from cxlfs.job.protocol import Attempt, Commit, Held, Inventory
 from cxlfs.job.protocol.messages import attempt_of
 from cxlfs.native import crc32c
 from cxlfs.plain import Plain, PlainError, constant, fields, number, parse, row, text
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 COMMIT_FORMAT = 2
@@ -391,6 +394,14 @@ def take_stock(root: Path, store: str) -> tuple[Inventory, tuple[str, ...]]:
                 problems.append(str(error))
     inventory = Inventory(store, tuple(sorted(held)), tuple(sorted(set(commits))))
     return inventory, tuple(problems)
+
+
+def logged_inventory(root: Path, store: str, domain: str = "") -> Inventory:
+    """``take_stock`` as others are told it; what was left out is logged. Raises OSError."""
+    inventory, problems = take_stock(root, store)
+    for problem in problems:
+        log.warning("left out: %s", problem)
+    return dataclasses.replace(inventory, domain=domain)
 
 
 def _held(attempt: Attempt, rank: int, directory: Path) -> Held:

@@ -82,13 +82,11 @@ def reachable(roots: Sequence[Path]) -> tuple[tuple[Stock, ...], int]:
     for root in dict.fromkeys(root.resolve() for root in roots):
         try:
             store = _name_of(root)
-            inventory, problems = files.take_stock(root, store)
+            inventory = files.logged_inventory(root, store)
         except (JobFilesError, OSError) as error:
             log.warning("left out: %s", error)
             continue
         inventories.append(inventory)
-        for problem in problems:
-            log.warning("left out: %s", problem)
         for held in inventory.held:
             part = Part(held.rank, held.manifest, root, store)
             parts.setdefault(held.attempt, set()).add(part)

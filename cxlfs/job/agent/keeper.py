@@ -10,15 +10,12 @@ Never: what a step is, or how it got there (``orbax_files``).
 from __future__ import annotations
 
 import dataclasses
-import logging
 
 from cxlfs.errors import CxlfsError, JobFilesError, JobMessageError, NotRestoredError
 from cxlfs.job import files
 from cxlfs.job.checkpointer import Checkpointer
 from cxlfs.job.protocol import Attempt, choose, decode, encode, next_number
 from cxlfs.job.protocol.messages import Stock
-
-log = logging.getLogger(__name__)
 
 
 class Keeper(Checkpointer):
@@ -48,12 +45,9 @@ class Keeper(Checkpointer):
 
     def _own_stock(self) -> Stock:
         try:
-            inventory, problems = files.take_stock(self.root, self.store)
+            own = Stock(files.logged_inventory(self.root, self.store, self.domain))
         except (JobFilesError, OSError) as error:
             return Stock(None, f"rank {self.world.rank}: {error}")
-        for problem in problems:
-            log.warning("left out: %s", problem)
-        own = Stock(dataclasses.replace(inventory, domain=self.domain))
         if self._tier is None or self.world.rank:
             return own
         try:

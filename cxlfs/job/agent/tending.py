@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -44,8 +43,6 @@ from cxlfs.job.protocol.messages import Stock
 from cxlfs.job.protocol.planning import Excluded
 from cxlfs.job.tier import Tier
 from cxlfs.plain import PlainError, fields, number, parse, row, truth
-
-log = logging.getLogger(__name__)
 
 LINKS_MAX = 4
 """Of a node at once: each takes as much memory as ``copying`` says."""
@@ -226,10 +223,7 @@ class Tending:
     def _stocks(self) -> list[Inventory]:
         """Of all nodes."""
         self._calls += 1
-        inventory, problems = files.take_stock(self._root, self._store)
-        for problem in problems:
-            log.warning("left out: %s", problem)
-        own = dataclasses.replace(inventory, domain=self._settings.domain)
+        own = files.logged_inventory(self._root, self._store, self._settings.domain)
         found = []
         for data in self._gather(f"stock/{self._calls}", encode(Stock(own))):
             body = decode(data)
