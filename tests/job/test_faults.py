@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cxlfs.job import aside, files
+from cxlfs.job.agent import Tending
 from cxlfs.job.protocol import (
     Attempt,
     Nothing,
@@ -62,6 +63,8 @@ def in_a_new_process(run: Callable[..., campaign.Outcome], *arguments: Any) -> c
         ("collection", 1),
         ("replication", 2),
         ("drain", 1),
+        ("agent", 1),
+        ("agent", 2),
     ],
 )
 def test_faults(kind: str, replicas: int, seed: int) -> None:
@@ -129,6 +132,14 @@ def a_vote_is_not_where_it_says(patch: Patch) -> None:
     patch.setattr(files, "seal", seal)
 
 
+def an_agent_says_what_it_has_not_done(patch: Patch) -> None:
+    patch.setattr(Tending, "_exchange", lambda *_arguments: set())
+
+
+def what_a_killed_agent_left_is_in_the_way(patch: Patch) -> None:
+    patch.setattr(files, "begin_anew", files.begin)
+
+
 @pytest.mark.parametrize(
     ("mistake", "kind", "replicas"),
     [
@@ -139,6 +150,8 @@ def a_vote_is_not_where_it_says(patch: Patch) -> None:
         (nothing_is_given_back, "kill", 1),
         (the_largest_step_is_the_newest, "redo", 1),
         (a_vote_is_not_where_it_says, "kill", 1),
+        (an_agent_says_what_it_has_not_done, "agent", 2),
+        (what_a_killed_agent_left_is_in_the_way, "agent", 2),
         pytest.param(a_deadline_aborts, "partition", 1, marks=pytest.mark.campaign),
     ],
     ids=lambda value: getattr(value, "__name__", None),

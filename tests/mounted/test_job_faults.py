@@ -13,7 +13,8 @@ FAULTS_UNTIL_FOUND = 40
 
 
 @pytest.mark.parametrize(
-    ("kind", "replicas"), [("daemon", 1), ("daemon", 2), ("full", 1), ("power", 2), ("clock", 1)]
+    ("kind", "replicas"),
+    [("daemon", 1), ("daemon", 2), ("full", 1), ("power", 2), ("clock", 1), ("agent", 2)],
 )
 def test_faults(kind: str, replicas: int, seed: int) -> None:
     outcome = run_campaign(kind, 1, seed, replicas=replicas, nodes=2)

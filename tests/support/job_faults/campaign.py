@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cxlfs.errors import CxlfsError
+from tests.support.job_faults.agent_faults import AgentFault
 from tests.support.job_faults.engine import Partition
 from tests.support.job_faults.judge import BrokenError, Judge
-from tests.support.job_faults.kinds import KINDS, Kind
+from tests.support.job_faults.kinds import AGENT, KINDS, Kind
 from tests.support.job_faults.moments import RESTORE, Moment, a_moment, call_of
 from tests.support.job_faults.nodes import STORE_BYTES, Beside, Nodes
 from tests.support.job_faults.ranks import Start, launch, wait_for
@@ -79,11 +80,18 @@ class Campaign:
         self._tier = nodes.root / "tier"
         self._is_done = False
         """What was to go wrong did."""
+        self._agents: AgentFault | None = None
         self._chances = random.Random()
         """Of what is done meanwhile: how much of it is drawn depends on what processes do."""
 
     def run(self, faults: int) -> None:
         """Raises BrokenError."""
+        try:
+            self._run_all(faults)
+        finally:
+            self._end_agents()
+
+    def _run_all(self, faults: int) -> None:
         self._begin_life()
         while self.outcome.faults < faults:
             if self.starts > 2 * TRIES * faults + 2 * TRIES * self.outcome.lives:
@@ -92,12 +100,14 @@ class Campaign:
             start = self._faulty(phase)
             self._carry_out(start)
             told = self._judged(start)
+            self._behind(start)
             if self._is_done:
                 self.outcome.count(phase, told)
-            self._behind(start)
             self.nodes.mount_again()
             self.nodes.make_room()
-            if not self._quiet(1):
+            resumes = self._quiet(1)
+            self._end_agents()
+            if not resumes:
                 self.outcome.lives += 1
                 self._begin_life()
 
@@ -213,6 +223,10 @@ class Campaign:
             self.nodes.set_clock_back(self._chances.randrange(len(self.nodes.places)))
         if self.kind.name.startswith("corrupt"):
             self.judge.lose(self._node_of(start))
+        if self.kind.name == AGENT:
+            root = self.nodes.root / f"agents{self.starts}"
+            seed = self._chances.random()
+            self._agents = AgentFault(root, start.seats, start.replicas, seed)
         daemon = 0
         if start.deed == "hold" and self.kind.name == "slow":
             daemon = self.nodes.daemon(self._node_of(start))
@@ -254,6 +268,8 @@ class Campaign:
         self._is_done = True
         if kind == "daemon":
             self.nodes.kill_daemon(node)
+        elif self._agents is not None:
+            self._agents.at_moment()
         elif kind == "power":
             self._cut_power(start, node)
         elif kind == "full":
@@ -309,6 +325,11 @@ class Campaign:
             self.judge.lose(node)
         elif self.kind.name.startswith("corrupt"):
             self.judge.lose(node)
+        elif self._agents is not None:
+            self._agents.behind_ranks(self.nodes, self.judge, self.seats)
+            self._is_done = True
+            told = f"agent killed: {self._agents.when}"
+            self.outcome.told[told] = self.outcome.told.get(told, 0) + 1
         elif self.kind.name == "drain":
             found = (_IN_TIER.fullmatch(path.name) for path in self._tier.iterdir())
             self.judge.below = max((int(each[1]) for each in found if each), default=0)
@@ -316,6 +337,11 @@ class Campaign:
                 for each in range(self.outcome.nodes):
                     self.nodes.empty(each)
                     self.judge.lose(each)
+
+    def _end_agents(self) -> None:
+        if self._agents is not None:
+            self._agents.agents.end()
+            self._agents = None
 
 
 def _told_of_moment(start: Start) -> list[dict[str, object]]:

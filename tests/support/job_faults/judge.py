@@ -32,6 +32,12 @@ class Judge:
         for nodes in self.lost.values():
             nodes.add(node)
 
+    def mended(self) -> None:
+        """What was lost of the newest that is safe lies in its stores again."""
+        safe = self.newest_safe()
+        if safe is not None:
+            self.lost[safe].clear()
+
     def newest_safe(self) -> Attempt | None:
         safe = [a for a, nodes in self.lost.items() if len(nodes) < self.replicas]
         return max(safe, default=None)

@@ -11,6 +11,8 @@ import dataclasses
 from tests.support.job_faults.moments import COMMIT, DRAIN, PHASES, PREPARED
 from tests.support.job_faults.nodes import Beside
 
+AGENT = "agent"
+
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
@@ -85,6 +87,11 @@ _ALL = (
         phases=(COMMIT,),
         what=DRAIN,
         errors=frozenset({"JobTierError"}),
+    ),
+    Kind(
+        AGENT,
+        "a rank is killed, and an agent: beside the ranks, in a copy, in its work, at any time, or "
+        "behind its work; stores are lost before and behind that",
     ),
 )
 KINDS = {kind.name: kind for kind in _ALL}
