@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cxlfs.media.locks import Ranges
+from cxlfs.media.pages import SMALL_PAGE_BYTES, MappedPages, huge_page_bytes
 from cxlfs.native import MappedRegion, MediaHandle, routines
+from cxlfs.native.mapped_pages import mapped_bytes
 
 
 class DirtyShutdown(NamedTuple):
@@ -23,6 +26,17 @@ class DirtyShutdown(NamedTuple):
     """Sum over all devices of the region."""
     device_hash: int
     """64 bits over the ids of the devices; another value means another set of devices."""
+
+
+class Identity(NamedTuple):
+    """What a program that opens the source itself finds there, so that it maps the same bytes."""
+
+    path: str
+    device: int
+    inode: int
+    special_device: int
+    synchronous: bool
+    """It is mapped with MAP_SYNC."""
 
 
 class Media(MappedRegion):
@@ -38,11 +52,11 @@ class Media(MappedRegion):
         self.kind = kind
         self.path = path
         self.alignment_bytes = 4096
-        """Smallest unit that is mapped or faulted."""
+        """The mapping begins at a multiple of this. Of a DAX device: the pages it is mapped in."""
         self.persistence_domain: str | None = None
         """What the kernel says: ``memory_controller``, ``cpu_cache``; None: nothing, or no DAX."""
         self.volatile = False
-        """A file in memory (tmpfs): gone with the power, and with the machine's next start."""
+        """A file in memory (tmpfs, hugetlbfs): gone with the power, or a restart."""
 
     @property
     def write_back_name(self) -> str:
@@ -53,6 +67,25 @@ class Media(MappedRegion):
     def dirty_shutdown(self) -> DirtyShutdown:
         """Read anew at each call; never raises."""
         return DirtyShutdown(supported=False, shutdowns=0, device_hash=0)
+
+    def mapped_pages(self) -> MappedPages:
+        """How large its pages are, looked up anew in some places of it; never raises."""
+        found = mapped_bytes(self)
+        if found is None or not found.mapped:
+            return MappedPages(None, None)
+        page_size_bytes = huge_page_bytes() if found.huge else SMALL_PAGE_BYTES
+        return MappedPages(page_size_bytes, found.huge / found.mapped)
+
+    def identity(self) -> Identity | None:
+        """None: no other program can map it."""
+        return None
+
+    def locked_ranges(self, start: int = 0, end: int | None = None) -> Ranges:
+        """What of [start, end) programs have locked, because they may store or look there: clipped,
+        sorted, apart; see ``locks``.
+        """
+        del start, end
+        return []
 
     def preallocate(self) -> None:
         """Make sure that no later store can fail for want of space below; raises NoSpaceError."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cxlfs.errors import BusyError, CxlfsError, MediaUnavailableError, NotPersistentError
 from cxlfs.media.lock import refuse_other_users
+from cxlfs.media.pages import alignment_of
 from cxlfs.media.source import SourceMedia
 from cxlfs.media.sysfs import DaxDevice, Region, find_block_region, find_dax_device
 from cxlfs.native import Granularity, MappedRegion
@@ -83,6 +84,7 @@ def open_device(
         descriptor,
         device.size_bytes,
         granularity=granularity_of(device.region),
+        alignment_bytes=device.alignment_bytes,
         read_only=read_only,
         synchronous=True,
         what=path,
@@ -95,6 +97,7 @@ def open_device(
         read_only=read_only,
         region=device.region,
         alignment_bytes=device.alignment_bytes,
+        only_page_bytes=device.alignment_bytes,
     )
 
 
@@ -103,11 +106,13 @@ def open_dax_file(
 ) -> SourceMedia | None:
     """Map a file with MAP_SYNC and take the descriptor over; None when its file system has none."""
     region = find_block_region(os.fstat(descriptor).st_dev, sysfs)
+    alignment_bytes = alignment_of(descriptor, size_bytes)
     try:
         handle = MappedRegion.map_handle(
             descriptor,
             size_bytes,
             granularity=granularity_of(region),
+            alignment_bytes=alignment_bytes,
             read_only=read_only,
             synchronous=True,
             what=path,
@@ -121,4 +126,5 @@ def open_dax_file(
         descriptor=descriptor,
         read_only=read_only,
         region=region,
+        alignment_bytes=alignment_bytes,
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cxlfs.errors import BusyError
+from cxlfs.media import locks
 
 PROC = Path("/proc")
 
@@ -30,12 +31,16 @@ def lock_source(descriptor: int, path: str, *, shared: bool, proc: Path = PROC) 
 
 def refuse_other_users(descriptor: int, path: str, proc: Path = PROC) -> None:
     """Raises BusyError when another process has the source open, or mapped and closed: what knows
-    nothing of our lock, like a virtual machine that has a DAX device for its memory. Only processes
-    that this one may look into are seen: root sees all.
+    nothing of our lock, like a virtual machine that has a DAX device for its memory. Programs that
+    store file data by themselves are no others: what they may store into is locked, and stays
+    apart. Only processes that this one may look into are seen: root sees all.
     """
     status = os.fstat(descriptor)
+    clients = locks.marked_processes(descriptor)
     for has_it, users in (("open", _processes_with_open), ("mapped", _processes_with_mapping)):
         for pid in users(status, proc):
+            if pid in clients:
+                continue
             command = _command_line(proc / str(pid)) or "command unknown"
             raise BusyError(
                 f"{path} is in use by process {pid} ({command}), which has it {has_it}",

@@ -165,6 +165,7 @@ def _map(descriptor: int, request: _Request) -> Media:
         raise MediaUnavailableError(
             f"{path} is empty", next_step="give it a size: cxlfs mkfs --size SIZE"
         )
+    file.require_mappable(descriptor, path, size_bytes)
     return dax.open_dax_file(
         descriptor, path, size_bytes, read_only=read_only, sysfs=request.sysfs
     ) or file.open_file(descriptor, path, size_bytes, read_only=read_only)

@@ -18,8 +18,8 @@ from pathlib import Path
 from cxlfs.errors import NoSpaceError
 from cxlfs.units import GIB, KIB, format_size
 
-VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
-VOLATILE_TEXT = "the source is a file in memory (tmpfs): it is gone with the power"
+VOLATILE_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
+VOLATILE_TEXT = "the source is a file in memory (tmpfs, hugetlbfs): it is gone with the power"
 
 _STAT_BLOCK_BYTES = 512  # unit of st_blocks, whatever the file system
 _KEPT_PART = 100
@@ -30,17 +30,29 @@ _FIELDS_BEFORE_OPTIONAL = 6
 
 def file_system_of(descriptor: int, proc: Path = Path("/proc")) -> str | None:
     """The type of the file system that a file lies on, as mount(8) calls it; None: not known."""
+    fields = _mount_of(descriptor, proc)
+    return os.fsdecode(fields[0]) if fields else None
+
+
+def mount_options_of(descriptor: int, proc: Path = Path("/proc")) -> tuple[str, ...]:
+    """Those of the file system itself, like ``huge=always``; none: not known."""
+    fields = _mount_of(descriptor, proc)
+    return tuple(os.fsdecode(fields[-1]).split(",")) if fields else ()
+
+
+def _mount_of(descriptor: int, proc: Path) -> list[bytes]:
+    """Type, source and options of the file system; empty: not known."""
     number = os.fstat(descriptor).st_dev
     wanted = f"{os.major(number)}:{os.minor(number)}".encode()
     try:
         lines = (proc / "self" / "mountinfo").read_bytes().splitlines()
     except OSError:
-        return None
+        return []
     for line in lines:
         fields = line.split(b" ")
         if len(fields) > _FIELDS_BEFORE_OPTIONAL and fields[2] == wanted and b"-" in fields:
-            return os.fsdecode(fields[fields.index(b"-", _FIELDS_BEFORE_OPTIONAL) + 1])
-    return None
+            return fields[fields.index(b"-", _FIELDS_BEFORE_OPTIONAL) + 1 :]
+    return []
 
 
 def allocated_bytes(descriptor: int) -> int:

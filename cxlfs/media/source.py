@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from cxlfs.media.base import DirtyShutdown, Media
+from cxlfs.media import locks
+from cxlfs.media.base import DirtyShutdown, Identity, Media
+from cxlfs.media.pages import SMALL_PAGE_BYTES, MappedPages
 from cxlfs.media.room import VOLATILE_FILE_SYSTEMS, file_system_of
 from cxlfs.media.sysfs import Region
 from cxlfs.native import MediaHandle
@@ -28,13 +30,18 @@ class SourceMedia(Media):
         read_only: bool,
         region: Region | None = None,
         alignment_bytes: int = 4096,
+        only_page_bytes: int | None = None,
     ) -> None:
+        """``only_page_bytes``: the size of every page of the mapping, where the source has no
+        other.
+        """
         super().__init__(handle, kind=kind, path=path, read_only=read_only)
         self.alignment_bytes = alignment_bytes
         self.persistence_domain = region.persistence_domain if region is not None else None
         self.volatile = kind == "file" and file_system_of(descriptor) in VOLATILE_FILE_SYSTEMS
         self._descriptor = descriptor
         self._region = region
+        self._only_page_bytes = only_page_bytes
 
     def close(self) -> None:
         """Unmap, then let go of the source and its lock. Idempotent."""
@@ -43,8 +50,28 @@ class SourceMedia(Media):
         if descriptor >= 0:
             os.close(descriptor)
 
+    def identity(self) -> Identity:
+        """By the name that the source has now."""
+        status = os.fstat(self._descriptor)
+        path = os.readlink(f"/proc/self/fd/{self._descriptor}")  # noqa: PTH115  no link of ours
+        return Identity(path, status.st_dev, status.st_ino, status.st_rdev, self.kind == "fsdax")
+
+    def locked_ranges(self, start: int = 0, end: int | None = None) -> locks.Ranges:
+        """A system that knows no such locks has none."""
+        with contextlib.suppress(OSError):
+            return locks.locked_ranges(
+                self._descriptor, start, self.size_bytes if end is None else end
+            )
+        return []
+
     def dirty_shutdown(self) -> DirtyShutdown:
         return self._region.dirty_shutdown() if self._region else super().dirty_shutdown()
+
+    def mapped_pages(self) -> MappedPages:
+        size_bytes = self._only_page_bytes
+        if size_bytes is None:
+            return super().mapped_pages()
+        return MappedPages(size_bytes, float(size_bytes > SMALL_PAGE_BYTES))
 
     def describe_fault(self) -> str | None:
         with contextlib.suppress(OSError):
