@@ -1,4 +1,4 @@
-"""The build backend of pyproject.toml: setuptools, after the C that cffi makes of ``cxlfs.h``.
+"""The build backend of pyproject.toml: setuptools, after the C that cffi makes of the headers.
 
 What is generated lies below ``build/``, which belongs to nobody: it is made anew for each build of
 a wheel, also of an editable one, and no source distribution carries it.
@@ -36,24 +36,30 @@ __all__ = [
 ]
 
 MODULE = "cxlfs._native"
-HEADER = "csrc/cxlfs.h"
+HEADERS = ("csrc/cxlfs.h", "csrc/client/direct.h", "csrc/cxl_direct.h", "csrc/client/client.h")
+"""What Python sees, each after those that it uses."""
 GENERATED = "build/generated/_native_ffi.c"
 """One of the extension's sources."""
 
 
 def declarations(header: str) -> str:
-    """What cffi parses: neither preprocessor lines nor comments."""
+    """What cffi parses: neither preprocessor lines (each with those that it goes on in), nor
+    assertions, nor comments.
+    """
     text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    text = re.sub(r"^#(?:.*\\\n)*.*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"^_Static_assert\(.*?\);", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def generate(root: Path) -> Path:
-    """Write the C between Python and ``cxlfs.h`` below ``root``, a source tree; its path."""
+    """Write the C between Python and the headers below ``root``, a source tree; its path."""
     path = root / GENERATED
     path.parent.mkdir(parents=True, exist_ok=True)
     ffi = FFI()
-    ffi.cdef(declarations((root / HEADER).read_text(encoding="utf-8")))
-    ffi.set_source(MODULE, f'#include "{Path(HEADER).name}"')
+    for header in HEADERS:
+        ffi.cdef(declarations((root / header).read_text(encoding="utf-8")))
+    below = [Path(header).relative_to("csrc") for header in HEADERS]
+    ffi.set_source(MODULE, "\n".join(f'#include "{header}"' for header in below))
     ffi.emit_c_code(str(path))
     return path
 

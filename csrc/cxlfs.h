@@ -3,7 +3,7 @@
  *
  * Rules
  * - Functions return 0 or a count, or -errno. No globals but the dispatch table, the SIGBUS
- *   bookkeeping and the fault switches of the tests.
+ *   bookkeeping, the fault switches of the tests and the table of clients (client/clients.c).
  * - Every change of media bytes goes through a cxl_media_* function of this file, which is where the
  *   recorder listens. Every access of media bytes is guarded: a SIGBUS becomes -EIO.
  * - Offsets are bytes from the start of the media and are checked against its size (-ERANGE).
@@ -43,8 +43,8 @@ enum { CXL_MAP_READ_ONLY = 1, CXL_MAP_SYNC = 2 };
 
 typedef struct cxl_media cxl_media;
 
-/* Map size bytes of fd. CXL_MAP_SYNC asks for MAP_SYNC and fails with -EOPNOTSUPP without it. */
-int cxl_media_map(int fd, uint64_t size, uint32_t flags, uint32_t granularity, cxl_media **out);
+/* Map size bytes of fd at a multiple of alignment, a power of two. CXL_MAP_SYNC: or -EOPNOTSUPP. */
+int cxl_media_map(int fd, uint64_t size, uint64_t alignment, uint32_t flags, uint32_t granularity, cxl_media **out);
 /* Anonymous memory, for tests; behaves at the granularity given (PAGE: fence does no msync). */
 int cxl_media_anonymous(uint64_t size, uint32_t granularity, cxl_media **out);
 void cxl_media_close(cxl_media *media);
@@ -208,7 +208,7 @@ int cxl_engine_usage(cxl_engine *engine, uint64_t *used, uint64_t segment_count)
 /* What maps refer to inside the spans (by media offset, apart, none beyond a segment), cut at their borders, by
  * (owner, file_offset): what owner has of it in the order of its file. Of several owners of a range the one
  * preferred is named, else the lowest. busy[i] is set, and nothing listed, where span i must not be moved (a
- * lease in its segment, unpublished bytes). *ranges and *owners are malloc'ed: cxl_free. */
+ * lease or a cxl_held in its segment, unpublished bytes). *ranges and *owners are malloc'ed: cxl_free. */
 int cxl_engine_live_ranges(cxl_engine *engine, const cxl_span *spans, uint64_t span_count, uint64_t preferred,
                            uint8_t *busy, cxl_live_range **ranges, uint64_t *count, uint64_t **owners,
                            uint64_t *owner_count);
@@ -484,6 +484,8 @@ void cxl_port_set_map(cxl_port *port, cxl_map *live);
  * Returns the time of the last write since the last call of this or cxl_port_written, ns since 1970, or 0. */
 uint64_t cxl_port_stop(cxl_port *port);
 uint64_t cxl_port_written(cxl_port *port);
+/* Whether every read and write becomes an upcall, allowed or not. What is under way goes on. */
+void cxl_port_ask(cxl_port *port, int asks);
 /* Handles: what the kernel names an open file by. Reading is allowed at once where readable. */
 int cxl_handle_open(cxl_transport *transport, uint64_t handle, cxl_port *port, int readable);
 void cxl_handle_close(cxl_transport *transport, uint64_t handle);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/append.h"
 
 /* Through memory: what was summed is what is copied. A piece lies in one chunk of the source. */
 static int copy_range(cxl_engine *engine, extent *source, uint64_t offset, uint64_t length,

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/append.h"
 
 typedef struct {
     cxl_delta face;           /* what the caller sees, first */

@@ -58,6 +58,7 @@ static void init_locks(cxl_engine *engine)
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->discards_lock, NULL);
     pthread_mutex_init(&engine->references_lock, NULL);
+    pthread_mutex_init(&engine->held_lock, NULL);
     pthread_mutex_init(&engine->snapshots.lock, NULL);
     for (int i = 0; i < STRIPES; i++)
         pthread_mutex_init(&engine->stripes[i], NULL);
@@ -69,6 +70,7 @@ static void destroy_locks(cxl_engine *engine)
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->discards_lock);
     pthread_mutex_destroy(&engine->references_lock);
+    pthread_mutex_destroy(&engine->held_lock);
     pthread_mutex_destroy(&engine->snapshots.lock);
     for (int i = 0; i < STRIPES; i++)
         pthread_mutex_destroy(&engine->stripes[i]);
@@ -121,6 +123,7 @@ void cxl_engine_free(cxl_engine *engine)
     while (engine->map_list != NULL)
         cxl_map_free(engine->map_list);
     discards_free(engine);
+    helds_free(engine);
     cxl_snapshot_cancel(engine);
     table_free(engine);
     destroy_locks(engine);

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "extents/append.h"
 #include "extents/sums.h"
 
 enum { CHUNKS_AT_ONCE = 64 };   /* checksums taken at once, on the stack */

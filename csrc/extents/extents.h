@@ -13,9 +13,9 @@
  *   6. engine.lock       table of extents, lease states, segment counts
  *   7. snapshots.lock    what is taken down of extents for one
  *   8. engine.stripes    length, published state and checksums of an extent
- * Counters are atomic. An extent lives while somebody holds it (extent.holds): each reference of a map or a delta, an
- * open lease, a read in flight, and, until cxl_engine_drop_unreferenced, its definition. Whoever has a hold may take
- * another one without a lock; from the table it is taken under engine.lock.
+ * Under held_lock none is waited for. Counters are atomic. An extent lives while somebody holds it (extent.holds): each
+ * reference of a map, a delta or a cxl_held, an open lease, a read in flight, and, until cxl_engine_drop_unreferenced,
+ * its definition. Whoever has a hold may take another one without a lock; from the table it is taken under engine.lock.
  */
 #ifndef CXLFS_EXTENTS_H
 #define CXLFS_EXTENTS_H
@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cxl_direct.h"
 #include "cxlfs.h"
 #include "persist/persist.h"
 
@@ -97,6 +98,7 @@ struct extent {
     bool attached;            /* the lease belongs to a map; engine.lock */
     bool busy;                /* cxl_engine_copy_ranges appends just now; engine.lock */
     bool kept;                /* its definition holds it; engine.lock */
+    _Atomic uint32_t readers; /* of the holds: references of a cxl_held */
 };
 
 typedef struct {
@@ -159,6 +161,9 @@ struct cxl_engine {
     uint64_t discard_min;     /* more references than that are dropped in steps */
     pthread_mutex_t references_lock; /* of the next one, and all that it leads to */
     cxl_reference_snapshot *reference_snapshots;
+
+    pthread_mutex_t held_lock; /* of the next one */
+    cxl_held *held;           /* held.c */
 
     _Atomic uint64_t covered[COVER_KINDS];
     _Atomic uint64_t leased;
@@ -235,6 +240,9 @@ void extent_unused(cxl_engine *engine, extent *x);
 bool extent_describe_published(cxl_engine *engine, extent *x, cxl_extent_info *info, uint32_t *crcs,
                                uint64_t room);
 
+/* held.c: an engine ends, and what it holds for readers with it. */
+void helds_free(cxl_engine *engine);
+
 /* snapshot.c: before what the journal knows of x changes, or x is forgotten. */
 void snapshot_keep(cxl_engine *engine, extent *x);
 
@@ -243,29 +251,9 @@ static inline void extent_hold(extent *x)
     atomic_fetch_add_explicit(&x->holds, 1, memory_order_relaxed);
 }
 
-/* extent_io.c: bytes and checksums. */
-
-/* Where an append has come to; the extent itself changes with append_commit only. */
-typedef struct {
-    uint64_t start;           /* extent offset of the first data byte, behind the padding */
-    uint64_t offset;          /* of the next byte */
-    uint64_t first_chunk;     /* the chunk that was open when the append began, */
-    uint32_t first_crc;       /* and its checksum as it will be */
-    uint32_t crc;             /* of the chunk being filled */
-} append_state;
+/* extent_io.c: bytes and checksums; append.h: how they become more. */
 
 uint32_t chunk_seed(uint64_t id, uint64_t chunk);
-/* LINE, BYTE: what this thread appended is durable then. -EREMOTEIO when that failed: unlike -EIO it
- * says nothing of one range, but that nobody knows what of all that was stored survives. */
-int append_fence(cxl_engine *engine);
-/* Bytes of padding that an append must put first, because published bytes end off alignment. */
-uint64_t append_padding(cxl_engine *engine, extent *x);
-/* Room for data in an open extent after that padding. */
-uint64_t append_room(cxl_engine *engine, extent *x);
-int append_begin(cxl_engine *engine, extent *x, uint64_t padding, append_state *state, cxl_fault *fault);
-int append_bytes(cxl_engine *engine, extent *x, append_state *state, const void *source,
-                 uint64_t length, cxl_fault *fault);
-void append_commit(cxl_engine *engine, extent *x, const append_state *state);
 
 /* Length and checksums [first, first+count) of an extent as of one moment. The chunks must lie
  * below a length that the extent had before. */

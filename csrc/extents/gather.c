@@ -61,14 +61,14 @@ static uint64_t span_at(const gathering_state *state, uint64_t media_offset)
     return span_behind(state->spans, state->count, media_offset);
 }
 
-/* All extents of a segment that lie in spans; none, where one is open: it may grow, and has no final checksum.
- * engine.lock is held. */
+/* All extents of a segment that lie in spans; none, where one is open: it may grow, and has no final checksum; or where
+ * one is held for readers: its place would not become free. engine.lock is held. */
 static int hold_segment(gathering_state *state, uint64_t segment)
 {
     cxl_engine *engine = state->engine;
     const segment_state *in = &engine->segments[segment];
     for (const extent *x = in->first; x != NULL; x = x->segment_next) {
-        if (x->open) {
+        if (x->open || atomic_load_explicit(&x->readers, memory_order_relaxed) != 0) {
             state->segments[segment] = 2;
             return 0;
         }

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "extents/extents.h"
+#include "extents/append.h"
 
 /* -------------------------------------------------------------------------------------- write */
 
@@ -70,6 +70,23 @@ static int carry(cxl_map *map, uint64_t offset, const void *source, uint64_t len
     return result < 0 ? (int)result : 0;
 }
 
+int map_show(cxl_map *map, const append_state *state, const reference *fresh)
+{
+    cxl_engine *engine = map->engine;
+    uint64_t start = fresh->file_offset, end = reference_end(fresh);
+    pthread_rwlock_wrlock(&map->lock);
+    int result = marks_reserve(engine, &map->dirty);
+    if (result == 0)
+        result = tree_replace(engine, &map->content, start, end, fresh, 1);
+    if (result == 0) {
+        append_commit(engine, fresh->extent, state);
+        marks_add(&map->dirty, start, end);
+        map->size = larger(map->size, end);
+    }
+    pthread_rwlock_unlock(&map->lock);
+    return result;
+}
+
 /* Reserve memory, copy, fence, and show the result. */
 static int write_planned(cxl_map *map, const write_plan *plan, cxl_fault *fault)
 {
@@ -93,17 +110,7 @@ static int write_planned(cxl_map *map, const write_plan *plan, cxl_fault *fault)
     if (result != 0)
         return result;
     reference fresh = {plan->start, length, x, state.start};
-    pthread_rwlock_wrlock(&map->lock);
-    result = marks_reserve(engine, &map->dirty);
-    if (result == 0)
-        result = tree_replace(engine, &map->content, plan->start, plan->end, &fresh, 1);
-    if (result == 0) {
-        append_commit(engine, x, &state);
-        marks_add(&map->dirty, plan->start, plan->end);
-        map->size = larger(map->size, plan->end);
-    }
-    pthread_rwlock_unlock(&map->lock);
-    return result;
+    return map_show(map, &state, &fresh);
 }
 
 /* The next lease takes over; false: there is none. */

@@ -4,6 +4,8 @@
  *
  * Invariants
  * - base is not moved and size does not change while the media lives.
+ * - base is a multiple of the alignment asked for, unless there is no address space for that: the kernel maps
+ *   huge pages only where address and file offset are alike modulo their size.
  * - PAGE: every page stored through write_back or copy lies in one of the dirty ranges until an
  *   msync that began later has covered it, or has failed for good.
  */
@@ -20,7 +22,7 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23          /* Linux 5.14 */
 #endif
-enum { TMPFS = 0x01021994, RAMFS = 0x858458f6, POPULATE_AT_ONCE = 8 << 20 };
+enum { TMPFS = 0x01021994, RAMFS = 0x858458f6, HUGETLBFS = 0x958458f6, POPULATE_AT_ONCE = 8 << 20 };
 #ifndef MAP_SYNC
 #define MAP_SYNC 0x80000
 #endif
@@ -62,9 +64,36 @@ static int new_media(uint64_t size, uint32_t granularity, cxl_media **out)
     return 0;
 }
 
-static int map_into(cxl_media *media, int protection, int flags, int fd)
+/* Address space for length bytes that begins at a multiple of the alignment; MAP_FAILED without any. */
+static uint8_t *reserve_aligned(uint64_t length, uint64_t alignment)
 {
-    media->base = mmap(NULL, media->size, protection, flags, fd, 0);
+    if (length > PTRDIFF_MAX - alignment)
+        return MAP_FAILED;
+    uint8_t *all = mmap(NULL, length + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED)
+        return MAP_FAILED;
+    uint64_t before = (alignment - (uintptr_t)all % alignment) % alignment;
+    if (before > 0)
+        munmap(all, before);
+    if (before < alignment)
+        munmap(all + before + length, alignment - before);
+    return all + before;
+}
+
+static int map_into(cxl_media *media, int protection, int flags, int fd, uint64_t alignment)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), length = (media->size + page - 1) / page * page;
+    uint8_t *place = alignment > page ? reserve_aligned(length, alignment) : MAP_FAILED;
+    if (place == MAP_FAILED) {
+        media->base = mmap(NULL, media->size, protection, flags, fd, 0);
+    } else {
+        media->base = mmap(place, media->size, protection, flags | MAP_FIXED, fd, 0);
+        if (media->base == MAP_FAILED) {
+            int error = errno;
+            munmap(place, length);
+            errno = error;
+        }
+    }
     if (media->base == MAP_FAILED)
         return -errno;
     /* A core dump of a whole device helps nobody; where this is refused nothing is lost. */
@@ -79,24 +108,44 @@ static bool is_in_memory(int fd)
     struct stat file;
     struct statfs system;
     return fstat(fd, &file) == 0 && S_ISREG(file.st_mode) && fstatfs(fd, &system) == 0 &&
-           ((uint32_t)system.f_type == TMPFS || (uint32_t)system.f_type == RAMFS);
+           ((uint32_t)system.f_type == TMPFS || (uint32_t)system.f_type == RAMFS ||
+            (uint32_t)system.f_type == HUGETLBFS);
 }
 
-int cxl_media_map(int fd, uint64_t size, uint32_t flags, uint32_t granularity, cxl_media **out)
+/* hugetlbfs maps whole pages of its own: what is longer than asked for would cover a neighbour. */
+static bool has_part_of_a_page(int fd, uint64_t size)
 {
+    struct statfs system;
+    return fstatfs(fd, &system) == 0 && (uint32_t)system.f_type == HUGETLBFS &&
+           size % (uint64_t)system.f_bsize != 0;
+}
+
+int cxl_media_map(int fd, uint64_t size, uint64_t alignment, uint32_t flags, uint32_t granularity, cxl_media **out)
+{
+    *out = NULL;
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0 || has_part_of_a_page(fd, size))
+        return -EINVAL;
     int result = new_media(size, granularity, out);
     if (result != 0)
         return result;
     bool read_only = (flags & CXL_MAP_READ_ONLY) != 0;
     int mode = (flags & CXL_MAP_SYNC) != 0 ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
+    bool closed = (flags & CXL_MAP_CLOSED) != 0;
     (*out)->read_only = read_only;
     (*out)->populates = !read_only && is_in_memory(fd);
-    result = map_into(*out, read_only ? PROT_READ : PROT_READ | PROT_WRITE, mode, fd);
+    int protection = closed ? PROT_NONE : read_only ? PROT_READ : PROT_READ | PROT_WRITE;
+    result = map_into(*out, protection, mode, fd, alignment);
+    if (result == 0 && closed && madvise((*out)->base, size, MADV_DONTFORK) != 0)
+        result = -errno;
     if (result != 0) {
         cxl_media_close(*out);
         *out = NULL;
+        return result;
     }
-    return result;
+    /* tmpfs mounted huge=advise asks for this; elsewhere it is refused, or changes nothing. */
+    if (is_in_memory(fd))
+        (void)madvise((*out)->base, size, MADV_HUGEPAGE);
+    return 0;
 }
 
 int cxl_media_anonymous(uint64_t size, uint32_t granularity, cxl_media **out)
@@ -105,7 +154,7 @@ int cxl_media_anonymous(uint64_t size, uint32_t granularity, cxl_media **out)
     if (result != 0)
         return result;
     (*out)->anonymous = true;
-    result = map_into(*out, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+    result = map_into(*out, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 1);
     if (result != 0) {
         cxl_media_close(*out);
         *out = NULL;
@@ -140,6 +189,17 @@ void *cxl_media_base(const cxl_media *media)
     return media->base;
 }
 
+int cxl_media_permit(cxl_media *media, uint64_t offset, uint64_t length, uint64_t granule, bool allowed)
+{
+    if (offset > media->size || length > media->size - offset)
+        return -ERANGE;
+    uint64_t start = offset & ~(granule - 1), end = (offset + length + granule - 1) & ~(granule - 1);
+    int protection = !allowed ? PROT_NONE : media->read_only ? PROT_READ : PROT_READ | PROT_WRITE;
+    if (end > media->size)      /* its last page is one, too */
+        end = media->size;
+    return mprotect(media->base + start, end - start, protection) == 0 ? 0 : -errno;
+}
+
 int64_t cxl_media_populate(cxl_media *media, uint64_t offset, uint64_t length)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), done = 0;
@@ -149,7 +209,9 @@ int64_t cxl_media_populate(cxl_media *media, uint64_t offset, uint64_t length)
     if (end > media->size)
         end = media->size / page * page;
     while (start < end && atomic_load(&media->populates)) {
-        uint64_t piece = end - start < POPULATE_AT_ONCE ? end - start : POPULATE_AT_ONCE;
+        uint64_t piece = POPULATE_AT_ONCE - start % POPULATE_AT_ONCE;      /* no huge page twice */
+        if (piece > end - start)
+            piece = end - start;
         if (madvise(media->base + start, piece, MADV_POPULATE_WRITE) != 0) {
             if (errno == EINVAL)
                 atomic_store(&media->populates, false);
@@ -278,6 +340,12 @@ static int fence_pages(cxl_media *media)
     int result = atomic_load(&media->failed) ? -EIO : 0;
     pthread_mutex_unlock(&media->fence_lock);
     return result;
+}
+
+void cxl_media_order(cxl_media *media)
+{
+    (void)media;
+    cxl_table.fence();
 }
 
 int cxl_media_fence(cxl_media *media)

@@ -20,7 +20,8 @@ typedef struct {
     const void *source;      /* outgoing */
     void *target;            /* incoming */
     uint64_t length;
-    uint64_t value;          /* of a word */
+    uint64_t value;          /* of a word, */
+    uint64_t before;         /* and what it was */
     uint32_t crc;
     bool with_crc;
 } transfer;
@@ -43,6 +44,14 @@ static void store_word_body(void *argument)
     const transfer *job = argument;
     uint64_t *word = (uint64_t *)(void *)(job->media->base + job->offset);
     __atomic_store_n(word, job->value, __ATOMIC_RELEASE);
+}
+
+static void or_word_body(void *argument)
+{
+    transfer *job = argument;
+    uint64_t *word = (uint64_t *)(void *)(job->media->base + job->offset);
+    job->before = __atomic_fetch_or(word, job->value, __ATOMIC_SEQ_CST);
+    job->value |= job->before;
 }
 
 static void copy_body(void *argument)
@@ -92,6 +101,18 @@ int cxl_media_store_u64(cxl_media *media, uint64_t offset, uint64_t value)
     return change(&job, store_word_body, CXL_EVENT_STORE);
 }
 
+int cxl_media_or_u64(cxl_media *media, uint64_t offset, uint64_t bits, uint64_t *before)
+{
+    transfer job = {.media = media, .offset = offset, .length = sizeof bits, .value = bits};
+    job.source = &job.value;    /* as it is when the event is recorded */
+    if (offset % sizeof bits != 0)
+        return -EINVAL;
+    int result = change(&job, or_word_body, CXL_EVENT_STORE);
+    if (result == 0)
+        *before = job.before;
+    return result;
+}
+
 int cxl_media_copy(cxl_media *media, uint64_t offset, const void *source, uint64_t length)
 {
     transfer job = {.media = media, .offset = offset, .source = source, .length = length};
@@ -119,6 +140,13 @@ static void read_body(void *argument)
 {
     const transfer *job = argument;
     memcpy(job->target, job->media->base + job->offset, job->length);
+}
+
+static void load_word_body(void *argument)
+{
+    transfer *job = argument;
+    const uint64_t *word = (const uint64_t *)(const void *)(job->media->base + job->offset);
+    job->value = __atomic_load_n(word, __ATOMIC_SEQ_CST);
 }
 
 static void crc_body(void *argument)
@@ -154,6 +182,17 @@ int cxl_media_read(cxl_media *media, uint64_t offset, void *target, uint64_t len
 {
     transfer job = {.media = media, .offset = offset, .target = target, .length = length};
     return load(&job, read_body, fault_offset);
+}
+
+int cxl_media_load_u64(cxl_media *media, uint64_t offset, uint64_t *value)
+{
+    transfer job = {.media = media, .offset = offset, .length = sizeof *value};
+    if (offset % sizeof *value != 0)
+        return -EINVAL;
+    int result = load(&job, load_word_body, NULL);
+    if (result == 0)
+        *value = job.value;
+    return result;
 }
 
 int cxl_media_crc(cxl_media *media, uint64_t offset, uint64_t length, uint32_t *crc, uint64_t *fault_offset)

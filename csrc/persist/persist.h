@@ -133,6 +133,19 @@ struct cxl_media {
     atomic_bool failed;          /* PAGE: an msync failed once */
 };
 
+/* For cxl_media_map: no byte can be reached before cxl_media_permit, and a forked child has none of it. */
+enum { CXL_MAP_CLOSED = 4 };
+/* Let the pages of a range be reached (or not), that end at multiples of the granule, a power of two. 0 or -errno.
+ * The tables of the pages stay: what was touched before meets no faults again. */
+int cxl_media_permit(cxl_media *media, uint64_t offset, uint64_t length, uint64_t granule, bool allowed);
+/* What this thread stored and wrote back is seen by others before what it stores next; LINE, BYTE: it is durable too.
+ * PAGE: nothing is synced, which is left to whoever else has the media mapped. */
+void cxl_media_order(cxl_media *media);
+/* An aligned 8-byte word that other processes change as well; sequentially consistent. *found: as it was. */
+int cxl_media_add_u64(cxl_media *media, uint64_t offset, uint64_t value, uint64_t *found);
+/* Stored where the word is as expected, which *found tells. */
+int cxl_media_swap_u64(cxl_media *media, uint64_t offset, uint64_t expected, uint64_t value, uint64_t *found);
+
 /* PAGE: the next fence covers the pages of this range, which the caller has checked. */
 void cxl_media_remember_dirty(cxl_media *media, uint64_t offset, uint64_t length);
 

@@ -19,6 +19,7 @@ enum {
     FUSE_WIRE_INIT = 26,
     FUSE_WIRE_READDIR = 28,
     FUSE_WIRE_INTERRUPT = 36,
+    FUSE_WIRE_IOCTL = 39,
     FUSE_WIRE_NOTIFY_REPLY = 41,
     FUSE_WIRE_BATCH_FORGET = 42,
     FUSE_WIRE_READDIRPLUS = 44,
@@ -101,6 +102,17 @@ typedef struct {
 } fuse_wire_write_reply;
 
 typedef struct {
+    uint64_t handle;          /* of a directory with FUSE_WIRE_IOCTL_DIRECTORY in flags */
+    uint32_t flags;
+    uint32_t command;
+    uint64_t argument;
+    uint32_t in_size;         /* bytes that follow */
+    uint32_t out_size;        /* there is room for in the answer */
+} fuse_wire_ioctl;
+
+enum { FUSE_WIRE_IOCTL_DIRECTORY = 1 << 4 };
+
+typedef struct {
     uint32_t count;           /* pairs of inode and number of lookups that follow */
     uint32_t unused;
 } fuse_wire_forgets;
@@ -117,6 +129,7 @@ _Static_assert(sizeof(fuse_wire_header) == 40, "protocol");
 _Static_assert(sizeof(fuse_wire_reply) == 16, "protocol");
 _Static_assert(sizeof(fuse_wire_init) == 64, "protocol");
 _Static_assert(sizeof(fuse_wire_init_reply) == 64, "protocol");
+_Static_assert(sizeof(fuse_wire_ioctl) == 32, "protocol");
 _Static_assert(sizeof(fuse_wire_read) == 40 && sizeof(fuse_wire_write) == 40, "protocol");
 
 #endif

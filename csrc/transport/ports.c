@@ -31,6 +31,7 @@ struct cxl_port {
     uint64_t generation;          /* handles allowed in an older one must ask again */
     uint64_t written_ns;
     uint32_t writing;             /* writes that are being copied */
+    bool asks;                    /* reads and writes are upcalls, whoever is allowed */
     uint32_t users;               /* handles, requests, and the owner */
 };
 
@@ -134,6 +135,13 @@ uint64_t cxl_port_written(cxl_port *port)
     port->written_ns = 0;
     pthread_mutex_unlock(&port->lock);
     return written_ns;
+}
+
+void cxl_port_ask(cxl_port *port, int asks)
+{
+    pthread_mutex_lock(&port->lock);
+    port->asks = asks != 0;
+    pthread_mutex_unlock(&port->lock);
 }
 
 /* ------------------------------------------------------------------------------------ handles */
@@ -298,12 +306,14 @@ cxl_port *port_for_read(ports *p, uint64_t id, cxl_map **map)
     pthread_rwlock_rdlock(&p->lock);
     handle *h = find(p, id);
     if (h != NULL && h->readable) {
-        port = h->port;
-        pthread_mutex_lock(&port->lock);
-        port->users++;
-        *map = port->map;
-        map_use(*map);
-        pthread_mutex_unlock(&port->lock);
+        pthread_mutex_lock(&h->port->lock);
+        if (!h->port->asks) {
+            port = h->port;
+            port->users++;
+            *map = port->map;
+            map_use(*map);
+        }
+        pthread_mutex_unlock(&h->port->lock);
     }
     pthread_rwlock_unlock(&p->lock);
     return port;
@@ -316,7 +326,7 @@ cxl_port *port_for_write(ports *p, uint64_t id, uint32_t pid, cxl_map **map)
     handle *h = find(p, id);
     if (h != NULL) {
         pthread_mutex_lock(&h->port->lock);
-        if (h->allowed == h->port->generation && knows_writer(h, pid)) {
+        if (!h->port->asks && h->allowed == h->port->generation && knows_writer(h, pid)) {
             port = h->port;
             port->users++;
             port->writing++;

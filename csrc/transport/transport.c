@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/direct.h"
 #include "transport/transport.h"
 
 enum { WAKE_AGAIN_NS = 5000000 };
@@ -153,6 +154,26 @@ static bool becomes_upcall(const cxl_transport *t, uint32_t opcode)
     return opcode < 64 && t->settings.upcalls >> opcode & 1;
 }
 
+/* What others than our own programs ask of a file is meant for devices: a Python that opens one asks whether it is a
+ * terminal. */
+static bool is_direct_request(const request *r)
+{
+    const fuse_wire_ioctl *in = (const void *)r->arguments;
+    if (r->length < sizeof(*in) || in->flags & FUSE_WIRE_IOCTL_DIRECTORY)
+        return false;
+    switch (in->command) {
+    case CXL_DIRECT_ATTACH:
+    case CXL_DIRECT_LEASE:
+    case CXL_DIRECT_CONFIRM:
+    case CXL_DIRECT_SETTLE:
+    case CXL_DIRECT_MAP:
+    case CXL_DIRECT_UNMAP:
+        return true;
+    default:
+        return false;
+    }
+}
+
 /* True: *out is for the control plane; false: the request is answered, or on its way. */
 static bool needs_upcall(cxl_worker *worker, request *r, cxl_upcall *out)
 {
@@ -168,6 +189,9 @@ static bool needs_upcall(cxl_worker *worker, request *r, cxl_upcall *out)
             return false;
     } else if (!becomes_upcall(t, header->opcode)) {
         forward(t->forwarding, r);
+        return false;
+    } else if (header->opcode == FUSE_WIRE_IOCTL && !is_direct_request(r)) {
+        cxl_transport_reply(t, header->unique, ENOTTY, NULL, 0);
         return false;
     }
     *out = (cxl_upcall){

@@ -105,6 +105,11 @@ bool turn_others_wait(turns *s);
 /* It will not begin again for now. */
 void turn_leave(turns *s, turn *own);
 
+/* ------------------------------------------------------- places.c: the processor that a worker runs on */
+
+/* Take the calling thread to the processor that another one runs on. True: it is there. */
+bool place_beside(uint32_t thread);
+
 /* ---------------------------------------- upcalls.c: which worker goes with a request to the control plane */
 
 typedef struct upcalls upcalls;

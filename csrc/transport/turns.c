@@ -6,6 +6,8 @@
  * served by one worker, which looks for the next request for a while before it sleeps, as KVM does before it
  * halts a guest's processor (halt_poll_ns): 1.2 ms become 0.8 for the save, two cores. The others rest here,
  * not in read(2): there the kernel wakes one for every request, for nothing where one that is awake takes it.
+ * That one goes where the client is (places.c), so that the client is not woken on another processor either:
+ * there it sleeps, and does not look. Where it may not go it looks from where it is.
  *
  * With several clients, or long requests, all workers wait in read(2), and the kernel chooses: polling
  * gained nothing there, and took processors from the clients (two readers of 4 KiB: 0.6 times as fast).
@@ -16,7 +18,7 @@
  * - A worker begins to rest only where one thread is served alone, and another worker waits for requests.
  * - They come back LOOK_NS after the first request that is long or of another thread, at the latest, and when
  *   the active one has been busy with one request for that long, to twice that.
- * - At most one worker polls, and only where polling has just paid.
+ * - At most one worker polls, and only where polling has just paid, beside a client on another processor.
  */
 #include <errno.h>
 #include <poll.h>
@@ -40,11 +42,14 @@ struct turns {
     bool looking;                 /* one of those that rest sees to it that the active one is enough */
     bool dozing;                  /* nothing happens, so it waits to be told */
     bool polling_pays;
+    bool together;                /* the active worker was on the client's processor when it looked last */
+    uint32_t place_in;            /* requests until it looks again */
 };
 
 enum {
     LOOK_NS = 1000000,
     ALONE_REQUESTS = 16,    /* of one thread, none of them long, until the others rest */
+    PLACE_REQUESTS = 64,    /* until the active one looks again whether it is where its client is */
 };
 
 /* READ and WRITE have their size at the same place. */
@@ -155,8 +160,20 @@ void turn_begin(turns *s, turn *own)
         rest(s);
     s->active++;
     own->active = true;
-    bool polls = is_alone(s) && s->polling_pays;
+    bool alone = is_alone(s);
+    bool looks = alone && s->place_in == 0;
+    uint32_t client = s->client;
+    if (looks)
+        s->place_in = PLACE_REQUESTS;
+    bool polls = alone && s->polling_pays && !s->together;
     pthread_mutex_unlock(&s->lock);
+    if (looks) {
+        bool together = place_beside(client);
+        pthread_mutex_lock(&s->lock);
+        s->together = together;
+        pthread_mutex_unlock(&s->lock);
+        polls = polls && !together;
+    }
     own->began_ns = monotonic_ns();
     while (polls && !is_request_waiting(s))
         polls = monotonic_ns() - own->began_ns < s->poll_ns && !atomic_load(&s->stopping);
@@ -174,8 +191,12 @@ void turn_took(turns *s, turn *own, const request *r)
     if (takes_long(r) || (client != 0 && client != s->client)) {
         s->client = client;
         s->in_a_row = 0;
+        s->place_in = 0;
+        s->together = false;
     } else if (client != 0 && !is_alone(s)) {
         s->in_a_row++;
+    } else if (s->place_in > 0) {
+        s->place_in--;
     }
     if (s->dozing)
         pthread_cond_signal(&s->look);

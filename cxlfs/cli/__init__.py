@@ -11,7 +11,7 @@ import importlib
 import signal
 from collections.abc import Callable, Sequence
 
-__all__ = ["VERBS", "command", "fsck_main", "main", "mount_main", "run"]
+__all__ = ["VERBS", "command", "fsck_main", "main", "mount_main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,6 +44,6 @@ def _entry(module: str, name: str) -> Callable[[Sequence[str] | None], int]:
 
 
 def __getattr__(name: str) -> object:
-    if name in ("VERBS", "command", "run"):
+    if name in ("VERBS", "command"):
         return getattr(importlib.import_module("cxlfs.cli.program"), name)
     raise AttributeError(name)

@@ -79,7 +79,7 @@ class Made(Report):
     write_back: str
     persistence_domain: str | None
     volatile: bool
-    """A file in memory (tmpfs): gone with the power."""
+    """A file in memory (tmpfs, hugetlbfs): gone with the power."""
     created_file: bool
     overwrote: tuple[str, ...]
     """What was there before, by name; only with --force."""
@@ -159,7 +159,7 @@ def _must_create(source: Path, size_bytes: int | None) -> bool:
     try:
         status = source.stat()
     except FileNotFoundError as error:
-        if Path("/dev") in source.absolute().parents and not _is_below_shared_memory(source):
+        if Path("/dev") in source.absolute().parents and not _is_on_another_mount(source):
             raise MediaUnavailableError(
                 f"there is no device {source}",
                 next_step="daxctl list and ndctl list show the devices that exist",
@@ -186,7 +186,11 @@ def _must_create(source: Path, size_bytes: int | None) -> bool:
     return False
 
 
-def _is_below_shared_memory(source: Path) -> bool:
+def _is_on_another_mount(source: Path) -> bool:
+    """In /dev/shm or /dev/hugepages, say, and not where device nodes lie."""
+    with contextlib.suppress(OSError):
+        if source.absolute().parent.stat().st_dev != Path("/dev").stat().st_dev:
+            return True
     return Path("/dev/shm") in source.absolute().parents  # noqa: S108  a path is compared only
 
 

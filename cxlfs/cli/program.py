@@ -53,6 +53,7 @@ SHORT_HELP = {
     "drain": "Put a checkpoint into an object store, verified there.",
     "fetch": "Bring a checkpoint back from an object store.",
     "agent": "Keep, copy and give back a job's checkpoints, one on each node.",
+    "run": "Start a program that stores into mounts at memory speed.",
     "service": "Let systemd mount a store at boot.",
     "completion": "Print what lets a shell complete verbs and options.",
     "dump": "Show decoded structures of the media, for support.",

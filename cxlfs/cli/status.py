@@ -19,6 +19,7 @@ from cxlfs.cli.output import Output, Report, Style, columns, quote, time_or_none
 from cxlfs.cli.status_parts import (
     Activity,
     Contents,
+    Direct,
     Errors,
     Getter,
     Journal,
@@ -30,6 +31,7 @@ from cxlfs.cli.status_parts import (
     Space,
     Tidied,
     Transport,
+    direct_from,
     last_verify_from,
     media_from,
     options_from,
@@ -88,6 +90,7 @@ class Status(Report):
     weakened: tuple[str, ...]
     """What this mount does not promise, or its source cannot."""
     transport: Transport | None
+    direct: Direct | None
     space: Space
     journal: Journal
     contents: Contents
@@ -125,6 +128,7 @@ class Status(Report):
             options=options,
             weakened=get.texts("weakened"),
             transport=None if daemon is None else transport_from(get.part("transport")),
+            direct=None if daemon is None else direct_from(get.part("direct")),
             space=space_from(get),
             journal=Journal(
                 used_bytes=get.number("journal_used_bytes"),
@@ -168,6 +172,7 @@ class Status(Report):
         rows += [
             ("media", _media_text(self.media)),
             *([("transport", _transport_text(self.transport))] if self.transport else []),
+            *([("direct", text)] if (text := _direct_text(self.direct)) else []),
             ("space", _space_text(self.space)),
             ("journal", _journal_text(self.journal)),
             ("contents", _contents_text(self.contents, self.space)),
@@ -238,6 +243,25 @@ def _transport_text(transport: Transport) -> str:
     return f"native, {_count(transport.threads, 'thread')}, {cache}"
 
 
+def _direct_text(direct: Direct | None) -> str:
+    """Nothing where no program ever wrote or mapped a file by itself."""
+    if direct is None:
+        return ""
+    parts = []
+    if direct.writes:
+        parts.append(f"{format_size(direct.bytes_written)} written by programs themselves")
+    if direct.files:
+        parts.append(f"{_count(direct.files, 'file')} being written so")
+    if direct.mapped_files:
+        parts.append(f"{_count(direct.mapped_files, 'file')} mapped")
+    if direct.apart_bytes:
+        parts.append(f"{format_size(direct.apart_bytes)} wait for their program to end")
+    if direct.segments_held:
+        held = _count(direct.segments_held, "segment")
+        parts.append(f"{held} held for programs of a daemon before")
+    return ", ".join(parts)
+
+
 def _painted(state: str, style: Style) -> str:
     if state == "ONLINE":
         return style.good(state)
@@ -254,7 +278,17 @@ def _media_text(media: Media) -> str:
         parts.append(f"persistence domain {media.persistence_domain}")
     if media.dirty_shutdowns is not None:
         parts.append(f"{media.dirty_shutdowns} dirty shutdowns")
+    parts.append(_pages_text(media))
     return ", ".join(parts)
+
+
+def _pages_text(media: Media) -> str:
+    if media.page_size_bytes is None:
+        return "page size unknown"
+    text = f"{format_size(media.page_size_bytes)} pages"
+    if media.huge_page_share and media.huge_page_share < 1:
+        text += f" for {100 * media.huge_page_share:.0f}% of what is mapped"
+    return text
 
 
 def _space_text(space: Space) -> str:

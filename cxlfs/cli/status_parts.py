@@ -22,9 +22,13 @@ class Media:
     write_back: str
     persistence_domain: str | None
     alignment_bytes: int
+    page_size_bytes: int | None
+    """The largest pages in the mapping of whoever tells this; None: not known."""
+    huge_page_share: float | None
+    """Of what is mapped, the part in pages larger than the processor's smallest."""
     dirty_shutdowns: int | None
     volatile: bool
-    """A file in memory (tmpfs): gone with the power."""
+    """A file in memory (tmpfs, hugetlbfs): gone with the power."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,6 +181,21 @@ class RefusedWrites:
     needed_bytes: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Direct:
+    """Programs that store file data by themselves: what they have open and do, since the store was
+    opened; ``apart_bytes``, ``segments_held``: room that waits for them to end.
+    """
+
+    files: int
+    mapped_files: int
+    apart_bytes: int
+    segments_held: int
+    leases: int
+    writes: int
+    bytes_written: int
+
+
 class Getter:
     """Typed access to a message from a daemon; what is missing or of another type is empty."""
 
@@ -191,8 +210,11 @@ class Getter:
         return value if isinstance(value, int) else None
 
     def real(self, name: str) -> float:
+        return self.real_or_none(name) or 0.0
+
+    def real_or_none(self, name: str) -> float | None:
         value = self._item.get(name)
-        return float(value) if isinstance(value, int | float) else 0.0
+        return float(value) if isinstance(value, int | float) else None
 
     def text(self, name: str) -> str:
         return self.text_or_none(name) or ""
@@ -221,6 +243,8 @@ def media_from(media: Getter) -> Media:
         write_back=media.text("write_back"),
         persistence_domain=media.text_or_none("persistence_domain"),
         alignment_bytes=media.number("alignment_bytes"),
+        page_size_bytes=media.number_or_none("page_size_bytes"),
+        huge_page_share=media.real_or_none("huge_page_share"),
         dirty_shutdowns=media.number_or_none("dirty_shutdowns"),
         volatile=media.truth("volatile"),
     )
@@ -301,6 +325,10 @@ def space_from(get: Getter) -> Space:
         segments=get.number("segments_total"),
         segments_free=get.number("segments_free"),
     )
+
+
+def direct_from(direct: Getter) -> Direct:
+    return Direct(**{field.name: direct.number(field.name) for field in dataclasses.fields(Direct)})
 
 
 def recovery_from(recovery: Getter) -> Recovery:

@@ -18,6 +18,7 @@ import numpy as np
 
 from cxlfs.errors import MediaError
 from cxlfs.format import layout
+from cxlfs.format.packing import packer
 from cxlfs.native import crc32c
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from cxlfs.media import Media
 
 _SUMMED_BYTES = layout.SEGMENT_DTYPE.itemsize - 4
+_HEADER = packer(layout.SEGMENT_DTYPE)
 _SEED = struct.Struct("<QQ16s")
-_NUMBERS = (
+_NUMBERS = (  # in the order in which they lie there
     "role",
     "copy_number",
     "index",
@@ -60,14 +62,10 @@ def record_seed(nonce: int, epoch: int, uuid: bytes) -> int:
 
 
 def encode(header: SegmentHeader, uuid: bytes) -> bytes:
-    row = np.zeros(1, dtype=layout.SEGMENT_DTYPE)
-    row["magic"] = layout.SEGMENT_MAGIC
-    row["uuid"] = np.void(uuid)
-    row["written_ns"] = time.time_ns()
-    for name in _NUMBERS:
-        row[name] = getattr(header, name)
-    row["crc"] = crc32c(row.tobytes()[:_SUMMED_BYTES])
-    return row.tobytes()
+    numbers = [getattr(header, name) for name in _NUMBERS]
+    data = _HEADER.pack(layout.SEGMENT_MAGIC, *numbers, uuid, time.time_ns(), b"", 0)
+    summed = data[:_SUMMED_BYTES]
+    return summed + crc32c(summed).to_bytes(4, "little")
 
 
 def decode(data: bytes, superblock: Superblock, index: int) -> SegmentHeader | str:

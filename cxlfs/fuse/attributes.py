@@ -20,12 +20,13 @@ IO_SIZE_BYTES = 1 << 20
 _SECTOR_BYTES = 512
 
 
-def entry_of(attributes: Attributes) -> pyfuse3.EntryAttributes:
+def entry_of(attributes: Attributes, cache_seconds: int = CACHE_SECONDS) -> pyfuse3.EntryAttributes:
+    """``cache_seconds``: of the attributes; the name is remembered as ever."""
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = pyfuse3.InodeT(attributes.ino)
     entry.generation = 0  # inode numbers are never used again
     entry.entry_timeout = CACHE_SECONDS
-    entry.attr_timeout = CACHE_SECONDS
+    entry.attr_timeout = cache_seconds
     entry.st_mode = pyfuse3.ModeT(attributes.mode)
     entry.st_nlink = attributes.nlink
     entry.st_uid = attributes.uid

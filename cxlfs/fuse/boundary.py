@@ -90,13 +90,13 @@ _Result = TypeVar("_Result")
 
 
 def outcome_of(
-    failures: Failures, place: str, function: Callable[[], _Result]
+    failures: Failures, place: str, function: Callable[..., _Result], *arguments: object
 ) -> tuple[int, _Result | None]:
     """0 and what ``function`` returns, or the errno of what it raised. With the lock held. Raises
     UnfinishedError: others have their turn, then the same again.
     """
     try:
-        return 0, function()
+        return 0, function(*arguments)
     except CxlfsError as error:
         return error.errno, None
     except UnfinishedError:

@@ -1,15 +1,16 @@
 """Requests that a worker hands over as they came from the kernel, served without libfuse and trio.
 
-These are the frequent ones (saving a small file takes nine requests, eight of them are here: the
-way over the socket pair, trio and pyfuse3 costs 0.15 ms of CPU time for each) and those for which
-pyfuse3 has no handler.
+These are the frequent ones (saving a small file over an old one takes nine requests, of which seven
+are here, and none goes over the socket pair to trio and pyfuse3, which costs 0.15 ms of CPU time
+each; the others, a WRITE and the question whether it is a terminal, are the worker's) and those for
+which pyfuse3 has no handler.
 
 Never here: what a request means (``requests``), errno values (``boundary``).
 
 Invariants
 - Every call that wants an answer gets one, whatever happens.
 - The lock is held from the first look at the store to the last, and not while the kernel copies
-  the answer, but for data that lies in the media.
+  the answer, but for data that lies in the media, and what the kernel must know first.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cxlfs.fuse.handles import Caller, Opened
 from cxlfs.fuse.kernel import Opcode
 from cxlfs.native.transport import UPCALL_LEASE, Answer, Unfinished, Upcall
 from cxlfs.store import UnfinishedError
+from cxlfs.store.namespace import Attributes
 
 if TYPE_CHECKING:
     from cxlfs.fuse.requests import Requests
@@ -38,7 +40,7 @@ _COPY_BYTES_MAX = 1 << 30
 
 class Direct:
     """Serves the calls of one transport. ``on_lease``: called, without the lock, when a file that
-    is being written was given room ahead.
+    is being written was given room ahead, and there is some to be mapped (``Space.room_ahead``).
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Direct:
         on_lease: Callable[[], None] = lambda: None,
     ) -> None:
         self._requests = requests
+        self._access = requests.direct_access
         self._store = requests.store
         self._transport = transport
         self._on_lease = on_lease
@@ -65,6 +68,7 @@ class Direct:
             Opcode.FLUSH: self._flush,
             Opcode.RELEASE: self._release,
             Opcode.FSYNC: self._fsync,
+            Opcode.IOCTL: self._ioctl,
             Opcode.GETXATTR: self._getxattr,
             Opcode.READ: self._read,
             Opcode.WRITE: self._write,
@@ -81,17 +85,17 @@ class Direct:
         if upcall.opcode == UPCALL_LEASE:
             self._lease(upcall)
             return None
+        requests = self._requests
         handler = self._handlers.get(upcall.opcode, self._unknown)
-        with self._requests.lock:
-            self._requests.caller = upcall.pid
+        with requests.lock:
+            requests.caller = upcall.pid
             try:
-                error, result = outcome_of(
-                    self._requests.failures, f"request {upcall.opcode}", lambda: handler(upcall)
-                )
+                error, result = outcome_of(requests.failures, handler.__name__, handler, upcall)
             except UnfinishedError as unfinished:
                 return Unfinished(unfinished.done)
             if isinstance(result, memoryview):
-                # Of the media: it may go another way as soon as somebody else uses the store.
+                # Of the media, or attributes that others must not outrun: it may not be so any more
+                # as soon as somebody else uses the store.
                 self._transport.reply(upcall.unique, result)
                 return None
         if upcall.opcode in _UNANSWERED:
@@ -103,9 +107,15 @@ class Direct:
 
     # --- names --------------------------------------------------------------------------------
 
-    def _lookup(self, upcall: Upcall) -> bytes:
+    def _lookup(self, upcall: Upcall) -> bytes | memoryview:
         (name,) = kernel.names(upcall.arguments, 0)
-        return kernel.entry_reply(self._requests.find(upcall.inode, name))
+        return self._entry(self._requests.find(upcall.inode, name))
+
+    def _entry(self, attributes: Attributes | None, opened: bytes = b"") -> bytes | memoryview:
+        if attributes is None or not self._access.has_grown(attributes.ino):
+            return kernel.entry_reply(attributes) + opened
+        seconds = self._access.told(attributes.ino)
+        return memoryview(kernel.entry_reply(attributes, seconds) + opened)
 
     def _forget(self, upcall: Upcall) -> bytes:
         self._requests.forget_all([(upcall.inode, *kernel.NUMBER.unpack_from(upcall.arguments))])
@@ -117,9 +127,12 @@ class Direct:
         self._requests.forget_all(kernel.FORGET_ONE.iter_unpack(pairs[:whole]))
         return b""
 
-    def _getattr(self, upcall: Upcall) -> bytes:
+    def _getattr(self, upcall: Upcall) -> bytes | memoryview:
         self._requests.releases.wait_for(upcall.inode)
-        return kernel.attributes_reply(self._store.get_attributes(upcall.inode))
+        attributes = self._store.get_attributes(upcall.inode)
+        if not self._access.has_grown(upcall.inode):
+            return kernel.attributes_reply(attributes)
+        return memoryview(kernel.attributes_reply(attributes, self._access.told(upcall.inode)))
 
     def _unlink(self, upcall: Upcall) -> bytes:
         (name,) = kernel.names(upcall.arguments, 0)
@@ -140,13 +153,13 @@ class Direct:
 
     # --- files --------------------------------------------------------------------------------
 
-    def _create(self, upcall: Upcall) -> bytes:
+    def _create(self, upcall: Upcall) -> bytes | memoryview:
         flags, mode, _, _ = kernel.CREATE.unpack_from(upcall.arguments)
         (name,) = kernel.names(upcall.arguments, kernel.CREATE.size)
         attributes, opened = self._requests.create_file(
             upcall.inode, name, mode, flags, _caller(upcall)
         )
-        return kernel.entry_reply(attributes) + _opened_reply(opened)
+        return self._entry(attributes, _opened_reply(opened))
 
     def _open(self, upcall: Upcall) -> bytes:
         flags, _ = kernel.OPEN.unpack_from(upcall.arguments)
@@ -167,6 +180,13 @@ class Direct:
         (handle,) = kernel.NUMBER.unpack_from(upcall.arguments)
         self._store.fsync(handle)
         return b""
+
+    def _ioctl(self, upcall: Upcall) -> bytes:
+        """Others than those of direct access do not come here (csrc/transport/transport.c)."""
+        handle, _, command, _, _, _ = kernel.IOCTL.unpack_from(upcall.arguments)
+        data = upcall.arguments[kernel.IOCTL.size :]
+        answer = self._access.answer(command, handle, _caller(upcall), data)
+        return kernel.IOCTL_ANSWER.pack(0, 0, 0, 0) + answer
 
     def _getxattr(self, upcall: Upcall) -> bytes:
         """The kernel asks for file capabilities before each change of a file but by writing."""
@@ -194,8 +214,14 @@ class Direct:
             error = MediaError("a fence failed under a write", not_durable=True)
             self._store.media_failed(error)
             raise error
+        end = self._access.appends_at(handle)
         written = self._requests.write_by(
-            upcall.pid, handle, offset, data, done=upcall.done, in_steps=True
+            upcall.pid,
+            handle,
+            offset if end is None else end,
+            data,
+            done=upcall.done,
+            in_steps=end is None,
         )
         return kernel.WRITTEN.pack(written)
 
@@ -209,7 +235,8 @@ class Direct:
                 "a lease ahead",
                 lambda: self._store.files.lease_ahead(upcall.inode),
             )
-        if is_given:
+            tells = is_given is not None and self._store.volume.space.has_room_ahead
+        if tells:
             self._on_lease()
 
     def _fallocate(self, upcall: Upcall) -> bytes:

@@ -92,6 +92,8 @@ class OpenFile:
     writable: bool
     direct: bool
     """The kernel's page cache is bypassed."""
+    appends: bool
+    """Opened with O_APPEND."""
     opener: Process | None
     """Of writable ones: who decides, by being killed or not, whether a new version is published."""
     may_keep_set_id: bool

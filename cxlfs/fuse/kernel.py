@@ -29,6 +29,7 @@ class Opcode(enum.IntEnum):
     GETXATTR = 22
     FLUSH = 25
     CREATE = 35
+    IOCTL = 39
     BATCH_FORGET = 42
     FALLOCATE = 43
     RENAME2 = 45
@@ -56,7 +57,18 @@ LSEEK = struct.Struct("=QQI4x")
 COPY = struct.Struct("=QQQQQQQ")
 """Handle and offset in; inode, handle and offset out; length; flags."""
 
+IOCTL = struct.Struct("=QIIQII")
+"""Handle, flags, command, argument, bytes that follow, bytes of the answer."""
+IOCTL_ANSWER = struct.Struct("=iIII")
+"""What ioctl(2) returns, and three numbers that are for character devices in user space."""
+
 WRITTEN = struct.Struct("=I4x")
+
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+FALLOC_KEEP_SIZE = 1
+FALLOC_PUNCH_HOLE = 2
+FALLOC_ZERO_RANGE = 16
 
 OPEN_DIRECT_IO = 1 << 0
 OPEN_KEEP_CACHE = 1 << 1
@@ -97,15 +109,17 @@ def _attributes(attributes: Attributes) -> bytes:
     )
 
 
-def attributes_reply(attributes: Attributes) -> bytes:
-    return _ATTRIBUTES_REPLY.pack(CACHE_SECONDS, 0) + _attributes(attributes)
+def attributes_reply(attributes: Attributes, cache_seconds: int = CACHE_SECONDS) -> bytes:
+    return _ATTRIBUTES_REPLY.pack(cache_seconds, 0) + _attributes(attributes)
 
 
-def entry_reply(attributes: Attributes | None) -> bytes:
-    """None: there is no such name, which the kernel may remember."""
+def entry_reply(attributes: Attributes | None, cache_seconds: int = CACHE_SECONDS) -> bytes:
+    """None: there is no such name, which the kernel may remember. ``cache_seconds``: of the
+    attributes; the name is remembered as ever.
+    """
     if attributes is None:
         return _ENTRY.pack(0, 0, CACHE_SECONDS, 0, 0, 0) + bytes(_ATTRIBUTES.size)
-    entry = _ENTRY.pack(attributes.ino, 0, CACHE_SECONDS, CACHE_SECONDS, 0, 0)
+    entry = _ENTRY.pack(attributes.ino, 0, CACHE_SECONDS, cache_seconds, 0, 0)
     return entry + _attributes(attributes)
 
 

@@ -48,11 +48,17 @@ class Operations(Requests, pyfuse3.Operations):
         self, parent_inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         attributes = self.find(parent_inode, name)
-        return absent_entry() if attributes is None else entry_of(attributes)
+        return absent_entry() if attributes is None else self._entry(attributes)
 
     def _remembered(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         self.lookups.remember(attributes.ino)
-        return entry_of(attributes)
+        return self._entry(attributes)
+
+    def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
+        """Only beside workers there are files whose sizes the kernel may not remember."""
+        if not self.data_plane.writes_past_store:
+            return entry_of(attributes)
+        return entry_of(attributes, self.direct_access.cache_seconds(attributes.ino))
 
     @notice
     def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
@@ -150,7 +156,7 @@ class Operations(Requests, pyfuse3.Operations):
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         self.releases.wait_for(inode)
-        return entry_of(self.store.get_attributes(inode))
+        return self._entry(self.store.get_attributes(inode))
 
     @request
     def setattr(
@@ -183,7 +189,7 @@ class Operations(Requests, pyfuse3.Operations):
         )
         if fields.update_mode:
             self.privileges_changed(inode)
-        return entry_of(attributes)
+        return self._entry(attributes)
 
     # --- files ------------------------------------------------------------------------------
 
@@ -199,7 +205,7 @@ class Operations(Requests, pyfuse3.Operations):
         attributes, opened = self.create_file(
             parent_inode, name, mode, flags, Caller(ctx.uid, ctx.gid, ctx.pid)
         )
-        return _file_info(opened), entry_of(attributes)
+        return _file_info(opened), self._entry(attributes)
 
     @request
     def open(
@@ -252,7 +258,7 @@ class Operations(Requests, pyfuse3.Operations):
             except NotFoundError:
                 continue  # removed since the directory was read
             cookie_next = entry.cookie_next + _DOT_ENTRIES
-            if not pyfuse3.readdir_reply(token, entry.name, entry_of(attributes), cookie_next):
+            if not pyfuse3.readdir_reply(token, entry.name, self._entry(attributes), cookie_next):
                 return
             self.lookups.remember(entry.ino)
 

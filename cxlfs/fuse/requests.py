@@ -33,8 +33,10 @@ from cxlfs.errors import (
     UnsupportedOperationError,
 )
 from cxlfs.fuse import attributes as attributes_module
+from cxlfs.fuse import kernel
 from cxlfs.fuse.boundary import Failures
 from cxlfs.fuse.data_plane import DataPlane, HandlersOnly
+from cxlfs.fuse.direct_access import DirectAccess
 from cxlfs.fuse.endings import Endings
 from cxlfs.fuse.handles import Caller, LookupCounts, Opened, OpenFile, OpenFiles
 from cxlfs.fuse.page_cache import PageCache
@@ -42,6 +44,7 @@ from cxlfs.fuse.processes import Process, ProcessTable
 from cxlfs.fuse.readers import Readers
 from cxlfs.fuse.releases import Releases
 from cxlfs.fuse.returned import Returned
+from cxlfs.fuse.undo import Undo
 from cxlfs.store import Store, StoreEvent, UnfinishedError
 from cxlfs.store.namespace import Attributes
 from cxlfs.store.unit_rules import Ending
@@ -49,11 +52,6 @@ from cxlfs.store.unit_rules import Ending
 NAME_BYTES_MAX = 255
 _NOT_ROOT = 0xFFFF_FFFF
 CAPABILITY_XATTR = b"security.capability"
-RENAME_NOREPLACE = 1
-RENAME_EXCHANGE = 2
-FALLOC_KEEP_SIZE = 1
-FALLOC_PUNCH_HOLE = 2
-FALLOC_ZERO_RANGE = 16
 
 
 class Requests:
@@ -86,6 +84,9 @@ class Requests:
         self.readers = Readers(store, self._processes)
         self.releases = Releases(store)
         self.returned = Returned(store)
+        self.direct_access = DirectAccess(
+            store, self.files, self._processes, self.page_cache, self._concerned_by_writes
+        )
         store.units.writer = self._writer
         store.units.ending_of = self._ending_of
         store.units.copies.changed = self.page_cache.name_changed
@@ -167,6 +168,7 @@ class Requests:
         for ino, lookups in inode_list:
             if self.lookups.forget(ino, lookups):
                 self.page_cache.forgotten(ino)
+                self.direct_access.forgotten(ino)
                 self._set_id.discard(ino)
 
     def remove(self, parent: int, name: bytes) -> None:
@@ -178,7 +180,7 @@ class Requests:
         self.admit()
         check_name(name)
         check_name(new_name)
-        if flags not in (0, RENAME_EXCHANGE, RENAME_NOREPLACE):
+        if flags not in (0, kernel.RENAME_EXCHANGE, kernel.RENAME_NOREPLACE):
             raise InvalidArgumentError(f"rename flags not supported: {flags:#x}")
         self.releases.wait_for_name(parent, name)
         self.store.rename(
@@ -186,8 +188,8 @@ class Requests:
             name,
             new_parent,
             new_name,
-            exchange=bool(flags & RENAME_EXCHANGE),
-            no_replace=bool(flags & RENAME_NOREPLACE),
+            exchange=bool(flags & kernel.RENAME_EXCHANGE),
+            no_replace=bool(flags & kernel.RENAME_NOREPLACE),
         )
 
     def xattr(self, ino: int, name: bytes) -> bytes:
@@ -240,7 +242,7 @@ class Requests:
         """Remember whether writes to the file must take privileges away; then each is seen."""
         if has_privileges:
             self._set_id.add(ino)
-            self.store.files.stop_writes(ino)
+            self.store.namespace.get(ino).stop_writes()
         else:
             self._set_id.discard(ino)
 
@@ -268,7 +270,7 @@ class Requests:
         self.admit()
         check_name(name)
         self.before_finding(parent)
-        with contextlib.ExitStack() as undo:
+        with Undo() as undo:
             try:
                 attributes, handle = self.store.create(
                     parent, name, mode, caller.uid, caller.gid, flags
@@ -279,27 +281,24 @@ class Requests:
                 attributes = self.store.lookup(parent, name)
                 self.releases.wait_for(attributes.ino)
                 handle = self._open(attributes.ino, flags)
-                undo.callback(self._give_up, handle)
+                undo.note(self._give_up, handle)
             else:
-                undo.callback(self._give_up, handle)
-                undo.callback(self._unmake, parent, name)
+                undo.note(self._give_up, handle)
+                undo.note(self._unmake, parent, name)
             self.lookups.remember(attributes.ino)
-            undo.callback(self.forget_all, [(attributes.ino, 1)])
+            undo.note(self.forget_all, [(attributes.ino, 1)])
             opened = self._opened(attributes, handle, flags, caller, undo)
-            undo.pop_all()
         return attributes, opened
 
     def open_file(self, ino: int, flags: int, caller: Caller) -> Opened:
         self.admit()
         self.before_finding(ino)
         self.releases.wait_for(ino)
-        with contextlib.ExitStack() as undo:
+        with Undo() as undo:
             attributes = self.store.get_attributes(ino)
             handle = self._open(ino, flags)
-            undo.callback(self._give_up, handle)
-            opened = self._opened(attributes, handle, flags, caller, undo)
-            undo.pop_all()
-        return opened
+            undo.note(self._give_up, handle)
+            return self._opened(attributes, handle, flags, caller, undo)
 
     def _give_up(self, handle: int) -> None:
         """Release a handle that nobody was told of, as if its opener had been killed."""
@@ -317,7 +316,7 @@ class Requests:
         handle: int,
         flags: int,
         caller: Caller,
-        undo: contextlib.ExitStack,
+        undo: Undo,
     ) -> Opened:
         """Book an open file, and decide how the kernel uses its page cache for it; what it did is
         put on ``undo``.
@@ -332,16 +331,17 @@ class Requests:
                 ino=ino,
                 writable=writable,
                 direct=direct,
+                appends=bool(flags & os.O_APPEND),
                 opener=opener,
                 may_keep_set_id=caller.uid == 0,
                 gid=caller.gid,
             ),
         )
-        undo.callback(self.files.remove, handle)
+        undo.note(self.files.remove, handle)
         self.data_plane.opened(handle, ino, readable=flags & os.O_ACCMODE != os.O_WRONLY)
-        undo.callback(self.data_plane.released, handle, ino)
+        undo.note(self.data_plane.released, handle, ino)
         if not direct:
-            self.store.files.stop_writes(ino)  # from here on they concern cached pages
+            self.store.namespace.get(ino).stop_writes()  # from here on they concern cached pages
         if not writable:
             self.readers.opened(caller.tid, ino, attributes.size, flags)
         if writable or flags & os.O_TRUNC:
@@ -389,6 +389,7 @@ class Requests:
             raise UnfinishedError(done)
 
     def _open(self, ino: int, flags: int) -> int:
+        self.direct_access.before_opening(ino, self.caller)
         if flags & os.O_TRUNC:
             self.prepare_change(ino, emptied=True)
         return self.store.open_file(ino, flags)
@@ -415,20 +416,21 @@ class Requests:
     def _concerned_by_writes(self, file: OpenFile) -> bool:
         concerns_cache = file.direct and self.files.has_cached(file.ino)
         concerns_mode = file.ino in self._set_id and not file.may_keep_set_id
-        return concerns_cache or concerns_mode
+        concerns_end = file.appends and self.direct_access.has_grown(file.ino)
+        return concerns_cache or concerns_mode or concerns_end
 
     def allocate(self, handle: int, offset: int, length: int, mode: int) -> None:
         """fallocate(2), with its mode bits."""
-        if mode & ~(FALLOC_KEEP_SIZE | FALLOC_PUNCH_HOLE | FALLOC_ZERO_RANGE):
+        if mode & ~(kernel.FALLOC_KEEP_SIZE | kernel.FALLOC_PUNCH_HOLE | kernel.FALLOC_ZERO_RANGE):
             raise UnsupportedOperationError(f"fallocate mode not supported: {mode:#x}")
         self._prepare(handle)
         self.store.ranges.allocate(
             handle,
             offset,
             length,
-            keep_size=bool(mode & FALLOC_KEEP_SIZE),
-            punch=bool(mode & FALLOC_PUNCH_HOLE),
-            zero=bool(mode & FALLOC_ZERO_RANGE),
+            keep_size=bool(mode & kernel.FALLOC_KEEP_SIZE),
+            punch=bool(mode & kernel.FALLOC_PUNCH_HOLE),
+            zero=bool(mode & kernel.FALLOC_ZERO_RANGE),
             in_steps=True,
         )
         self._content_changed(self.files.get(handle))

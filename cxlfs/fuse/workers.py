@@ -34,6 +34,7 @@ from cxlfs.fuse.request_sizes import SPLICE_BYTES_MIN, RequestSizes
 from cxlfs.native.transport import Port, Transport, Unfinished, Worker
 
 if TYPE_CHECKING:
+    from cxlfs.native.maps import FileMap
     from cxlfs.native.transport import Answer, Upcall
     from cxlfs.store import Store
 
@@ -182,7 +183,7 @@ class Workers:
     def opened(self, handle: int, ino: int, *, readable: bool) -> None:
         port, users = self._ports.get(ino, (None, 0))
         if port is None:
-            port = Port(ino, self._store.files.content_of(handle))
+            port = _KnownFile(ino, self._store.files.content_of(handle), self.transport)
         try:
             self.transport.open_handle(handle, port, readable=readable)
         except OutOfMemoryError:
@@ -211,3 +212,20 @@ class Workers:
 
     def invalidate_name(self, parent: int, name: bytes) -> None:
         self.transport.notify(kernel.name_notification(parent, name))
+
+
+class _KnownFile(Port):
+    """The port of a file whose attributes the kernel remembers."""
+
+    def __init__(self, ino: int, content: FileMap, transport: Transport) -> None:
+        super().__init__(ino, content)
+        self._ino = ino
+        self._transport = transport
+
+    def ask(self, asks: bool) -> None:  # noqa: FBT001  as declared
+        """Whoever makes the threads ask, or ask no more, knows of changes that the kernel does not:
+        from here on it asks anew for the attributes, too.
+        """
+        super().ask(asks)
+        with contextlib.suppress(OSError):  # the kernel has forgotten the inode, or is gone
+            self._transport.invalidate(self._ino, attributes_only=True)

@@ -10,8 +10,9 @@ Invariants
 from __future__ import annotations
 
 import errno
+import struct
 import threading
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,9 @@ REF_DTYPE = np.dtype(
 )
 """``cxl_ref``: file bytes that lie in an extent; extent 0 is a hole."""
 
+EXTENT_INFO = struct.Struct("=QQQQII")
+"""One row of EXTENT_INFO_DTYPE: id, media offset, length, index of the first checksum, first chunk,
+number of checksums."""
 EXTENT_INFO_DTYPE = np.dtype(
     [
         ("id", "u8"),
@@ -93,6 +97,17 @@ NOT_DURABLE = -errno.EREMOTEIO
 """What C says instead of -EIO when a fence failed."""
 
 
+class Engine(Protocol):
+    """What a content, or what is held of one, needs of the engine (``extents``)."""
+
+    closed: bool
+
+    @property
+    def handle(self) -> Any:
+        """The ``cxl_engine *``; raises InvariantError when it is closed."""
+        ...
+
+
 class Scratch(threading.local):
     """Out parameters of the hot calls, for each thread."""
 
@@ -105,6 +120,11 @@ class Scratch(threading.local):
         self.map = ffi.new("cxl_map **")
         self.refs = ffi.new("cxl_ref **")
         self.statistics = ffi.new("cxl_engine_stats *")
+        count = len(ffi.typeof("cxl_engine_stats").fields)
+        self.statistics_fields = (ffi.cast("uint64_t *", self.statistics), count)
+        """To take each by its name took three times as long."""
+        self.delta = ffi.new("cxl_delta **")
+        self.room = (self.bad, self.needed)
         self.write = (self.needed, self.fault)
         self.peek = (self.address, self.fault)
 
@@ -167,6 +187,11 @@ def bad_input(code: int, structure: str, index: int) -> CxlfsError | InvariantEr
     if code != -errno.EINVAL:
         return failure(code, f"keep a {structure}")
     return CorruptionError(f"{structure} {index} is not possible here", structure=structure)
+
+
+def copy_bytes(pointer: Any, count: int, dtype: np.dtype[Any]) -> bytes:
+    """As :func:`copy_array`, for what is small: an array takes longer to make than to use."""
+    return bytes(ffi.buffer(pointer, count * dtype.itemsize)) if count else b""
 
 
 def take_array(pointer: Any, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -182,7 +182,7 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         out = scratch.statistics
         lib.cxl_engine_statistics(self.handle, out)
-        return EngineStatistics(*[getattr(out, name) for name in EngineStatistics._fields])
+        return EngineStatistics._make(ffi.unpack(*scratch.statistics_fields))
 
     @property
     def promised_bytes(self) -> int:

@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,16 @@ from cxlfs.errors import (
     MediaError,
     invariant,
 )
+from cxlfs.native.direct import Absorbed, DirectRoom, HeldContent, absorb
 from cxlfs.native.extent_calls import (
     CRC_DTYPE,
     EXTENT_INFO_DTYPE,
     NOT_DURABLE,
     REF_DTYPE,
+    Engine,
     Rows,
     bad_input,
-    copy_array,
+    copy_bytes,
     data_failure,
     failure,
     scratch,
@@ -51,17 +53,6 @@ _from_buffer = ffi.from_buffer
 _write = lib.cxl_map_write
 _read = lib.cxl_map_read
 _peek = lib.cxl_map_peek
-
-
-class Engine(Protocol):
-    """What a content needs of the engine (``extents``) that it is part of."""
-
-    closed: bool
-
-    @property
-    def handle(self) -> Any:
-        """The ``cxl_engine *``; raises InvariantError when it is closed."""
-        ...
 
 
 def _closed() -> InvariantError:
@@ -82,7 +73,7 @@ class FileMap:
         self.engine = engine
         self.owner = owner
         if handle is None:
-            out = ffi.new("cxl_map **")
+            out = scratch.map
             code = lib.cxl_map_new(engine.handle, owner, out)
             if code != 0:
                 raise failure(code, "make a map")
@@ -368,18 +359,44 @@ class FileMap:
 
     def close_leases(self) -> list[tuple[int, int]]:
         """Close all open extents, the last one first: unused room as :meth:`close_lease`."""
-        out = ffi.new("uint64_t[2]")
+        offset, length = scratch.room
         rooms, left = [], 2
         while left > 1:
-            left = lib.cxl_map_close_lease(self.handle, out, out + 1)
-            if out[1]:
-                rooms.append((out[0], out[1]))
+            left = lib.cxl_map_close_lease(self.handle, offset, length)
+            if length[0]:
+                rooms.append((offset[0], length[0]))
         return rooms
 
     @property
     def wants_lease(self) -> bool:
         """The only lease is more than half used up: attach the next one before it is needed."""
         return bool(lib.cxl_map_wants_lease(self.handle))
+
+    # ---------------------------------------------------------------------------- direct access
+
+    def absorb(
+        self,
+        slip_offset: int,
+        first: int,
+        last: int,
+        rooms: Sequence[DirectRoom],
+        *,
+        file_bytes_max: int,
+    ) -> Absorbed:
+        """Make what descriptors [first, last) of a slip say content, as if it was written, in their
+        order, as far as they are right. The extents of ``rooms`` are open ones of no content
+        (``Engine.lease``), which nothing else appends to. LINE, BYTE: durable (not published) then;
+        PAGE: with the next fence. One that is wrong changes nothing. Nothing is absorbed for
+        extents of a delta that is out. Small pieces make many references (:attr:`ref_count`).
+
+        Raises MediaError, OutOfMemoryError: nothing changed (behind some that were taken: by the
+        next call).
+        """
+        return absorb(self.handle, slip_offset, first, last, rooms, file_bytes_max)
+
+    def hold(self) -> HeldContent:
+        """Where its bytes lie now; they stay there. Raises OutOfMemoryError."""
+        return HeldContent(self.engine, self.handle)
 
     # -------------------------------------------------------------------- replay, image, cleaner
 
@@ -411,15 +428,14 @@ class FileMap:
 
         Raises MediaError (the open extent could not be padded), OutOfMemoryError.
         """
-        out = ffi.new("cxl_delta **")
-        code = lib.cxl_map_take_delta(self.handle, out)
+        code = lib.cxl_map_take_delta(self.handle, scratch.delta)
         if code in (-errno.EIO, NOT_DURABLE):
             raise MediaError(
                 "the end of the open extent could not be padded", not_durable=code == NOT_DURABLE
             )
         if code != 0:
             raise failure(code, "take a delta")
-        return Delta(self, out[0])
+        return Delta(self, scratch.delta[0])
 
 
 class Delta:
@@ -429,7 +445,7 @@ class Delta:
     It ends with :meth:`apply` or :meth:`cancel`; a forgotten one is cancelled.
     """
 
-    __slots__ = ("_delta", "_source", "crcs", "cut", "extents", "refs", "size")
+    __slots__ = ("_delta", "_source", "cut", "definitions", "references", "size", "sums")
 
     def __init__(self, source: FileMap, handle: Any) -> None:
         """Takes over ``handle`` (a ``cxl_delta *`` of ``source``)."""
@@ -437,9 +453,21 @@ class Delta:
         self._source = source
         self.size = int(handle.size)
         self.cut = int(handle.cut)
-        self.refs: Rows = copy_array(handle.refs, handle.ref_count, REF_DTYPE)
-        self.extents: Rows = copy_array(handle.extents, handle.extent_count, EXTENT_INFO_DTYPE)
-        self.crcs: npt.NDArray[np.uint32] = copy_array(handle.crcs, handle.crc_count, CRC_DTYPE)
+        self.references = copy_bytes(handle.refs, handle.ref_count, REF_DTYPE)
+        self.definitions = copy_bytes(handle.extents, handle.extent_count, EXTENT_INFO_DTYPE)
+        self.sums = copy_bytes(handle.crcs, handle.crc_count, CRC_DTYPE)
+
+    @property
+    def refs(self) -> Rows:
+        return np.frombuffer(self.references, REF_DTYPE)
+
+    @property
+    def extents(self) -> Rows:
+        return np.frombuffer(self.definitions, EXTENT_INFO_DTYPE)
+
+    @property
+    def crcs(self) -> npt.NDArray[np.uint32]:
+        return np.frombuffer(self.sums, CRC_DTYPE)
 
     def _open(self) -> Any:
         if self._delta is None or self._source.engine.closed:

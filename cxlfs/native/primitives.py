@@ -192,11 +192,13 @@ class MappedRegion:
         size_bytes: int,
         *,
         granularity: Granularity,
+        alignment_bytes: int = 1,
         read_only: bool = False,
         synchronous: bool = False,
         what: str = "the source",
     ) -> MediaHandle:
-        """Map ``descriptor`` shared; ``synchronous`` asks for MAP_SYNC.
+        """Map ``descriptor`` shared, at a multiple of ``alignment_bytes`` (a power of two) where
+        the address space has room for that; ``synchronous`` asks for MAP_SYNC.
 
         Raises NotPersistentError when MAP_SYNC (or LINE, on this CPU) is not to be had,
         MediaUnavailableError, OutOfMemoryError, UsageError for a wrong override.
@@ -206,7 +208,7 @@ class MappedRegion:
         flags = (lib.CXL_MAP_READ_ONLY if read_only else 0) | (
             lib.CXL_MAP_SYNC if synchronous else 0
         )
-        code = lib.cxl_media_map(descriptor, size_bytes, flags, granularity, out)
+        code = lib.cxl_media_map(descriptor, size_bytes, alignment_bytes, flags, granularity, out)
         if code != 0:
             _raise_mapping_error(code, what)
         return MediaHandle(out[0])
@@ -267,6 +269,17 @@ class MappedRegion:
             self._raise_error(code, "read", offset, length, fault_offset=fault[0])
         return int(crc[0])
 
+    def load_u64(self, offset: int) -> int:
+        """One 8-byte word at a multiple of 8 that another process may change: never torn, and what
+        was stored there before it is seen after this. Raises as :meth:`read`.
+        """
+        self._check_range(offset, 8)
+        value = ffi.new("uint64_t *")
+        code = lib.cxl_media_load_u64(self.handle, offset, value)
+        if code != 0:
+            self._raise_error(code, "read", offset, 8)
+        return int(value[0])
+
     # ---------------------------------------------------------------------------------- stores
 
     def store(self, offset: int, data: Source) -> None:
@@ -313,6 +326,17 @@ class MappedRegion:
         code = lib.cxl_media_store_u64(self.handle, offset, value)
         if code != 0:
             self._raise_error(code, "written", offset, 8)
+
+    def or_u64(self, offset: int, bits: int) -> int:
+        """Set ``bits`` of a word as one step for everybody who has the media mapped: the value
+        before. Durable only once written back and fenced. Raises as :meth:`store`.
+        """
+        self._check_range(offset, 8)
+        before = ffi.new("uint64_t *")
+        code = lib.cxl_media_or_u64(self.handle, offset, bits, before)
+        if code != 0:
+            self._raise_error(code, "written", offset, 8)
+        return int(before[0])
 
     # ------------------------------------------------------------------------------ durability
 

@@ -321,6 +321,12 @@ class Port:
         """When the threads last wrote, ns since the epoch, if they did since the last question."""
         return int(lib.cxl_port_written(self.handle))
 
+    def ask(self, asks: bool) -> None:  # noqa: FBT001  the protocol of ports
+        """Whether every read and write is an upcall, whoever is allowed; what is under way goes on,
+        and permissions stay.
+        """
+        lib.cxl_port_ask(self.handle, asks)
+
     def close(self) -> None:
         """After the last handle, and before the engine is closed. Idempotent."""
         port, self._port = self._port, None

@@ -93,6 +93,7 @@ class Commits:
         if inode.links == 0:
             self.versions.open_versions.pop(inode.ino, None)
             return False
+        inode.note_writes()
         if version.failed or not (inode.content.is_dirty or inode.uncommitted):
             return False
         if version.redirection is not None and inode.content.size < LOG_BYTES:

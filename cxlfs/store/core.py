@@ -27,6 +27,7 @@ from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
 from cxlfs.store.commits import COMMITS_PER_STEP, Commits
 from cxlfs.store.defragmenter import Defragmenter
+from cxlfs.store.direct import Direct
 from cxlfs.store.events import StoreEvent
 from cxlfs.store.files import Files
 from cxlfs.store.health import Health
@@ -122,6 +123,8 @@ class Store:
         self.ranges = Ranges(
             volume, self.versions, self.files, self.reporter, room, reclaim=self.cleaner.reclaim
         )
+        self.direct = Direct(volume, self.versions, self.files)
+        room.close_slips = self.direct.close_all
         self._directories: dict[int, _DirectoryHandle] = {}
         self._next_directory = 1
         self._closed = False
@@ -181,6 +184,7 @@ class Store:
             return
         self._closed = True
         try:
+            self.direct.close_all()
             if not self.read_only:
                 self.units.finish()
                 self.settle_all()
@@ -189,6 +193,7 @@ class Store:
                 self.volume.close_cleanly()
         finally:
             self.volume.events.end_all()
+            self.direct.abandon()
             self.volume.engine.close()
 
     def settle_all(self) -> None:
@@ -210,6 +215,7 @@ class Store:
         """Let go without writing anything, as a kill would; for tests and hopeless media."""
         if not self._closed:
             self._closed = True
+            self.direct.abandon()
             self.volume.engine.close()
 
     # --- namespace --------------------------------------------------------------------------
@@ -470,7 +476,7 @@ class Store:
         if now_monotonic - self._fenced_monotonic >= interval:
             self._fenced_monotonic = now_monotonic
             self.volume.fence()
-        worked = self.units.maintain() or worked
+        worked = self.units.maintain() or self.direct.maintain() or worked
         rolling = self.volume.rollovers.step(apart=apart)
         worked = self.cleaner.step() or self.defragmenter.step(now_monotonic) or worked
         return rolling or worked

@@ -34,17 +34,17 @@ from cxlfs.errors import (
 )
 from cxlfs.format import layout
 from cxlfs.store.handle import Handle, UnfinishedError, is_atomic, is_changing, left_by_killed
-from cxlfs.store.namespace import FileKind, Inode, Port
+from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.version import Version
 
 if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
+    from cxlfs.store.writers import Port
 
 _STEPS_PAID = 2
-"""For each lease while room is nearly used up: they make as much as it takes of segments that are
-97 % alive."""
+"""For each lease while room is nearly used up: as much as it takes of segments 97 % alive."""
 _PEEK_BYTES_MIN = 16384
 """Below this a copy into a fresh buffer is cheaper than verifying in place and copying later."""
 
@@ -70,6 +70,7 @@ class Files:
         self._writable: dict[int, dict[int, Handle]] = {}
         """Those that may write, of each inode that has any."""
         self._next_id = 1
+        self.on_release: Callable[[Handle], None] = lambda _: None
 
     # --- open and release -------------------------------------------------------------------
 
@@ -77,6 +78,8 @@ class Files:
         handle = self._handles.get(handle_id)
         if handle is None:
             raise BadHandleError(f"no open file {handle_id}")
+        if handle.inode.direct is not None:
+            handle.inode.direct.absorb()
         return handle
 
     def open(self, inode: Inode, flags: int) -> Handle:
@@ -90,9 +93,10 @@ class Files:
         if inode.kind is not FileKind.FILE:
             raise InvalidArgumentError("not a regular file")
         access = flags & os.O_ACCMODE
-        writable = access in (os.O_WRONLY, os.O_RDWR)
-        if writable:
+        if writable := access in {os.O_WRONLY, os.O_RDWR}:
             self.volume.require_writable()
+        if inode.direct is not None:
+            inode.direct.close()  # a program writes by itself only while nobody else is there
         handle = Handle(self._next_id, inode, access != os.O_WRONLY, writable)
         self._next_id += 1
         self._add(handle)
@@ -129,6 +133,7 @@ class Files:
     def release(self, handle_id: int) -> None:
         """The last descriptor is gone: settle what the handle left open."""
         handle = self.get(handle_id)
+        self.on_release(handle)
         self._remove(handle)
         inode = handle.inode
         if handle.writable and inode.ino not in self._writable:
@@ -202,14 +207,13 @@ class Files:
 
     def damaged(self, inode: Inode, error: CorruptionError | MediaError) -> None:
         """A reader of the file met damage."""
-        corrupt = isinstance(error, CorruptionError)
-        place = error.media_offset if isinstance(error, CorruptionError) else error.offset
-        if corrupt:
+        if isinstance(error, CorruptionError):
+            kind, place = "checksum-error", error.media_offset
             self.volume.counters.checksum_errors += 1
         else:
+            kind, place = "media-error", error.offset
             self.volume.counters.media_errors += 1
         self.volume.health.seen(inode)
-        kind = "checksum-error" if corrupt else "media-error"
         self.volume.event(kind, error.message, ino=inode.ino, media_offset=place)
 
     def write(
@@ -359,10 +363,6 @@ class Files:
         inode = self.get(handle_id).inode
         inode.stop_writes()
         inode.port = port
-
-    def stop_writes(self, ino: int) -> None:
-        """Every write to the file asks the store again, until it allows otherwise."""
-        self.volume.namespace.get(ino).stop_writes()
 
     def may_write_alone(self, handle_id: int) -> bool:
         """Further writes through the handle change nothing but content, size and times."""

@@ -102,7 +102,7 @@ class Leases:
     def _attach(
         self, inode: Inode, needed_bytes: int, wanted_bytes: int, kept_bytes: int
     ) -> tuple[int, int]:
-        self.volume.refresh_reserve()
+        # The reserve is that of now: whether room is scarce was asked before.
         offset, length = self.volume.space.lease(needed_bytes, wanted_bytes, kept_bytes=kept_bytes)
         extent_id = self.volume.allocate_extent_id()
         self.volume.engine.lease(extent_id, offset, length)

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cxlfs.format import layout, roots, superblock
+from cxlfs.media import locks
 from cxlfs.native.extents import Engine
 from cxlfs.store.names import root_attributes
 from cxlfs.store.namespace import Namespace
@@ -35,8 +36,9 @@ def format_store(
     """Make an empty store; whatever the media held is gone. Durable when it returns.
 
     ``unit_bytes`` and ``chunk_bytes`` are for the small geometry of tests. Raises UsageError (too
-    small), MediaError.
+    small), BusyError (a program can still store into it), MediaError.
     """
+    locks.refuse_locked(media.path, media.locked_ranges())
     block = superblock.plan_geometry(
         media.size_bytes,
         label=label,

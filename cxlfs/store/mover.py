@@ -96,7 +96,7 @@ class Mover:
         volume = self.volume
         inodes = volume.namespace.inodes
         info, crcs = volume.engine.describe(target_id)
-        ops: list[Operation] = list(extent_operations(info, crcs))
+        ops: list[Operation] = list(extent_operations(info.tobytes(), crcs.tobytes()))
         known: dict[int, bool] = {}
         places = chosen[["first_owner", "owner_count"]].tolist()
         for row, (first, count) in zip(moves.tolist(), places, strict=False):

@@ -18,7 +18,7 @@ import dataclasses
 import enum
 import stat
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cxlfs.errors import (
     CorruptionError,
@@ -35,8 +35,11 @@ from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
+    from cxlfs.store.writers import Port, Slip, Writer
 
 DIRECTORY_SIZE_BYTES = 4096
+_INODE_BYTES, _STRING_BYTES = layout.IMAGE_INODE_DTYPE.itemsize, layout.IMAGE_NAME_DTYPE.itemsize
+_IMAGE_BYTES = layout.IMAGE_DTYPE.itemsize + layout.SECTION_COUNT * layout.SECTION_ALIGN
 """What stat says of a directory: directories take no space of their own outside the metadata."""
 
 
@@ -87,26 +90,6 @@ class Attributes:
     birth_ns: int
 
 
-class Port(Protocol):
-    """Where a data plane reads and writes the live content of an open file by itself."""
-
-    def stop(self) -> int:
-        """It writes no more until allowed to; returns as ``written``."""
-        ...
-
-    def written(self) -> int:
-        """Time of its last write, ns since the epoch; 0: none since the last question."""
-        ...
-
-    def set_content(self, content: FileMap) -> None: ...
-
-
-class Writer(Protocol):
-    """A handle that may write past the store before the store has seen it write."""
-
-    wrote: bool
-
-
 class Inode:
     """One inode; see the module's invariants. Only ``store`` and ``replay`` change its fields."""
 
@@ -121,6 +104,7 @@ class Inode:
         "committed_mtime_ns",
         "ctime_ns",
         "damaged",  # a checksum error was seen in the content
+        "direct",  # Slip of a program that writes past the kernel, else None
         "entries",  # directories: name -> ino, else None
         "exported",  # number of the last export (Namespace.exports) that has taken it down
         "first_writer",  # Writer, as long as none has written and it may; else None
@@ -200,6 +184,7 @@ class Inode:
         self.aside: FileMap | None = None
         self.version: object | None = None
         self.port: Port | None = None
+        self.direct: Slip | None = None
         self.first_writer: Writer | None = None
         self.uncommitted = False
         self.damaged = False
@@ -239,13 +224,17 @@ class Inode:
             self.port.set_content(content)
 
     def stop_writes(self) -> None:
-        """The data plane asks before it writes again; what it wrote so far is noted."""
+        """Data plane and programs ask before they write again; what they wrote so far is noted."""
+        if self.direct is not None:
+            self.direct.close()
         if self.port is not None:
             self._note_written(self.port.stop())
             self.first_writer = None
 
     def note_writes(self) -> None:
-        """Let times and first writer show what the data plane wrote."""
+        """Let content, times and first writer show what the data plane and programs wrote."""
+        if self.direct is not None:
+            self.direct.absorb()
         if self.port is not None:
             self._note_written(self.port.written())
 
@@ -492,9 +481,5 @@ class Namespace:
 
     def image_bytes_estimate(self) -> int:
         """Upper bound of the namespace's part of a metadata image, bytes."""
-        per_inode = layout.IMAGE_INODE_DTYPE.itemsize
-        per_string = layout.IMAGE_NAME_DTYPE.itemsize
-        fixed = layout.IMAGE_DTYPE.itemsize + layout.SECTION_COUNT * layout.SECTION_ALIGN
-        return (
-            fixed + len(self.inodes) * per_inode + self.string_items * per_string + self.name_bytes
-        )
+        items_bytes = len(self.inodes) * _INODE_BYTES + self.string_items * _STRING_BYTES
+        return _IMAGE_BYTES + items_bytes + self.name_bytes

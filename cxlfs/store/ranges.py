@@ -281,6 +281,8 @@ class Ranges:
             if content.share(offset_in, length, inode.content, offset_out) is None:
                 # The open extent ends here; the source's next write gets another one.
                 self.versions.leases.close(content)
+                if source.direct is not None:
+                    source.direct.close()
                 shared = content.share(offset_in, length, inode.content, offset_out)
                 invariant(shared == length, "only a content's own lease keeps its extents open")
         except CxlfsError as error:

@@ -67,6 +67,8 @@ class Room:
         self.units: KeptSets = NoSets()
         self.drop_removed: Callable[[], bool] = lambda: False
         """Give up what a user has removed; whether something was."""
+        self.close_slips: Callable[[], None] = lambda: None
+        """Take back what programs that write by themselves have not used."""
         discard_in_steps(volume.engine, REFS_AT_ONCE)
 
     def drop_discarded(self) -> bool:
@@ -96,6 +98,7 @@ class Room:
         """
         before = self._measure(needed_bytes)
         self.versions.leases.close_all()
+        self.close_slips()
         self.free_dead()
         if self._measure(needed_bytes) > before:
             return True

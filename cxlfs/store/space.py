@@ -11,6 +11,8 @@ Invariants
 - Data is handed out front to back; what a lease gives back was never published and is handed out
   again, at once if nothing came after it, else as a remnant.
 - A segment header is durable before the segment is used.
+- Where a program had a lock when the store was opened it may still store, for whoever gave it room
+  before: such a segment is not handed out while there is one (``held_count``), whatever its state.
 """
 
 from __future__ import annotations
@@ -96,6 +98,8 @@ class Space:
         self.nonce = nonce
         self.states = [State.FREE] * superblock.segment_count
         self.reserve = 0
+        self._held: set[int] = set()
+        """Segments with locked ranges."""
         self._told_ahead: dict[int, int] = {}
         """Bytes of each segment that :meth:`room_ahead` has told."""
         self.born = [0] * superblock.segment_count
@@ -128,9 +132,39 @@ class Space:
     def adopt(self, states: dict[int, State]) -> None:
         """After replay: these segments are in use, all others are free."""
         self.states = [states.get(i, State.FREE) for i in range(len(self.states))]
-        self._free = [i for i, s in enumerate(self.states) if s is State.FREE]
+        self._held = self._locked_segments()
+        self._free = [
+            i for i, s in enumerate(self.states) if s is State.FREE and i not in self._held
+        ]
         self._data = {i for i, s in enumerate(self.states) if s is State.DATA}
         self._dead = {i for i, s in enumerate(self.states) if s is State.DEAD}
+
+    def _locked_segments(self) -> set[int]:
+        block = self.superblock
+        first, size = block.first_segment_offset, block.segment_size_bytes
+        end = first + size * len(self.states)
+        return {
+            index
+            for start, stop in self.media.locked_ranges(first, end)
+            for index in range((start - first) // size, (stop - first + size - 1) // size)
+        }
+
+    @property
+    def held_count(self) -> int:
+        """Segments that a program from before may still store into."""
+        return len(self._held)
+
+    def release_held(self) -> bool:
+        """Look again which segments are held; True: one more can be handed out."""
+        if not self._held:
+            return False
+        locked = self._locked_segments()
+        free_before = len(self._free)
+        for index in self._held - locked:
+            self._held.discard(index)
+            if self.states[index] is State.FREE:
+                bisect.insort(self._free, index)
+        return len(self._free) > free_before
 
     def leasable_in(self, index: int) -> int:
         """Bytes that leases can hand out of a segment that is not open."""
@@ -144,7 +178,13 @@ class Space:
 
     @property
     def free_count(self) -> int:
+        """Those that can be handed out."""
         return len(self._free)
+
+    @property
+    def held_free_count(self) -> int:
+        """Those that nothing is in, and that cannot be handed out yet."""
+        return sum(self.states[index] is State.FREE for index in self._held)
 
     @property
     def dead_count(self) -> int:
@@ -169,7 +209,7 @@ class Space:
         elif state is State.DEAD:
             self._dead.add(index)
             self._remnants.drop(index)
-        elif state is State.FREE:
+        elif state is State.FREE and index not in self._held:
             bisect.insort(self._free, index)
         self.states[index] = state
 
@@ -244,9 +284,14 @@ class Space:
         return room_bytes - segments_max * LEASE_BYTES_LEAST
 
     def lease(
-        self, needed_bytes: int, wanted_bytes: int, *, kept_bytes: int = 0
+        self,
+        needed_bytes: int,
+        wanted_bytes: int,
+        *,
+        kept_bytes: int = 0,
+        bytes_max: int = LEASE_BYTES_MAX,
     ) -> tuple[int, int]:
-        """Room for file data: (media offset, length).
+        """Room for file data: (media offset, length), ``bytes_max`` at most.
 
         At least ``needed_bytes`` or LEASE_BYTES_LEAST, whichever is less, at most what one segment
         has left; ``kept_bytes`` stay available to others. Raises NoSpaceError when only that
@@ -258,7 +303,8 @@ class Space:
             if spare_bytes < least:
                 raise NoSpaceError("what is left is allocated to other files")
             wanted_bytes = min(wanted_bytes, spare_bytes)
-        wanted_bytes = self._round(max(least, min(wanted_bytes, self.lease_bytes_max)))
+        bytes_max = min(bytes_max, self.superblock.segment_payload_bytes)
+        wanted_bytes = self._round(max(least, min(wanted_bytes, bytes_max)))
         given = self._take_remnant(wanted_bytes) or self._lease_in_order(wanted_bytes, least)
         self.leases_given += 1
         return given
@@ -381,12 +427,8 @@ class Space:
         not told before, in the segment in use and the next 256 MiB; None: there is none, or
         populating it is pointless on this media.
         """
-        if not self.media.populates:
-            return None
         size = self.superblock.segment_size_bytes
-        indexes = self._free[: max(1, _AHEAD_BYTES // size)]
-        if self._head is not None:
-            indexes.insert(0, self._head.index)
+        indexes = self._ahead() if self.media.populates else []
         begin = length = 0
         for index in indexes:
             told = self._told_ahead.get(index, 0)
@@ -399,6 +441,19 @@ class Space:
                 begin = begin or start
                 length += piece
         return (begin, length) if length else None
+
+    def _ahead(self) -> list[int]:
+        """The segments that data will go to first."""
+        indexes = self._free[: max(1, _AHEAD_BYTES // self.superblock.segment_size_bytes)]
+        if self._head is not None:
+            indexes.insert(0, self._head.index)
+        return indexes
+
+    @property
+    def has_room_ahead(self) -> bool:
+        """Whether :meth:`room_ahead` would tell some."""
+        size, told = self.superblock.segment_size_bytes, self._told_ahead
+        return self.media.populates and any(told.get(index, 0) < size for index in self._ahead())
 
     # --- freeing ----------------------------------------------------------------------------
 

@@ -380,6 +380,8 @@ class Copying:
         """The open extent ends here; whoever writes on gets another one."""
         self._versions.leases.close(source.content)
         self._versions.leases.close(_committed_content(source))
+        if source.direct is not None:
+            source.direct.close()
 
     def _share(self, source: Inode, target: FileMap) -> None:
         """Let ``target`` refer to all of the committed content."""

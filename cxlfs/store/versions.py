@@ -28,6 +28,7 @@ from cxlfs.format.operations import (
     PromoteOperation,
     XattrSetOperation,
 )
+from cxlfs.native.extent_calls import EXTENT_INFO
 from cxlfs.native.extents import Counting
 from cxlfs.native.maps import Delta, FileMap
 from cxlfs.store.clones import Clones, count_committed
@@ -247,9 +248,9 @@ class Versions:
             ops.extend(_xattr_operations(inode))
             if with_name:
                 ops.extend(self._name_operations(inode))
-        ops.extend(extent_operations(delta.extents, delta.crcs))
+        ops.extend(extent_operations(delta.definitions, delta.sums))
         ops.append(
-            ContentOperation(inode.ino, version.staged, delta.cut, delta.size, delta.refs.tobytes())
+            ContentOperation(inode.ino, version.staged, delta.cut, delta.size, delta.references)
         )
         if version.staged:
             ops.append(PromoteOperation(inode.ino))
@@ -324,8 +325,8 @@ class Versions:
         inode.committed = FileMap(self.volume.engine, owner=inode.ino)
 
     def _fits(self, delta: Delta) -> bool:
-        size = len(delta.refs) * layout.REF_DTYPE.itemsize + len(delta.crcs) * 4
-        size += len(delta.extents) * _OPERATION_BYTES
+        size = len(delta.references) + len(delta.sums)
+        size += len(delta.definitions) // EXTENT_INFO.size * _OPERATION_BYTES
         return size + _RECORD_REST_BYTES <= self.volume.record_bytes_max
 
     # --- staging ----------------------------------------------------------------------------
@@ -368,7 +369,7 @@ class Versions:
             aside = FileMap(self.volume.engine, owner=inode.ino)
             aside.count_as(Counting.ASIDE)
         for piece, rows in self._pieces(delta, refs):
-            definitions = list(extent_operations(delta.extents[rows], delta.crcs))
+            definitions = list(extent_operations(delta.extents[rows].tobytes(), delta.sums))
             refs_bytes = piece.tobytes()
             content = ContentOperation(
                 inode.ino, aside=True, cut=cut, size=delta.size, refs=refs_bytes
@@ -475,11 +476,8 @@ def _xattr_operations(inode: Inode) -> list[Operation]:
     return [XattrSetOperation(inode.ino, n, v) for n, v in (inode.xattrs or {}).items()]
 
 
-def extent_operations(
-    infos: npt.NDArray[np.void], crcs: npt.NDArray[np.uint32]
-) -> Iterator[ExtentOperation]:
-    """One definition for each row; ``crcs`` is the array that ``crc_index`` points into."""
-    for extent_id, offset, length, index, first, count in infos.tolist():
-        yield ExtentOperation(
-            extent_id, offset, length, first, crcs[index : index + count].tobytes()
-        )
+def extent_operations(definitions: bytes, sums: bytes) -> Iterator[ExtentOperation]:
+    """One for each row of EXTENT_INFO; ``sums``: the checksums that its ``crc_index`` counts."""
+    for extent_id, offset, length, index, first, count in EXTENT_INFO.iter_unpack(definitions):
+        crcs = sums[4 * index : 4 * (index + count)]
+        yield ExtentOperation(extent_id, offset, length, first, crcs)

@@ -56,7 +56,8 @@ CLEANER_SEGMENTS = 1
 """Of the reserve, for moved data: what the cleaner fills before what it emptied is free."""
 _IMAGE_PART = 4
 """An image that is written to free segments takes at most a fourth of what it frees."""
-_IMAGE_SLACK_BYTES = 64 << 10
+_SLACK_BYTES = 64 << 10
+_EXTENT_BYTES, _REF_BYTES = layout.IMAGE_EXTENT_DTYPE.itemsize, layout.REF_DTYPE.itemsize
 _EVENT_NAMES_MAX = 1000
 """So many names are searched for that of an event's file; else the message names its number."""
 
@@ -135,6 +136,8 @@ class Volume:
     ) -> None:
         self.media = media
         self.superblock = superblock
+        self._payload_bytes = superblock.segment_payload_bytes
+        self._slack_bytes = _SLACK_BYTES if superblock.unit_bytes == layout.UNIT_BYTES else 1 << 10
         self.engine = engine
         self.namespace = namespace
         self.root = root
@@ -287,33 +290,27 @@ class Volume:
 
     def image_bytes_estimate(self) -> int:
         """Upper bound of the next image, bytes."""
-        stats = self.engine.statistics()
-        return (
-            self.namespace.image_bytes_estimate()
-            + stats.extents * layout.IMAGE_EXTENT_DTYPE.itemsize
-            + stats.crcs * 4
-            + stats.refs * layout.REF_DTYPE.itemsize
-        )
+        has, names_bytes = self.engine.statistics(), self.namespace.image_bytes_estimate()
+        return names_bytes + has.extents * _EXTENT_BYTES + has.refs * _REF_BYTES + has.crcs * 4
 
-    def metadata_set_segments(self, growth_bytes: int = 0) -> int:
+    def metadata_set_segments(self) -> int:
         """Upper bound of the segments of the next metadata set: image and both journal copies."""
-        estimate = self.image_bytes_estimate() + growth_bytes
-        estimate += estimate // 8 + _IMAGE_SLACK_BYTES // (
-            1 if self.superblock.unit_bytes == layout.UNIT_BYTES else 64
-        )
-        return -(-estimate // self.superblock.segment_payload_bytes) + 2
+        return self._set_segments(self.image_bytes_estimate())
+
+    def _set_segments(self, image_bytes: int) -> int:
+        image_bytes += image_bytes // 8 + self._slack_bytes
+        return -(-image_bytes // self._payload_bytes) + 2
 
     def refresh_reserve(self, growth_bytes: int = 0) -> int:
         """Recompute how many segments must stay free, when metadata has grown so much."""
-        self.space.reserve = self._reserve_segments(growth_bytes)
+        now = self.image_bytes_estimate()
+        self.space.reserve = self._reserve_segments(now, self._set_segments(now + growth_bytes))
         return self.space.reserve
 
-    def _reserve_segments(self, growth_bytes: int) -> int:
-        """The next metadata set, what the two sets after it need beyond what they release, one
-        journal more while a large image is made, and the cleaner's. All, when an image could not be
-        larger.
+    def _reserve_segments(self, image_bytes: int, wanted: int) -> int:
+        """The next metadata set (``wanted``), what the two after it need beyond what they release,
+        one journal more while a large image is made, and the cleaner's. All, when it is the limit.
         """
-        wanted = self.metadata_set_segments(growth_bytes)
         if wanted - 2 > layout.IMAGE_SEGMENTS_MAX:
             return len(self.space.states)
         kept = (len(self.current.segments), len(self.fallback.segments))
@@ -323,19 +320,22 @@ class Volume:
             since = len(self.current.journal_segments) - running.journals_before
             coming = kept[1] + len(running.dead)
             kept = (running.image_segments + since, kept[0] - since)
-        growth = sum(max(0, wanted - count) for count in kept)
-        extra = CLEANER_SEGMENTS
-        if since <= JOURNAL_SEGMENTS and not is_short(self.image_bytes_estimate()):
-            extra += JOURNAL_SEGMENTS
+        growth = max(0, wanted - kept[0]) + max(0, wanted - kept[1])
+        is_large = since <= JOURNAL_SEGMENTS and not is_short(image_bytes)
+        extra = CLEANER_SEGMENTS + (JOURNAL_SEGMENTS if is_large else 0)
         return max(wanted + growth + extra - coming, extra)
 
     @property
     def is_nearly_used_up(self) -> bool:
-        """Whoever takes room makes some (``Cleaner.pay``), so that others find a little, also when
-        the metadata set has grown by a segment: its reserve then does by several at once.
+        """Whoever takes room makes some for others (``Cleaner.pay``): it is scarce, or would be
+        with a segment more of metadata, for which the reserve grows by several.
         """
-        growth_bytes = self.superblock.segment_payload_bytes // _GROWTH_AHEAD
-        reserve = max(self._reserve_segments(growth_bytes), self.refresh_reserve())
+        now = self.image_bytes_estimate()
+        wanted = self._set_segments(now)
+        ahead = self._set_segments(now + self._payload_bytes // _GROWTH_AHEAD)
+        self.space.reserve = reserve = self._reserve_segments(now, wanted)
+        if ahead != wanted:
+            reserve = max(reserve, self._reserve_segments(now, ahead))
         return self.space.free_count - reserve < LAST_SEGMENTS
 
     @property

@@ -366,6 +366,7 @@ def status(store: Store) -> Item:
     """
     item = _plain(store.statistics())
     item["media"] = media_facts(store.media)
+    item["direct"] = _plain(store.direct.describe())
     item["read_only"] = store.read_only
     item["weakened"] = [VOLATILE_TEXT] if store.media.volatile else []
     return item
@@ -374,6 +375,7 @@ def status(store: Store) -> Item:
 def media_facts(media: Media) -> Item:
     """What a source is and how stores into it are made durable."""
     supported, dirty_shutdowns, _devices = media.dirty_shutdown()
+    pages = media.mapped_pages()
     return Item(
         kind=media.kind,
         path=media.path,
@@ -382,6 +384,8 @@ def media_facts(media: Media) -> Item:
         write_back=media.write_back_name,
         persistence_domain=media.persistence_domain,
         alignment_bytes=media.alignment_bytes,
+        page_size_bytes=pages.page_size_bytes,
+        huge_page_share=None if pages.huge_share is None else round(pages.huge_share, 3),
         dirty_shutdowns=dirty_shutdowns if supported else None,
         volatile=media.volatile,
     )

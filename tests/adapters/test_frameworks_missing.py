@@ -29,6 +29,7 @@ USES = {
     "dcp": "dcp.save(None, 1, {})",
     "lightning": "lightning.CheckpointIO",
     "nvrx": "nvrx.CheckpointManager",
+    "torch": "torch.save({}, 'nowhere')",
 }
 
 

@@ -30,6 +30,8 @@ def own(name: str) -> list[tuple[object, str]]:
 
 def test_every_error_is_in_errors_py() -> None:
     for module in pkgutil.walk_packages(cxlfs.__path__, "cxlfs."):
+        if module.name == "cxlfs._run":  # the library of cxlfs run is no module
+            continue
         importlib.import_module(module.name)
     elsewhere = [c.__qualname__ for c in tree(CxlfsError) if c.__module__ != errors.__name__]
     assert elsewhere == []

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from cxlfs import __version__, cli, errors
-from cxlfs.cli import exit_codes
+from cxlfs.cli import exit_codes, program
 from cxlfs.errors import CxlfsError, InvariantError
 from tests.support.cli import PROGRAM, Run, Said, assert_two_lines, run_program
 
@@ -36,7 +36,7 @@ def raising(error: BaseException) -> click.Command:
 
 
 def guarded(error: BaseException, capfd: pytest.CaptureFixture[str], *flags: str) -> Said:
-    code = cli.run(raising(error), ["mkfs", *flags])
+    code = program.run(raising(error), ["mkfs", *flags])
     captured = capfd.readouterr()
     return Said(code, captured.out, captured.err)
 

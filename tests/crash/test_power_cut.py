@@ -11,6 +11,7 @@ import pytest
 from cxlfs.media import Granularity
 from tests.support.crash import campaign, examiner, operations, readings
 from tests.support.crash.bench import new_bench
+from tests.support.crash.direct_operations import DIRECT_OPERATIONS, DIRECT_SITUATIONS
 from tests.support.crash.levels import TRIPLES, UnitResult, units_of, units_of_each_test_run
 from tests.support.crash.operations import OPERATIONS
 from tests.support.crash.ranges import RANGE_OPERATIONS
@@ -98,7 +99,8 @@ def test_levels_are_as_large_as_promised(base_seed: int) -> None:
     t2 = units_of("t2", base_seed)
     assert sum(unit.startswith("program/") for unit in t2) >= TRIPLES
     assert sum(unit.startswith("three/") for unit in t2) >= TRIPLES * 0.9  # some are drawn twice
-    everything = len(OPERATIONS) + len(RANGE_OPERATIONS) + len(SITUATIONS) + len(UNIT_WORKLOADS)
+    kinds = (OPERATIONS, RANGE_OPERATIONS, SITUATIONS, UNIT_WORKLOADS)
+    everything = sum(map(len, (*kinds, DIRECT_OPERATIONS, DIRECT_SITUATIONS)))
     assert sum(unit.startswith("recovery/") for unit in t2) == 2 * everything
 
 

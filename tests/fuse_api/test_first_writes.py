@@ -394,8 +394,10 @@ def test_emptying_without_write_access(caller: Caller, uid: int) -> None:
 def test_whoever_gives_room_ahead_maps_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that maps pages is one fewer for the writer; the lock is given up before."""
     store = new_store()
-    requests = types.SimpleNamespace(lock=threading.Lock(), store=store, failures=None)
-    rooms: list[tuple[int, int] | None] = [(4096, 8192), None]
+    requests = types.SimpleNamespace(
+        lock=threading.Lock(), store=store, failures=None, direct_access=None
+    )
+    rooms: list[tuple[int, int] | None] = [(4096, 8192), None, (4096, 8192)]
     told: list[bool] = []
 
     def lease_ahead(ino: int) -> tuple[int, int] | None:
@@ -414,7 +416,9 @@ def test_whoever_gives_room_ahead_maps_nothing_and_says_so(monkeypatch: pytest.M
         on_lease=lambda: told.append(requests.lock.locked()),
     )
     upcall = types.SimpleNamespace(opcode=UPCALL_LEASE, inode=7)
-    for _ in range(2):
+    for is_left, count in ((True, 1), (True, 1), (False, 1)):
+        monkeypatch.setattr(type(store.volume.space), "has_room_ahead", is_left)
         assert served.serve(upcall) is None  # type: ignore[arg-type]
-    assert told == [False]
+        assert told == [False] * count
+    assert not rooms
     store.close()

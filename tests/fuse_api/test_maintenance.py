@@ -162,7 +162,7 @@ def test_a_mount_has_somebody_for_each_of_these(monkeypatch: pytest.MonkeyPatch)
         "_populater": types.SimpleNamespace(run=task("populate"), wake=wake),
         "_workers": Workers(),
         "_operations": types.SimpleNamespace(
-            page_cache=types.SimpleNamespace(start=lambda: None), store=None
+            page_cache=types.SimpleNamespace(start=lambda: None), store=None, direct_access=None
         ),
         "_failure": None,
     }.items():

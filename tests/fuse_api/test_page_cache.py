@@ -70,7 +70,16 @@ class Recorder(HandlersOnly):
 def cache_with_reader(recorder: Recorder, ino: int) -> PageCache:
     files = OpenFiles()
     files.add(
-        1, OpenFile(ino, writable=False, direct=False, opener=None, may_keep_set_id=False, gid=0)
+        1,
+        OpenFile(
+            ino,
+            writable=False,
+            direct=False,
+            appends=False,
+            opener=None,
+            may_keep_set_id=False,
+            gid=0,
+        ),
     )
     return PageCache(files, recorder)
 

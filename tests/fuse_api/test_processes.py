@@ -144,7 +144,9 @@ def test_a_real_process_is_identified_as_long_as_it_is_there() -> None:
 
 def test_writers_that_ended_are_not_remembered_for_ever() -> None:
     """A descriptor that a shell or a pool of workers keeps open, and thousands write to."""
-    file = OpenFile(1, writable=True, direct=True, opener=None, may_keep_set_id=False, gid=0)
+    file = OpenFile(
+        1, writable=True, direct=True, appends=False, opener=None, may_keep_set_id=False, gid=0
+    )
     looks: list[Process] = []
     living = {Process(tgid, 1) for tgid in range(0, 10_000, 100)}
 
@@ -206,3 +208,32 @@ def test_what_a_process_holds(
     assert table.holds(table.identify(10), 5) is held
     assert table.holds(None, 5) is False
     assert table.holds(Process(99, 1), 5) is False
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_what_is_kept_open_of_processes_is_little_and_of_one_each() -> None:
+    """Of many that end one after the other, as a loop over programs makes them."""
+    table, begun = ProcessTable(), descriptors()
+    for _ in range(20):
+        child = subprocess.Popen(["sleep", "60"])
+        process = table.identify(child.pid)
+        assert process is not None
+        assert not table.is_being_killed(process)
+        child.kill()
+        child.wait()
+        assert not table.is_being_killed(process), "it is gone: nothing is known"
+    assert descriptors() <= begun + 1
+    others = [subprocess.Popen(["sleep", "60"]) for _ in range(20)]
+    try:
+        for child in others:
+            assert not table.is_being_killed(table.identify(child.pid))
+        assert begun < descriptors() <= begun + 16
+    finally:
+        for child in others:
+            child.kill()
+            child.wait()
+    del table
+    assert descriptors() == begun

@@ -20,6 +20,7 @@ from cxlfs.units import MIB
 from tests.support.bench import openings, scaling
 from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
 from tests.support.bench.fragmentation import QUICK_REFERENCES
+from tests.support.bench.huge_pages import RATES, TIMES
 from tests.support.bench.report import FIRST_PASS_CASES, PIECES, ROWS, find, table
 from tests.support.bench.targets import mounted
 from tests.support.bench.unit_saves import SHAPES, WAYS
@@ -144,6 +145,29 @@ def test_a_quick_run_measures_files_in_pieces_and_first_passes(tmp_path: Path) -
             assert_positive(figures, f"{key}.bytes_per_s", f"{key}.ratio")
     assert done.stdout == f"{table(figures)}\n"
     assert "1 reader, file gathered by the daemon" in done.stdout
+
+
+@pytest.mark.mounted
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # as above
+def test_a_quick_run_measures_huge_pages(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ["--quick", "--only", "huge_pages", "--size", "256M", "--runs", "1"]
+    arguments += ["--json", str(path), "--memory", str(fast_directory() or tmp_path)]
+    done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
+    figures = json.loads(path.read_text())
+    if done.returncode != 0:
+        said = figures["missing"]["huge_pages"]
+        assert re.search("cannot be mounted|came in huge pages|needs .* of memory", said), done
+        pytest.skip(said)
+    for kind in ("small", "huge"):
+        for name in RATES:
+            assert_positive(figures, f"huge_pages.{kind}.{name}.bytes_per_s")
+            assert_positive(figures, f"huge_pages.{kind}.{name}.ratio")
+        for name in TIMES:
+            assert_positive(figures, f"huge_pages.{kind}.{name}.median_s")
+    assert figures["huge_pages"]["small"]["faults"] > figures["huge_pages"]["huge"]["faults"]
+    assert done.stdout == f"{table(figures)}\n"
 
 
 def quick_run(tmp_path: Path, section: str) -> tuple[dict[str, Any], str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.direct_kills import DIRECT_KINDS, run_direct_campaign
 from tests.support.kill_campaign import KINDS, Outcome, run_campaign
 
 
@@ -44,6 +45,31 @@ def test_kills_while_mounting(seed: int) -> None:
     outcome = run_campaign("mount", 4, seed)
     assert_kept(outcome, 4)
     assert sum(outcome.moments.values()) == 4
+
+
+def assert_nothing_of_others_lost(outcome: Outcome, kills: int) -> None:
+    assert outcome.problems == []
+    assert outcome.verified
+    assert outcome.kills >= kills
+    assert outcome.in_flight > 0, "no kill hit a save: this shows nothing"
+    assert outcome.saves > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [("direct-writer", 9), ("direct-daemon", 2), ("direct-both", 4), ("direct-stopped", 3)],
+)
+def test_kills_of_who_stores_by_himself(seed: int, kind: str, kills: int) -> None:
+    assert_nothing_of_others_lost(run_direct_campaign(kind, kills, seed), kills)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", DIRECT_KINDS)
+def test_many_kills_of_who_stores_by_himself(seed: int, kind: str) -> None:
+    assert_nothing_of_others_lost(run_direct_campaign(kind, 200, seed), 200)
 
 
 @pytest.mark.campaign

@@ -206,7 +206,7 @@ def test_data_goes_past_python(place: Workplace) -> None:
         while stream.read(MIB):
             pass
     calls = count(place, "calls") - before[2]
-    assert count(place, "writes") - before[0] >= 56, "but for the first of a lease or two"
+    assert count(place, "writes") - before[0] >= 48, "but for the first of each lease"
     assert count(place, "reads") - before[1] >= 64
     assert calls < 40
 

@@ -260,7 +260,7 @@ static void check_fences(void)
     FILE *file = tmpfile();
     if (ftruncate(fileno(file), FILE_PAGES * (off_t)PAGE_BYTES) != 0)
         abort();
-    CHECK(cxl_media_map(fileno(file), FILE_PAGES * (uint64_t)PAGE_BYTES, 0, CXL_GRANULARITY_PAGE, &media) == 0,
+    CHECK(cxl_media_map(fileno(file), FILE_PAGES * (uint64_t)PAGE_BYTES, 1, 0, CXL_GRANULARITY_PAGE, &media) == 0,
           "a file cannot be mapped");
     file_base = cxl_media_base(media);
     for (int round = 0; round < 300; round++)

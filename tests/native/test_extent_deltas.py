@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from cxlfs._native import ffi
 
 from cxlfs.errors import CorruptionError, InvariantError, MediaError
 from cxlfs.native import FaultKind, Granularity, set_fault
-from cxlfs.native.extents import Engine, FileMap
+from cxlfs.native.extents import Engine, EngineStatistics, FileMap
 from tests.native.test_extent_writes import EventKind, events_of, refs_of
 from tests.support.extents import (
     FIRST,
@@ -488,3 +489,9 @@ def test_a_replayed_change_that_cannot_be_changes_nothing(place: Room) -> None:
             other.replay(cut, refs, size)
         assert refs_of(other) == [(0, 9000, 1, 0)]
         assert other.size == 9000
+
+
+def test_counts_stand_in_the_order_in_which_they_are_read() -> None:
+    fields = ffi.typeof("cxl_engine_stats").fields
+    assert tuple(name for name, _ in fields) == EngineStatistics._fields
+    assert {field.type.cname for _, field in fields} == {"uint64_t"}

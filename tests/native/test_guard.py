@@ -47,10 +47,16 @@ def test_access_beyond_a_cut_file_is_an_error(
     assert cut.read(0, 2 * PAGE).count(b"a") + cut.read(0, 2 * PAGE).count(b"\0") == 2 * PAGE
 
 
-def test_word_store_is_guarded(cut: MappedRegion) -> None:
+def test_words_are_guarded(cut: MappedRegion) -> None:
     with pytest.raises(MediaError):
         cut.store_u64(2 * PAGE, 1)
+    with pytest.raises(MediaError):
+        cut.or_u64(2 * PAGE, 1)
+    with pytest.raises(MediaError):
+        cut.load_u64(2 * PAGE)
     cut.store_u64(2 * PAGE - 8, 1)
+    assert cut.or_u64(2 * PAGE - 8, 2) == 1
+    assert cut.load_u64(2 * PAGE - 8) == 3
 
 
 @pytest.mark.parametrize("name", ["read", "read_into", "crc32c"])

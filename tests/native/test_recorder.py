@@ -41,6 +41,8 @@ def test_every_change_is_logged_in_order(granularity: Granularity) -> None:
     region = region_of(granularity)
     region.store(3, b"abc")
     region.store_u64(16, 7)
+    region.or_u64(16, 1 << 63 | 9)
+    region.load_u64(16)
     region.write_back(3, 21)
     region.record_mark(1 << 63)
     region.copy(100, b"x" * 77)
@@ -50,6 +52,7 @@ def test_every_change_is_logged_in_order(granularity: Granularity) -> None:
     assert events(region) == [
         (EventKind.STORE, 3, 3, b"abc"),
         (EventKind.STORE, 16, 8, struct.pack("<Q", 7)),
+        (EventKind.STORE, 16, 8, struct.pack("<Q", 1 << 63 | 15)),
         (EventKind.WRITE_BACK, 3, 21, b""),
         (EventKind.MARK, 1 << 63, 0, b""),
         (EventKind.COPY, 100, 77, b"x" * 77),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -149,6 +151,37 @@ def test_word_is_stored_little_endian_at_multiples_of_8_only(region: MappedRegio
         region.store_u64(SIZE - 4, 1)
 
 
+def test_bits_of_a_word_are_set_in_one_step(region: MappedRegion) -> None:
+    region.store_u64(8, 0xF0)
+    assert region.or_u64(8, 1 << 63 | 0x11) == 0xF0
+    assert region.load_u64(8) == 1 << 63 | 0xF1
+    assert region.or_u64(8, 0) == 1 << 63 | 0xF1
+    assert region.read(0, 24) == struct.pack("<3Q", 0, 1 << 63 | 0xF1, 0)
+    for call in (region.load_u64, lambda offset: region.or_u64(offset, 1)):
+        with pytest.raises(InvariantError):
+            call(12)
+        for offset in (SIZE - 4, SIZE, -8):
+            with pytest.raises(MediaError, match="outside"):
+                call(offset)
+
+
+def test_each_thread_sets_its_bits(region: MappedRegion) -> None:
+    """None is lost, and each change of the word has one cause."""
+    befores: list[int] = []
+
+    def work(first: int) -> None:
+        for bit in range(first, 64, 4):
+            befores.append(region.or_u64(0, 1 << bit))  # noqa: PERF401 - threads share it
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert region.load_u64(0) == (1 << 64) - 1
+    assert sorted(before.bit_count() for before in befores) == list(range(64))
+
+
 def test_closed_region_raises_and_closes_again(region: MappedRegion) -> None:
     region.close()
     region.close()
@@ -175,6 +208,9 @@ def test_read_only_region_refuses_stores(tmp_path: Path) -> None:
             ACCESSES[name](region, 0, 8)
     with pytest.raises(ReadOnlyError):
         region.store_u64(0, 1)
+    with pytest.raises(ReadOnlyError):
+        region.or_u64(0, 1)
+    assert region.load_u64(8184) == int.from_bytes(b"z" * 8, "little")
     region.close()
 
 

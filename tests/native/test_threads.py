@@ -1,4 +1,4 @@
-"""Runs ``threads.c``: the transport and the extent map under real threads.
+"""Runs ``threads.c`` and ``threads_direct.c``: transport and extent map under real threads.
 
 ``scripts/sanitize --threads`` builds it with ThreadSanitizer, and lets it run longer.
 """
@@ -10,15 +10,29 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.native.compiling import all_sources, compile_program, needs_compiler
 
 SECONDS = os.environ.get("CXLFS_THREADS_SECONDS", "2")
 
 
+PROGRAMS = {
+    "threads": (["threads.c", "threads_store.c", "threads_snapshots.c"], ""),
+    "threads_direct": (["threads_direct.c"], "transport/"),
+}
+"""A busy daemon; a program that stores file data by itself, and its daemon, which needs less of
+csrc/: what is left out.
+"""
+
+
 @needs_compiler
-def test_a_busy_daemon(tmp_path: Path, seed: int) -> None:
-    binary = tmp_path / "threads"
-    compile_program(["threads.c", "threads_store.c", "threads_snapshots.c"], all_sources(), binary)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_threads(name: str, tmp_path: Path, seed: int) -> None:
+    binary = tmp_path / name
+    programs, without = PROGRAMS[name]
+    others = [path for path in all_sources() if not (without and path.startswith(without))]
+    compile_program(programs, others, binary)
     command = [str(binary), SECONDS, str(seed)]
     if (setarch := shutil.which("setarch")) is not None:
         # ThreadSanitizer does not find its way in the address spaces of kernels that shuffle much.

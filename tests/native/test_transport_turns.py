@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,7 @@ CALL = 9
 """Opcode of a request that becomes an upcall."""
 REQUESTS_MAX = 200
 LONG_BYTES = 512 << 10
+PLACED = 9
 
 
 @pytest.fixture(params=[0, 10_000_000, 10**12], ids=["sleeping", "polling", "polling for ever"])
@@ -173,6 +176,42 @@ def test_a_worker_polls(fuse: FuseSocket) -> None:
         return workers_cpu_s() - begin_s >= 0.05
 
     wait_until(polled, "a worker polls")
+
+
+def processors() -> dict[int, int]:
+    """Where each thread of this process is, or was last."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        fields = (task / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        found[int(task.name)] = int(fields[36])
+    return found
+
+
+@pytest.mark.parametrize("fuse", [10**12], indirect=True)
+def test_the_worker_goes_where_its_client_is(fuse: FuseSocket) -> None:
+    """Of several workers that would poll it is the one that serves."""
+    own, before = threading.get_native_id(), os.sched_getaffinity(0)
+    others = {task for task in processors() if task != own}
+    allowed = {task: os.sched_getaffinity(task) for task in others}
+    try:
+        for processor in sorted(before) * 2:
+            os.sched_setaffinity(0, {processor})
+
+            slept = beside = 0
+            for _ in range(PLACED):
+                until_alone(fuse, lambda: read(fuse, pid=own))
+                for _ in range(REQUESTS_MAX):
+                    read(fuse, pid=own)
+                begin_s = workers_cpu_s()
+                time.sleep(0.02)
+                # There it does not poll; elsewhere it does, for ever.
+                slept += workers_cpu_s() - begin_s < 0.005
+                beside += processor in [processors()[task] for task in others]
+            assert slept > PLACED // 2
+            assert beside  # until the system has moved it away, for what else there is to do
+            assert {task: os.sched_getaffinity(task) for task in others} == allowed
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @pytest.mark.parametrize("fuse", [0, 10_000_000], indirect=True)

@@ -202,9 +202,12 @@ def test_error_names_the_shortfall(shop: Shop, store: Store) -> None:
 def test_room_is_told_once_and_where_data_goes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     store = shop.new_ordinary(64 << 20)
     assert store.volume.space.room_ahead() is None  # nothing is gained on this media
+    assert not store.volume.space.has_room_ahead
     monkeypatch.setattr(MemoryMedia, "populates", True)
     told: list[tuple[int, int]] = []
-    while (room := store.volume.space.room_ahead()) is not None:
+    while store.volume.space.has_room_ahead:
+        room = store.volume.space.room_ahead()
+        assert room is not None
         told.append(room)
         assert room[1] <= 8 << 20
     places = sorted(told)
@@ -219,5 +222,6 @@ def test_room_is_told_once_and_where_data_goes(shop: Shop, monkeypatch: pytest.M
         [row] = extents[extents["id"] == extent_id].tolist()
         assert any(start <= row[1] and row[1] + row[2] <= start + size for start, size in told)
     assert store.volume.space.room_ahead() is None
+    assert not store.volume.space.has_room_ahead
     store.volume.stop_writing("test")
     shop.stores.remove(store)

@@ -17,7 +17,8 @@ from cxlfs import cli
 
 _IMPORT_ALL = (
     "import importlib, pkgutil, cxlfs; "
-    "[importlib.import_module(m.name) for m in pkgutil.walk_packages(cxlfs.__path__, 'cxlfs.')]"
+    "[importlib.import_module(m.name) for m in pkgutil.walk_packages(cxlfs.__path__, 'cxlfs.')"
+    " if m.name != 'cxlfs._run']"
 )
 PROGRAM = [sys.executable, "-c", "import sys; from cxlfs.cli import main; sys.exit(main())"]
 

@@ -91,6 +91,9 @@ class Outcome:
 class Campaign:
     """One mounted store, one seed; fills ``outcome``. ``say`` gets a line now and then."""
 
+    store_bytes = STORE_BYTES
+    announced: tuple[str, ...] = (REVERTED,)
+
     def __init__(
         self, place: Workplace, outcome: Outcome, seed: int, say: Callable[[str], None]
     ) -> None:
@@ -102,11 +105,15 @@ class Campaign:
         self.seed = seed
         self._pid = 0
         self._mount()
-        self.models: list[Model] = [
+        self.models: list[Model] = self._make_models()
+
+    def _make_models(self) -> list[Model]:
+        place, seed = self.place, self.seed
+        return [
             Log(place.mountpoint, seed)
             if role == saver.LOG
             else Checkpoints(place.mountpoint, seed, role)
-            for role in KINDS[outcome.kind]
+            for role in KINDS[self.outcome.kind]
         ]
 
     def run(self, kills: int) -> None:
@@ -278,18 +285,23 @@ class _ProblemsError(Exception):
 
 
 def run_campaign(
-    kind: str, kills: int, seed: int, say: Callable[[str], None] = lambda _line: None
+    kind: str,
+    kills: int,
+    seed: int,
+    say: Callable[[str], None] = lambda _line: None,
+    *,
+    campaign: type[Campaign] = Campaign,
 ) -> Outcome:
     """A campaign on a store of its own, cleaned up behind it; the daemon's log is a problem's."""
     outcome = Outcome(kind)
     with (
         contextlib.suppress(_ProblemsError),
         contextlib.redirect_stdout(io.StringIO()),  # where a workplace shows its log in the end
-        workplace(size_bytes=STORE_BYTES) as place,
+        workplace(size_bytes=campaign.store_bytes) as place,
     ):
-        place.announced.append(REVERTED)
+        place.announced.extend(campaign.announced)
         place.starts_afresh = kind == "mount"  # it is killed while it starts
-        Campaign(place, outcome, seed, say).run(kills)
+        campaign(place, outcome, seed, say).run(kills)
         if outcome.problems:
             outcome.problems.append(place.log_text())
             raise _ProblemsError

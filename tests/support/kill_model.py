@@ -58,12 +58,15 @@ class Verdict:
 class Process:
     """A saver that runs; a thread listens to it."""
 
-    def __init__(self, arguments: list[object], ledger: Ledger) -> None:
+    def __init__(
+        self, arguments: list[object], ledger: Ledger, program: str = "tests.support.saver"
+    ) -> None:
         self.ledger = ledger
         self._begun = 0
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.saver", *map(str, arguments)],
+            [sys.executable, "-m", program, *map(str, arguments)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
             text=True,
@@ -89,6 +92,12 @@ class Process:
         assert reached, "a saver does not go on"
         assert self.ledger.error is None, f"a save failed: {os.strerror(self.ledger.error or 0)}"
 
+    def tell(self, line: str) -> None:
+        """Give it a line to read."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
     def wait(self) -> Ledger:
         """Until it has ended; what it said."""
         self._process.wait(PATIENCE_SECONDS)
@@ -101,17 +110,22 @@ class Process:
         self._process.kill()
         self._process.wait()
         self._listener.join()
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.close()
         self._process.stdout.close()
 
 
 class Checkpoints:
     """The files of one role in a directory: which version each is."""
 
-    def __init__(self, directory: Path, seed: int, role: str) -> None:
+    def __init__(
+        self, directory: Path, seed: int, role: str, program: str = "tests.support.saver"
+    ) -> None:
         self.directory = directory
         self.seed = seed
         self.role = role
+        self.program = program
         self.version = 0
         """The last one that was saved, of any file."""
         self.versions: dict[str, int] = {}
@@ -127,9 +141,15 @@ class Checkpoints:
     def _name(self, version: int) -> str:
         return saver.name(self.seed, self.role, version)
 
-    def start(self) -> Process:
+    def start(self, *options: object) -> Process:
+        """``options``: more arguments of the program."""
         ledger = Ledger(saved=self.version, begun=self.version)
-        return Process([self.directory, self.seed, self.role, self.version + 1], ledger)
+        arguments = [self.directory, self.seed, self.role, self.version + 1, *options]
+        return Process(arguments, ledger, self.program)
+
+    def check(self) -> str | None:
+        """What is wrong while nobody writes."""
+        return self.judge(Ledger(saved=self.version, begun=self.version)).problem
 
     def progress(self, ledger: Ledger) -> int:
         """Saves that returned."""

@@ -124,12 +124,12 @@ def caution_of(place: Workplace) -> str:
     return f"warning: {VOLATILE_TEXT}\n" if is_in_memory(place) else ""
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, interval_seconds: float = 0.01) -> None:
     """Poll ``condition``; fail when it does not come true in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.01)
+        time.sleep(interval_seconds)
 
 
 class Workplace:

@@ -26,6 +26,9 @@ from pathlib import Path
 KIB = 1 << 10
 MIB = 1 << 20
 SIZE_MAX = 8 * MIB
+LARGE_BYTES = 24 * MIB
+PERIOD_BYTES = 2 * MIB + 77_777
+"""No multiple of anything that a store divides its room into."""
 POINTER = "latest"
 LOG = "log"
 
@@ -44,6 +47,8 @@ class Role:
     size_max: int
     slots: int = 1
     has_pointer: bool = False
+    period_bytes: int = 2 * SIZE_MAX
+    """Its contents come again after so many: what is random takes 5 ms for each MiB to make."""
 
 
 ROLES = {
@@ -67,13 +72,37 @@ ROLES = {
         size_max=700 * KIB,
         slots=210,
     ),
+    # Those of ``direct_saver``.
+    "direct": Role(
+        pattern="direct.pt",
+        ways=("truncate", "rename"),
+        size_min=MIB,
+        size_max=LARGE_BYTES,
+        period_bytes=PERIOD_BYTES,
+    ),
+    "direct-small": Role(
+        pattern="direct-small.pt",
+        ways=("truncate", "rename"),
+        size_min=MIB,
+        size_max=5 * MIB,
+        period_bytes=PERIOD_BYTES,
+    ),
+    "direct-shards": Role(
+        pattern="direct-{:02}.pt",
+        ways=("truncate", "rename"),
+        size_min=MIB,
+        size_max=3 * MIB,
+        slots=6,
+        period_bytes=PERIOD_BYTES,
+    ),
 }
 
 
 @functools.cache
-def _pool(seed: int) -> bytes:
+def _pool(seed: int, period_bytes: int = 2 * SIZE_MAX) -> bytes:
     """What all versions are cut from: making each anew would take longer than saving it."""
-    return random.Random(seed).randbytes(2 * SIZE_MAX)
+    count = -(-(SIZE_MAX + LARGE_BYTES) // period_bytes) if period_bytes < 2 * SIZE_MAX else 1
+    return random.Random(seed).randbytes(period_bytes) * count
 
 
 def content(seed: int, role: str, version: int) -> bytes:
@@ -82,7 +111,7 @@ def content(seed: int, role: str, version: int) -> bytes:
     source = random.Random(f"{seed} {role} {version}")
     start = source.randrange(SIZE_MAX)
     size = source.randrange(kind.size_min, kind.size_max)
-    return b"%020d" % version + _pool(seed)[start : start + size]
+    return b"%020d" % version + _pool(seed, kind.period_bytes)[start : start + size]
 
 
 def way(seed: int, role: str, version: int) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 from tests.vm.machine import MIB, Target
 
 WRITE_BACK_ROUTINES = ("clwb", "clflushopt", "clflush")
-DEVICE_ALIGNMENT_BYTES = 2 * MIB
-FILE_ALIGNMENT_BYTES = 4096
+ALIGNMENT_BYTES = 2 * MIB
 
 
 def _expected(target: Target, *, after_cut: bool) -> dict[str, object]:
@@ -23,7 +22,8 @@ def _expected(target: Target, *, after_cut: bool) -> dict[str, object]:
         "media.kind": "devdax" if device else "fsdax",
         "media.granularity": "line",
         "media.persistence_domain": "memory_controller",
-        "media.alignment_bytes": DEVICE_ALIGNMENT_BYTES if device else FILE_ALIGNMENT_BYTES,
+        "media.alignment_bytes": ALIGNMENT_BYTES,
+        "media.page_size_bytes": ALIGNMENT_BYTES,
         # The emulated devices have no such counter: absent is not zero.
         "media.dirty_shutdowns": None,
         "recovery.clean": not after_cut,

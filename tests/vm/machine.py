@@ -55,7 +55,7 @@ class Target:
 
 TARGETS = (
     Target("nvdimm-devdax", "nvdimm", "devdax", 256 * MIB),
-    Target("nvdimm-xfs", "nvdimm", "xfs", 512 * MIB),
+    Target("nvdimm-xfs", "nvdimm", "xfs", 640 * MIB),
     Target("cxl-devdax", "cxl", "devdax", 256 * MIB),
 )
 

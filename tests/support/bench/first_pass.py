@@ -93,7 +93,7 @@ def _of_store(
         for which in ("first", "later"):
             say(f"{label}: {CASES[case]}: {which} pass")
             if kind == "write":
-                _remove(directory, path, pass_bytes)
+                remove_file(directory, path, pass_bytes)
             jobs = [Job(kind, str(path), MIB, pass_bytes, sync=False)]
             rates.append(bytes_per_second(jobs, workers.run(jobs)))
         return rates[0], rates[1]
@@ -109,7 +109,7 @@ def _of_store(
     return found
 
 
-def _remove(directory: Path, path: Path, pass_bytes: int) -> None:
+def remove_file(directory: Path, path: Path, pass_bytes: int) -> None:
     """And wait until there is room for the next pass without anything having to make it."""
     path.unlink(missing_ok=True)
     until = time.monotonic() + _PATIENCE_SECONDS

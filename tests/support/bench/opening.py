@@ -36,7 +36,7 @@ def measure_opening(settings: Settings, say: Progress) -> Figures:
     media = MemoryMedia(33 * GIB, Granularity.LINE)
     Store.format(media)
     store = Store.open(media)
-    inos = _fill(store, files)
+    inos = fill(store, files)
     store.close()
     del store
     say("opening: after a clean end")
@@ -79,7 +79,7 @@ def _time_opening(media: MemoryMedia, *, read_only: bool) -> float:
     return elapsed
 
 
-def _fill(store: Store, files: int) -> list[int]:
+def fill(store: Store, files: int) -> list[int]:
     inos = []
     parent = 1
     for index in range(files):
@@ -115,7 +115,7 @@ def measure_mount(settings: Settings, say: Progress) -> Figures:
             make_store(source, MOUNT_STORE_BYTES)
             media = open_media(str(source))
             store = Store.open(media)
-            _fill(store, count)
+            fill(store, count)
             store.close()
             media.close()
             for run in range(settings.runs):

@@ -12,6 +12,7 @@ from typing import Any
 from cxlfs.units import KIB, MIB
 from tests.support.bench import openings, scaling
 from tests.support.bench.first_pass import CASES
+from tests.support.bench.huge_pages import RATES, TIMES
 from tests.support.bench.measure import Figures
 from tests.support.bench.unit_saves import SHAPES, WAYS
 
@@ -110,6 +111,30 @@ def _data_rows() -> Iterator[Row]:
         must = 20.0 if name == "native" else None
         yield Row(f"4 KiB pwrite, median{suffix}", f"{key}.p50_s", "us", None, must)
         yield Row(f"4 KiB pwrite, p99{suffix}", f"{key}.p99_s", "us")
+
+
+_DIRECT_MUSTS = {
+    ("write", "client", 1): 0.85,
+    ("write", "client", 2): 1.5,
+    ("write", "preloaded", 1): 0.6,
+    ("read", "client", 1): 0.85,
+}
+_DIRECT_WAYS = {
+    "kernel": "through the kernel",
+    "client": "by the client library",
+    "preloaded": "unchanged under cxlfs run",
+    "tmpfs": "tmpfs itself",
+    "memcpy": "memcpy into shared memory",
+}
+
+
+def _direct_rows(kind: str) -> Iterator[Row]:
+    for way, text in _DIRECT_WAYS.items():
+        for count in (1, 2):
+            what = f"{count} {kind}{'r' if kind == 'write' else 'er'}{'s' * (count > 1)}"
+            key = f"direct.{kind}.{way}.{count}"
+            must = _DIRECT_MUSTS.get((kind, way, count))
+            yield Row(f"{what}, 1 MiB, {text}", f"{key}.bytes_per_s", "GB/s", f"{key}.ratio", must)
 
 
 def _latency_rows() -> Iterator[Row]:
@@ -213,6 +238,17 @@ def _first_pass_rows() -> Iterator[Row]:
         yield Row(f"later pass, {text}", f"{later}.bytes_per_s", "GB/s")
 
 
+def _huge_page_rows() -> Iterator[Row]:
+    for name, text in RATES.items():
+        small, huge = f"huge_pages.small.{name}", f"huge_pages.huge.{name}"
+        yield Row(f"{text}, 4 KiB pages", f"{small}.bytes_per_s", "GB/s")
+        yield Row(f"{text}, huge pages", f"{huge}.bytes_per_s", "GB/s", f"{huge}.ratio")
+    for name, text in TIMES.items():
+        small, huge = f"huge_pages.small.{name}", f"huge_pages.huge.{name}"
+        yield Row(f"{text}, 4 KiB pages", f"{small}.median_s", "ms")
+        yield Row(f"{text}, huge pages", f"{huge}.median_s", "ms", f"{huge}.ratio")
+
+
 def _unit_rows() -> Iterator[Row]:
     texts = {"new": "a new directory", "over": "over an old one", "rename": "over one by rename"}
     for shape in SHAPES:
@@ -224,12 +260,17 @@ def _unit_rows() -> Iterator[Row]:
 
 
 ROWS = {
-    "of the raw copy": tuple(_data_rows()),
-    "": (*_latency_rows(), *_unit_rows()),
+    "of the raw copy": (*_data_rows(), *_direct_rows("write")),
+    "": (
+        *_latency_rows(),
+        *_unit_rows(),
+        Row("a file mapped by the client library, unverified", "direct.map_s", "us"),
+    ),
     "of tmpfs": tuple(_framework_rows()),
-    "of raw CRC32C of memory": tuple(_store_rows()),
+    "of raw CRC32C of memory": (*_store_rows(), *_direct_rows("read")),
     "of the fresh file": (*_fragmentation_rows(), *_first_write_rows()),
     "of the later pass": tuple(_first_pass_rows()),
+    "of 4 KiB pages": tuple(_huge_page_rows()),
 }
 """By what their ratio is to."""
 

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from typing import NamedTuple, Self
 
+from cxlfs import client
 from cxlfs.units import MIB
 
 COUNTS = (1, 2, 4)
@@ -29,7 +30,8 @@ PATIENCE_SECONDS = 600.0
 
 class Job(NamedTuple):
     """``kind``: ``write``, ``read``, ``pwrite``, which times every call by itself, or ``scatter``,
-    which writes as many blocks as there are at random places of a file that ``write`` made.
+    which writes as many blocks as there are at random places of a file that ``write`` made;
+    ``client_write`` and ``client_read`` by the client library; ``memcpy`` into a mapped file.
     """
 
     kind: str
@@ -114,8 +116,7 @@ def _serve(connection: Connection, barriers: dict[int, Barrier], index: int) -> 
         except EOFError:
             return
         try:
-            act = {"write": _write, "read": _read, "pwrite": _pwrite, "scatter": _scatter}[job.kind]
-            connection.send(act(job, barriers[count], source, target))
+            connection.send(_ACTS[job.kind](job, barriers[count], source, target))
         except Exception as error:  # noqa: BLE001  whatever it is, the parent tells it
             barriers[count].abort()
             connection.send(f"{job}: {error!r}")
@@ -154,6 +155,51 @@ def _read(job: Job, barrier: Barrier, source: mmap.mmap, target: mmap.mmap) -> D
     return Done(began, ended, [])
 
 
+def _client_write(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
+    """As ``_write``, without the kernel."""
+    block = memoryview(source)[: job.block_bytes]
+    file = client.open(job.path, "wb")
+    barrier.wait()
+    began = time.perf_counter()
+    for offset in range(0, job.total_bytes, job.block_bytes):
+        file.write_at(block, offset)
+    if not file.direct:
+        raise WorkError(f"not written directly: {file.why_not}")
+    file.close()
+    return Done(began, time.perf_counter(), [])
+
+
+def _client_read(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
+    """What ``_client_write`` wrote, verified where it lies."""
+    barrier.wait()
+    began = time.perf_counter()
+    with client.map(job.path, verify="first use") as mapped:
+        for offset in range(0, job.total_bytes, job.block_bytes):
+            block = mapped.read(offset, job.block_bytes)
+        ended = time.perf_counter()
+        if block != memoryview(source)[: job.block_bytes]:
+            raise WorkError("read something else than what was written")
+        block.release()
+    return Done(began, ended, [])
+
+
+def _memcpy(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
+    """Into shared memory whose pages are there, as programs do that keep checkpoints in it."""
+    block = memoryview(source)[: job.block_bytes]
+    with open(job.path, "a+b") as file:  # noqa: PTH123  a descriptor is what is wanted
+        file.truncate(job.total_bytes)
+        shared = mmap.mmap(file.fileno(), job.total_bytes)
+    for offset in range(0, job.total_bytes, mmap.PAGESIZE):
+        shared[offset] = 0
+    barrier.wait()
+    began = time.perf_counter()
+    for offset in range(0, job.total_bytes, job.block_bytes):
+        shared[offset : offset + job.block_bytes] = block
+    ended = time.perf_counter()
+    shared.close()
+    return Done(began, ended, [])
+
+
 def _pwrite(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
     block = memoryview(source)[: job.block_bytes]
     calls = []
@@ -184,3 +230,14 @@ def _scatter(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) 
             raise WorkError("a short write")
     os.close(fd)
     return Done(began, time.perf_counter(), [])
+
+
+_ACTS = {
+    "write": _write,
+    "read": _read,
+    "pwrite": _pwrite,
+    "scatter": _scatter,
+    "client_write": _client_write,
+    "client_read": _client_read,
+    "memcpy": _memcpy,
+}

@@ -19,6 +19,7 @@ from tests.support.crash.tape import MEDIA_BYTES, Tape, format_tiny
 from tests.support.crash.world import WORLD
 from tests.support.model import truncate_bytes as truncate_model
 from tests.support.model import write_bytes as write_model
+from tests.support.slips import Locks
 from tests.support.stores import write_file
 
 STAGE_BASE = 1
@@ -44,6 +45,8 @@ class Bench:
         """Handles that an operation did not close: others may go on with them."""
         self.after_each: Callable[[], None] | None = None
         """What happens behind every verb."""
+        self.locks: Locks | None = None
+        """What programs that store by themselves have locked; None: there was none."""
         self.left_by_killed: set[int] = set()
         """Inodes with content that a killed program left: others publish it if they wrote, too."""
 

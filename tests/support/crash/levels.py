@@ -26,6 +26,7 @@ from tests.support.crash import single
 from tests.support.crash.aftermath import RecoveryRun, kill_then_cut
 from tests.support.crash.bench import Bench, new_bench
 from tests.support.crash.damage import DAMAGES, cut_mkfs, damage
+from tests.support.crash.direct_operations import DIRECT_OPERATIONS, DIRECT_SITUATIONS
 from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
 from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
@@ -45,16 +46,24 @@ SOME_EVERY = {"sliced": 8, "continued": 10, "together": 8}
 TWICE = 0.002
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
 
-_ALONE = [*SITUATIONS, *UNIT_WORKLOADS]
+_ALONE = [*SITUATIONS, *DIRECT_SITUATIONS, *UNIT_WORKLOADS]
 """Not put before or behind others."""
 BY_NAME: dict[str, single.Workload] = {
     work.__name__: work
-    for work in (*OPERATIONS, *RANGE_OPERATIONS, *SECOND_ONLY, *_ALONE, *UNIT_OPERATIONS)
+    for work in (
+        *OPERATIONS,
+        *RANGE_OPERATIONS,
+        *DIRECT_OPERATIONS,
+        *SECOND_ONLY,
+        *_ALONE,
+        *UNIT_OPERATIONS,
+    )
 }
 _EACH = [
     *(work for work in _ALONE if work not in LONG_WORKLOADS),
     *OPERATIONS,
     *RANGE_OPERATIONS,
+    *DIRECT_OPERATIONS,
     *LONG_WORKLOADS,
 ]
 _OF_UNITS = {work.__name__ for work in UNIT_OPERATIONS}
@@ -71,7 +80,7 @@ def units_of_each_test_run(seed: int) -> list[str]:
     every third on lines, but none of the longest ones. Of those beside a rollover, of those that
     continue the journal, and of those that apply records at once one in SOME_EVERY: few of their
     recoveries have much in common, so that nearly every image costs one, and each of these
-    workloads is cut by itself as well.
+    workloads is cut by itself as well. Those of direct access are on one kind of media each.
     """
     on_lines = [work for work in UNIT_WORKLOADS if work not in LONG_WORKLOADS][::3]
     chosen = {
@@ -83,7 +92,10 @@ def units_of_each_test_run(seed: int) -> list[str]:
         of_kind = [unit for unit in units if unit.startswith(f"{kind}/{media}/")]
         left_out = {*of_kind} - {*of_kind[:: SOME_EVERY[kind]]}
         units = [unit for unit in units if unit not in left_out]
-    return units
+    other_media = {
+        f"one/{_MEDIA[number % 2]}/{work.__name__}" for number, work in enumerate(DIRECT_OPERATIONS)
+    }
+    return [unit for unit in units if unit not in other_media]
 
 
 def _t0(_seed: int) -> Iterator[str]:
@@ -112,12 +124,21 @@ def _t1(_seed: int) -> Iterator[str]:
     for i, first in enumerate(RANGE_OPERATIONS):
         for second in (*RANGE_OPERATIONS, *OPERATIONS[i % 4 :: 4]):
             yield f"two/{_MEDIA[i % 2]}/{first.__name__}+{second.__name__}"
+    yield from _pairs_of_direct()
     others = [*OPERATIONS, *RANGE_OPERATIONS]
     for i, unit in enumerate(UNIT_OPERATIONS):
         for j, other in enumerate((*UNIT_OPERATIONS, *others, *SECOND_ONLY)):
             yield f"two/{_MEDIA[(i + j) % 2]}/{unit.__name__}+{other.__name__}"
         for j, other in enumerate(others):
             yield f"two/{_MEDIA[(i + j + 1) % 2]}/{other.__name__}+{unit.__name__}"
+
+
+def _pairs_of_direct() -> Iterator[str]:
+    for i, first in enumerate(DIRECT_OPERATIONS):
+        for j, second in enumerate((*DIRECT_OPERATIONS, *OPERATIONS, *SECOND_ONLY)):
+            yield f"two/{_MEDIA[(i + j) % 2]}/{first.__name__}+{second.__name__}"
+        for j, second in enumerate(OPERATIONS):
+            yield f"two/{_MEDIA[(i + j + 1) % 2]}/{second.__name__}+{first.__name__}"
 
 
 def _t2(seed: int) -> Iterator[str]:

@@ -112,7 +112,8 @@ if [ $MODE = xfs ]; then
     VM_DIRECTORY=/run/vm/pmem
     mkdir -p $VM_DIRECTORY
     if ! blkid $VM_DEVICE | grep -q 'TYPE="xfs"'; then
-        mkfs.xfs -q -f -m reflink=0 $VM_DEVICE > /run/vm/mkfs 2>&1 ||
+        # su, sw: extents begin at multiples of 2 MiB, so that pages of that size can map them
+        mkfs.xfs -q -f -m reflink=0 -d su=2m,sw=1 $VM_DEVICE > /run/vm/mkfs 2>&1 ||
             die "mkfs.xfs: $(cat /run/vm/mkfs)"
     fi
     mount -t xfs -o dax=always $VM_DEVICE $VM_DIRECTORY || die "mount -t xfs -o dax=always"

@@ -1,0 +1,86 @@
+/* client.h - what a program uses to store into files of a mount, and to look at them, by itself: the bytes go from
+ * its memory into the medium (direct.h has how that is agreed with the daemon; docs/direct.md the picture).
+ *
+ * Rules
+ * - Functions return 0 or a count, or -errno; no output. All of them may be called by many threads. The only global is
+ *   the table of clients (csrc/client/clients.c): one for each medium that the process has mapped, its lock, counters.
+ * - Nothing here is needed for a file to be right: whatever is refused goes through the kernel as ever, with
+ *   the same descriptor. What was taken becomes content when it is settled or the file is looked at, and is committed
+ *   by close(2), fsync(2) and the like: never by this library.
+ * - A fault of the medium is -EIO of the call that met it. Addresses that the caller gives are not checked.
+ * - A forked child has none of it: every call on what the parent opened is refused there, and touches nothing.
+ */
+#ifndef CXLFS_CLIENT_H
+#define CXLFS_CLIENT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct cxl_direct_file cxl_direct_file; /* an open file description that is written to */
+typedef struct cxl_mapped cxl_mapped;           /* a file that is looked at */
+
+/* --------------------------------------------------------------------------------------- files */
+
+/* Prepare fd, of a regular file open for writing, which stays the caller's and must outlive the result. At most one
+ * for each open file description. No room is asked for before enough was written that it pays.
+ * -ENOTTY: no file of a mount that offers it. -EPERM, -EACCES: not for this user. -ENOENT, -ENXIO: the medium is not
+ * to be found from here, or is another one. -ENOTCONN: the daemon is gone. -EINVAL: not open for writing. */
+int cxl_direct_open(int fd, cxl_direct_file **out);
+
+/* Store up to length bytes as content of the file at offset: how many, from the beginning, were taken, not 0 unless
+ * length is. -EAGAIN: none, and these must go through write(2), now: there is no room for it, somebody else has the
+ * file open, or it is not worth it. -EIO, -ENOTCONN and so on: an error that the writer must be told of. */
+int64_t cxl_direct_pwrite(cxl_direct_file *file, const void *bytes, uint64_t length, uint64_t offset);
+
+/* What was taken is content for whoever looks, whichever way, when this returns. 0, or what became of it. */
+int cxl_direct_settle(cxl_direct_file *file);
+
+/* Settle, give all room back, and end: file is gone whatever is returned. Before close(2), which commits. No other
+ * call may be under way. */
+int cxl_direct_close(cxl_direct_file *file);
+
+/* In a forked child: the end of what it inherited, without a word to anybody. */
+void cxl_direct_abandon(cxl_direct_file *file);
+
+/* ------------------------------------------------------------------------------- mapped files */
+
+enum { CXL_MAPPED_VERIFY = 1, CXL_MAPPED_PRIVATE = 2 };
+
+/* The content of fd, a regular file open for reading, as it is now, as memory that can be read: whatever happens to the
+ * file later, until it is closed. fd must outlive the result; at most one for each open file description. What does
+ * not lie page by page on the medium is copied, and verified then; of the rest nothing was verified unless flags has
+ * CXL_MAPPED_VERIFY. CXL_MAPPED_PRIVATE: mprotect(2) may let the caller write to it, who sees that alone; -EINVAL where
+ * the medium has no such pages (a DAX device). As cxl_direct_open, and -EIO: damaged, -ENOMEM. */
+int cxl_mapped_open(int fd, uint32_t flags, cxl_mapped **out);
+const void *cxl_mapped_base(const cxl_mapped *mapped);
+/* All of what was opened with CXL_MAPPED_PRIVATE may be written to from here on. -EINVAL: it was not opened so. */
+int cxl_mapped_permit_writes(cxl_mapped *mapped);
+uint64_t cxl_mapped_size(const cxl_mapped *mapped);
+uint64_t cxl_mapped_copied(const cxl_mapped *mapped);    /* bytes of it that are copies */
+/* Compare all chunks that lie in a part of [offset, offset + length) with their checksums, each once. 0; -EIO with
+ * the damaged part of the file in *bad_offset and *bad_length (may be NULL); -ERANGE. */
+int cxl_mapped_verify(cxl_mapped *mapped, uint64_t offset, uint64_t length, uint64_t *bad_offset, uint64_t *bad_length);
+void cxl_mapped_close(cxl_mapped *mapped);
+
+/* ------------------------------------------------------------------------------------ counters */
+
+/* Of the process, since it began. */
+typedef struct {
+    uint64_t direct_bytes;       /* taken by cxl_direct_pwrite */
+    uint64_t fuse_bytes;         /* left to write(2): -EAGAIN */
+    uint64_t leases;             /* pieces of room that were given */
+    uint64_t settles;            /* requests to take over what was stored */
+    uint64_t mapped_bytes;       /* of files that were mapped */
+    uint64_t copied_bytes;       /* of these, as copies */
+    uint64_t refused;            /* calls of cxl_direct_open and cxl_mapped_open, and requests for room, that failed */
+    int32_t last_errno;          /* of the last of these; 0: none */
+    uint32_t media;              /* mapped just now */
+} cxl_client_counts;
+
+void cxl_client_statistics(cxl_client_counts *out);
+
+/* Let go of media of which no file is in use: they stay mapped otherwise, since the next file is written sooner
+ * where the pages of the medium are known. */
+void cxl_client_forget(void);
+
+#endif

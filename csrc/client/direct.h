@@ -1,0 +1,148 @@
+/* direct.h - what a program that stores file data by itself and the daemon of its mount tell each other: requests
+ * on an open file of the mount (ioctl), and a slip, which is a piece of the medium that both have mapped.
+ *
+ * The picture and the rules are in docs/direct.md.
+ *
+ * Invariants
+ * - Fields are little-endian, without implicit padding; sizes are asserted below. The version changes with them.
+ * - The daemon trusts none of it: whatever a program writes is copied once, and checked then.
+ * - "in" is what the program fills in, "out" what the daemon answers in the same place.
+ */
+#ifndef CXLFS_DIRECT_H
+#define CXLFS_DIRECT_H
+
+#include <stdint.h>
+#include <sys/ioctl.h>
+
+enum { CXL_DIRECT_VERSION = 1 };
+
+/* ---------------------------------------------------------------------------------- requests */
+
+enum { CXL_DIRECT_PATH_BYTES = 1952 };
+
+/* What the medium is, for whoever may open it (the daemon's user, root). Nothing is given yet. */
+typedef struct {
+    uint32_t version;             /* in: CXL_DIRECT_VERSION; out: the daemon's */
+    uint32_t granularity;         /* out: CXL_GRANULARITY_* */
+    uint64_t media_bytes;
+    uint64_t device;              /* st_dev, st_ino and st_rdev of the medium as the daemon has it open */
+    uint64_t inode;
+    uint64_t special_device;
+    uint32_t chunk_bytes;         /* what one checksum is of */
+    uint32_t flags;               /* CXL_DIRECT_SYNC */
+    uint8_t uuid[16];             /* of the store */
+    uint64_t reserved[4];
+    uint8_t path[CXL_DIRECT_PATH_BYTES]; /* of the medium, ended by a zero */
+} cxl_direct_attach;
+
+enum { CXL_DIRECT_SYNC = 1 };     /* map it with MAP_SYNC */
+
+/* Room for what is about to be written: an extent that is filled front to back. Nothing may be stored there before
+ * CONFIRM. EBUSY: not now (somebody else has the file open, it is for appending, a write has failed). */
+typedef struct {
+    uint64_t wanted_bytes;        /* in: room wished for */
+    uint64_t file_offset;         /* in: where in the file it will go first */
+    uint64_t lease_id;            /* out: of the extent */
+    uint64_t media_offset;        /* of its first byte, a multiple of the page size; what is locked begins here */
+    uint64_t capacity_bytes;      /* room for data, */
+    uint64_t crc_offset;          /* behind it, on the medium: a uint32_t for each chunk of it; */
+    uint64_t length_bytes;        /* and all of this is locked */
+    uint64_t slip_offset;         /* the file's slip, the same for every lease of it */
+    uint32_t slip_bytes;          /* CXL_SLIP_BYTES */
+    uint32_t reserved;
+} cxl_direct_lease;
+
+/* The range of a lease, and that of the slip, is locked: it stays apart as long as it is. EINVAL: it is not. */
+typedef struct {
+    uint64_t lease_id;            /* in; 0: what was mapped (CXL_DIRECT_MAP) */
+    uint64_t reserved;
+} cxl_direct_confirm;
+
+/* Whatever was appended to the slip is content of the file when this returns. */
+typedef struct {
+    uint64_t returned_lease_id;   /* in: nobody stores into it any more, its rest goes back; 0: none */
+    uint32_t flags;               /* in: CXL_DIRECT_DONE */
+    uint32_t reserved;
+    uint64_t absorbed;            /* out: descriptors done since the slip was given */
+    uint64_t size_bytes;          /* out: of the file */
+} cxl_direct_settled;
+
+enum { CXL_DIRECT_DONE = 1 };     /* the slip is closed, and all leases of the file are returned */
+
+/* One extent that the file refers to, or a part of it; its checksums are count of those that follow the rows. */
+typedef struct {
+    uint64_t file_offset;         /* ranges that no row has are holes */
+    uint64_t length_bytes;
+    uint64_t extent_id;
+    uint64_t extent_offset;       /* of file_offset */
+    uint64_t extent_media_offset; /* of extent offset 0 */
+    uint64_t extent_length;       /* bytes that checksums cover: the last chunk ends here */
+    uint32_t first_chunk;         /* checksums are of this chunk of the extent and those that follow */
+    uint32_t crc_count;           /* all that length_bytes touches */
+} cxl_direct_row;
+
+enum { CXL_DIRECT_MAP_BYTES = 16352, CXL_DIRECT_MAP_PAYLOAD = CXL_DIRECT_MAP_BYTES - 48 };
+
+/* Where the bytes of a file lie, which stay there until CXL_DIRECT_UNMAP, or the file is closed. The first request
+ * (offset 0) begins it: the answers to all are of that moment. */
+typedef struct {
+    uint64_t offset;              /* in: of the file, where to go on; */
+    uint64_t next_offset;         /* out: and from where; the size of the file when this was the last part */
+    uint64_t size_bytes;          /* out */
+    uint32_t row_count;           /* out: rows, and behind them uint32_t checksums */
+    uint32_t crc_count;
+    uint64_t reserved[2];
+    uint8_t payload[CXL_DIRECT_MAP_PAYLOAD];
+} cxl_direct_map;
+
+typedef struct {
+    uint64_t reserved;
+} cxl_direct_unmap;
+
+#define CXL_DIRECT_ATTACH _IOWR('c', 0x40, cxl_direct_attach)
+#define CXL_DIRECT_LEASE _IOWR('c', 0x41, cxl_direct_lease)
+#define CXL_DIRECT_CONFIRM _IOWR('c', 0x42, cxl_direct_confirm)
+#define CXL_DIRECT_SETTLE _IOWR('c', 0x43, cxl_direct_settled)
+#define CXL_DIRECT_MAP _IOWR('c', 0x44, cxl_direct_map)
+#define CXL_DIRECT_UNMAP _IOWR('c', 0x45, cxl_direct_unmap)
+
+/* -------------------------------------------------------------------------------------- slip */
+
+enum { CXL_SLIP_BYTES = 65536, CXL_SLIP_DESCRIPTORS_AT = 4096, CXL_SLIP_DESCRIPTORS = 960 };
+
+#define CXL_SLIP_CLOSED (UINT64_C(1) << 63)
+
+typedef struct {
+    uint64_t state;               /* CXL_SLIP_CLOSED, once the daemon wants no more; below it how many descriptors were
+                                   * appended. Changed by compare-and-swap (the program), atomic OR (the daemon). */
+    uint64_t unused_1[7];
+    uint64_t copying;             /* threads of the program that store into a lease just now; each looks at the state
+                                   * again after it has counted itself */
+    uint64_t unused_2[7];
+    uint64_t absorbed;            /* the daemon's: descriptors done. At most CXL_SLIP_DESCRIPTORS more are appended. */
+    uint64_t unused_3[7];
+} cxl_slip;
+
+/* One write, durable on line and byte granularity when appended. Descriptor n lies at n % CXL_SLIP_DESCRIPTORS. */
+typedef struct {
+    uint64_t sequence;            /* n */
+    uint64_t lease_id;
+    uint64_t file_offset;
+    uint64_t extent_offset;       /* not below the end of the one before in that lease; what lies between are zeros */
+    uint64_t length_bytes;        /* not 0 */
+    uint32_t tail_crc;            /* of the chunk with the last byte, as far as it goes; 0 where that byte ends it */
+    uint32_t flags;               /* 0 */
+    uint64_t reserved[2];         /* 0 */
+} cxl_slip_descriptor;
+
+_Static_assert(sizeof(cxl_direct_attach) == 2048, "");
+_Static_assert(sizeof(cxl_direct_lease) == 72, "");
+_Static_assert(sizeof(cxl_direct_confirm) == 16, "");
+_Static_assert(sizeof(cxl_direct_settled) == 32, "");
+_Static_assert(sizeof(cxl_direct_row) == 56, "");
+_Static_assert(sizeof(cxl_direct_map) == CXL_DIRECT_MAP_BYTES, "");
+_Static_assert(sizeof(cxl_direct_unmap) == 8, "");
+_Static_assert(sizeof(cxl_slip) == 192, "");
+_Static_assert(sizeof(cxl_slip_descriptor) == 64, "");
+
+#endif

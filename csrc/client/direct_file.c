@@ -1,0 +1,202 @@
+/* direct_file.c - one file that a program stores into by itself: its life, and how a write finds its room.
+ *
+ * Never: commits anything; stores a byte (direct_copy.c does).
+ *
+ * Invariants
+ * - A thread that waits for a lease waits for threads that are copying, and these wait for the daemon at most.
+ * - What is refused is refused from some byte on: bytes that were taken are appended.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "client/direct_copy.h"
+
+static int64_t left_to_kernel(uint64_t length)
+{
+    atomic_fetch_add_explicit(&client_counted()->fuse_bytes, length, memory_order_relaxed);
+    return -EAGAIN;
+}
+
+int cxl_direct_open_through(int fd, const cxl_client_channel *channel, cxl_direct_file **out)
+{
+    struct stat status;
+    cxl_client *client;
+    int result = client_check_file(fd, channel, O_WRONLY, &status);
+    if (result == 0)
+        result = client_take(fd, channel, false, &client);
+    if (result != 0)
+        return client_refuse(result);
+    cxl_direct_file *file = calloc(1, sizeof *file);
+    if (file == NULL) {
+        client_leave(client);
+        return client_refuse(-ENOMEM);
+    }
+    file->fd = fd;
+    file->channel = channel;
+    file->client = client;
+    file->next_bytes = LEASE_FIRST;
+    pthread_mutex_init(&file->lock, NULL);
+    pthread_cond_init(&file->idle, NULL);
+    *out = file;
+    return 0;
+}
+
+int cxl_direct_open(int fd, cxl_direct_file **out)
+{
+    return cxl_direct_open_through(fd, NULL, out);
+}
+
+/* An idle lease, at best the one whose last byte is the one before offset. */
+static direct_lease *idle_lease(const cxl_direct_file *file, uint64_t offset, int *count)
+{
+    direct_lease *found = NULL;
+    *count = 0;
+    for (int i = 0; i < LEASES_AT_ONCE; i++) {
+        direct_lease *lease = file->leases[i];
+        if (lease == NULL)
+            continue;
+        ++*count;
+        if (!lease->busy && (found == NULL || lease->file_end == offset))
+            found = lease;
+    }
+    return found;
+}
+
+/* A lease with room for the beginning of a piece at least, which is laid out. */
+static int find_room(cxl_direct_file *file, uint64_t length, uint64_t offset, direct_lease **out, placement *place)
+{
+    for (;;) {
+        int count, result;
+        direct_lease *lease = idle_lease(file, offset, &count);
+        if (lease == NULL && count == LEASES_AT_ONCE) {
+            pthread_cond_wait(&file->idle, &file->lock);
+            continue;
+        }
+        if (lease == NULL) {
+            result = lease_ask(file, length, offset, &lease);
+            if (result != 0)
+                return result;
+        }
+        *place = direct_place(lease, file->client->granule, offset, length);
+        if (place->length > 0) {
+            *out = lease;
+            return 0;
+        }
+        if (lease->used == 0)       /* too small for anything */
+            atomic_store(&file->refused_for, UINT64_MAX);
+        result = lease_return(file, lease);
+        if (result != 0)
+            return result;
+        if (atomic_load(&file->refused_for) != 0)
+            return -EAGAIN;
+    }
+}
+
+static bool is_worth_it(cxl_direct_file *file, uint64_t length)
+{
+    uint64_t refused = atomic_load(&file->refused_for);
+    if (refused == UINT64_MAX)
+        return false;
+    if (refused > 0) {
+        atomic_store(&file->refused_for, refused > length ? refused - length : 0);
+        return false;
+    }
+    uint64_t offered = atomic_load_explicit(&file->offered, memory_order_relaxed);
+    if (offered >= DIRECT_FROM)
+        return true;
+    return atomic_fetch_add(&file->offered, length) + length >= DIRECT_FROM;
+}
+
+int64_t cxl_direct_pwrite(cxl_direct_file *file, const void *bytes, uint64_t length, uint64_t offset)
+{
+    uint64_t done = 0;
+    int result = 0;
+    if (length == 0)
+        return 0;
+    if (offset > INT64_MAX || length > INT64_MAX - offset)
+        return -EFBIG;
+    if (atomic_load(&file->client->ended) || !is_worth_it(file, length))
+        return left_to_kernel(length);
+    pthread_mutex_lock(&file->lock);
+    while (done < length && result == 0) {
+        direct_lease *lease;
+        placement place;
+        result = find_room(file, length - done, offset + done, &lease, &place);
+        if (result != 0)
+            break;
+        lease->busy = true;
+        pthread_mutex_unlock(&file->lock);
+        result = direct_copy(file, lease, &place, (const uint8_t *)bytes + done, offset + done);
+        pthread_mutex_lock(&file->lock);
+        if (result == 0)
+            done += place.length;
+        else if (result == -EAGAIN)
+            slip_is_closed(file, lease->slip);
+        lease_not_busy(file, lease);
+    }
+    pthread_mutex_unlock(&file->lock);
+    atomic_fetch_add_explicit(&client_counted()->direct_bytes, done, memory_order_relaxed);
+    if (done > 0)
+        return (int64_t)done;
+    return result == -EAGAIN ? left_to_kernel(length) : result;
+}
+
+/* Some calls are answered from the size that the kernel has last heard of (copy_file_range, a mapping), and nothing
+ * else tells it of bytes that went past it. By number: a library that stands before libc has an fstat of its own. */
+static void tell_kernel_the_size(const cxl_direct_file *file)
+{
+    struct stat status;
+    (void)syscall(SYS_fstat, file->fd, &status);
+}
+
+int cxl_direct_settle(cxl_direct_file *file)
+{
+    if (atomic_load(&file->client->ended))
+        return 0;
+    pthread_mutex_lock(&file->lock);
+    int result = file->has_asked ? file_settle(file, 0, 0) : 0;
+    if (file->has_asked && result == 0)
+        tell_kernel_the_size(file);
+    atomic_store(&file->refused_for, 0);
+    pthread_mutex_unlock(&file->lock);
+    return result;
+}
+
+static void end_file(cxl_direct_file *file)
+{
+    client_leave(file->client);
+    if (file->client_before != NULL)
+        client_leave(file->client_before);
+    free(file);
+}
+
+void cxl_direct_abandon(cxl_direct_file *file)
+{
+    for (int i = 0; i < LEASES_AT_ONCE; i++)
+        free(file->leases[i]);
+    free(file->slip);
+    end_file(file);
+}
+
+int cxl_direct_close(cxl_direct_file *file)
+{
+    int result = 0;
+    if (client_is_inherited(file->client)) {
+        cxl_direct_abandon(file);
+        return 0;
+    }
+    if (file->has_asked) {
+        leases_drop_all(file);
+        result = file_settle(file, 0, CXL_DIRECT_DONE);
+        if (result == 0)
+            tell_kernel_the_size(file);
+    }
+    pthread_mutex_destroy(&file->lock);
+    pthread_cond_destroy(&file->idle);
+    end_file(file);
+    return result;
+}

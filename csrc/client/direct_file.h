@@ -1,0 +1,73 @@
+/* direct_file.h - what the files about one directly written file share: its slip and its leases.
+ *
+ * Invariants
+ * - A lease is filled by one thread at a time (busy); everything else is under the lock of the file.
+ * - A lease belongs to the slip with which it was given, and ends with it. A slip is locked as long as any of its
+ *   leases or the file itself refers to it: the daemon says with its first word that it wants no more.
+ */
+#ifndef CXLFS_DIRECT_FILE_H
+#define CXLFS_DIRECT_FILE_H
+
+#include "client/parts.h"
+
+enum { LEASES_AT_ONCE = 8 };     /* of one file: more threads than this wait for each other */
+enum { DIRECT_FROM = 256 << 10 };/* bytes offered before room is asked for: below, the kernel's way is quicker */
+enum { LEASE_FIRST = 8 << 20, LEASE_LARGEST = 64 << 20 };
+enum { REFUSED_FOR = 16 << 20 }; /* bytes that go through the kernel before room is asked for again */
+enum { GAP_FROM = 64 << 10 };    /* shorter pieces are not worth a gap in front of them */
+enum { GRANULES_FOR_GAP = 16 };  /* nor is a large gap in a lease of fewer granules */
+
+typedef struct {
+    uint64_t offset;             /* on the medium */
+    uint64_t appended;           /* descriptors, all of them by this process */
+    uint64_t absorbed;           /* of them, at least */
+    uint32_t users;
+    bool closed;
+} direct_slip;
+
+typedef struct direct_lease {
+    direct_slip *slip;
+    uint64_t id;
+    uint64_t media_offset;
+    uint64_t length;             /* of what is locked */
+    uint64_t capacity;
+    uint64_t crc_offset;
+    uint64_t used;               /* bytes of the extent that are appended */
+    uint64_t file_end;           /* of the last of them in the file */
+    uint32_t crc;                /* of the chunk that ends at used, as far as it goes */
+    bool busy;
+} direct_lease;
+
+struct cxl_direct_file {
+    int fd;
+    const cxl_client_channel *channel;
+    _Atomic(cxl_client *) client;
+    cxl_client *client_before;           /* until the file is closed: somebody may just look at it */
+    atomic_uint_least64_t offered;       /* bytes, before the first lease */
+    atomic_uint_least64_t refused_for;   /* bytes that need not ask for room; UINT64_MAX: until it is settled */
+    pthread_mutex_t lock;
+    pthread_cond_t idle;                 /* a lease is not busy any more, or gone */
+    bool is_checked;                     /* the daemon has confirmed the medium since the file was opened */
+    bool has_asked;                      /* for room, with success */
+    uint64_t next_bytes;                 /* of the next lease */
+    direct_slip *slip;
+    direct_lease *leases[LEASES_AT_ONCE];
+};
+
+/* All with the file locked. */
+/* Room for a piece that begins at file offset: as much as is wanted, more, or less. 0 with a lease that is not busy,
+ * -EAGAIN, or an error. */
+int lease_ask(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset, direct_lease **out);
+/* Nothing more goes into it; the daemon gets the rest. 0, or what the daemon said. */
+int lease_return(cxl_direct_file *file, direct_lease *lease);
+/* The daemon wants no more of a slip: its leases are gone, those that are busy when they are not any more. */
+void slip_is_closed(cxl_direct_file *file, direct_slip *slip);
+void lease_not_busy(cxl_direct_file *file, direct_lease *lease);
+void leases_drop_all(cxl_direct_file *file);
+/* Room for one more descriptor. */
+int slip_make_room(cxl_direct_file *file, direct_slip *slip);
+/* *state, as the daemon has left it. */
+int slip_state(const cxl_client *client, const direct_slip *slip, uint64_t *state);
+int file_settle(cxl_direct_file *file, uint64_t returned_lease_id, uint32_t flags);
+
+#endif

@@ -1,0 +1,91 @@
+/* parts.h - what the files of the client library share: media that the process has mapped, and what is locked there.
+ *
+ * Locks, in the order in which they are taken: of a file, of the ranges of a client, of the table of clients.
+ *
+ * Invariants
+ * - Nothing is stored outside a range that is locked (client_range_add) and was confirmed after that.
+ * - A range can be reached and is locked as long as anybody in the process has it: ranges may overlap, where the daemon
+ *   has handed out anew what a file of this process has not noticed yet to have lost.
+ */
+#ifndef CXLFS_CLIENT_PARTS_H
+#define CXLFS_CLIENT_PARTS_H
+
+#include "client/client.h"
+#include "client/direct.h"
+#include "persist/persist.h"
+
+struct stat;
+
+/* How requests get to the daemon: ioctl(2), unless a test says otherwise. */
+typedef struct {
+    int (*request)(void *context, int fd, unsigned long number, void *argument);    /* 0 or -errno */
+    void *context;
+    uint64_t granule;            /* 0: that of the medium */
+} cxl_client_channel;
+
+int cxl_direct_open_through(int fd, const cxl_client_channel *channel, cxl_direct_file **out);
+int cxl_mapped_open_through(int fd, uint32_t flags, const cxl_client_channel *channel, cxl_mapped **out);
+
+int client_request(const cxl_client_channel *channel, int fd, unsigned long number, void *argument);
+
+/* -------------------------------------------------------------------------------------- media */
+
+enum { LARGE_PAGE = 2 << 20 };   /* where a mapping begins, so that the kernel can use them */
+enum { TOUCH_BYTES = 2 << 20 };  /* pages are mapped ahead of their first use in pieces of this */
+
+typedef struct {
+    uint64_t start, end;
+} client_range;
+
+typedef struct cxl_client {
+    struct cxl_client *next;
+    uint64_t mount;              /* st_dev of its files */
+    uint32_t users;              /* under the lock of the table */
+    atomic_bool ended;           /* a forked child has it no more, or it turned out to be another medium's */
+    cxl_direct_attach identity;
+    int medium_fd;
+    cxl_media *media;
+    uint64_t granule;            /* pages can be mapped in multiples of this, */
+    uint64_t reach_granule;      /* and are made reachable in those of this: a large page at least, which would be
+                                  * divided into small ones otherwise */
+    _Atomic uint8_t *touched;    /* for each piece of TOUCH_BYTES: its pages are mapped */
+    pthread_mutex_t ranges_lock; /* of the three below */
+    client_range *ranges;
+    uint32_t range_count;
+    uint32_t range_capacity;
+} cxl_client;
+
+/* That of the mount where fd lies, one user more. fresh: which the daemon confirms to be it. */
+int client_take(int fd, const cxl_client_channel *channel, bool fresh, cxl_client **out);
+void client_leave(cxl_client *client);
+bool client_is_inherited(const cxl_client *client); /* this process is a child of the one that made it */
+/* A regular file, opened so that it can be read (O_RDONLY) or written (O_WRONLY), of a mount that may offer it. */
+int client_check_file(int fd, const cxl_client_channel *channel, int access, struct stat *file);
+
+/* Find the medium and open it: medium.c. */
+int medium_open(const cxl_direct_attach *identity);
+bool medium_is(int fd, const cxl_direct_attach *identity);
+uint64_t medium_granule(int fd);
+/* The user who mounted the file system of a device number, as /proc/self/mountinfo has it, may be believed: root, or
+ * the one that this process runs as. Anybody can serve a file system that names a medium. */
+bool mount_is_trusted(uint64_t device);
+
+int client_range_add(cxl_client *client, uint64_t offset, uint64_t length);
+void client_range_drop(cxl_client *client, uint64_t offset, uint64_t length);
+/* Pages of [offset, offset + length), which lies in [start, end), are about to be stored into. */
+void client_touch(cxl_client *client, uint64_t offset, uint64_t length, uint64_t start, uint64_t end);
+
+/* ----------------------------------------------------------------------------------- counters */
+
+typedef struct {
+    atomic_uint_least64_t direct_bytes, fuse_bytes, leases, settles, mapped_bytes, copied_bytes, refused;
+    atomic_int last_errno;
+} client_counters;
+
+client_counters *client_counted(void);
+int client_refuse(int result);   /* counts it; result */
+
+/* The checksum with which that of a chunk begins. */
+uint32_t client_chunk_seed(uint64_t extent_id, uint64_t chunk);
+
+#endif

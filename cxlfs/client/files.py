@@ -1,0 +1,253 @@
+"""A binary file of which the bytes go directly from the program's memory into the store.
+
+Never here: commits but those of close(2) and fsync(2); text; buffering of what is read.
+
+Invariants
+- What was written is read by the same object, and told by ``tell``, ``seek`` and ``truncate``, at
+  once; others see it from ``flush`` on, as with any buffered file.
+- A piece that cannot go directly goes through the kernel, behind all that was written before.
+- A forked child has what the parent had written before the fork, and nothing that waited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from cxlfs.client.gathering import Gathering
+from cxlfs.native.client import DirectFile
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, StrOrBytesPath, WriteableBuffer
+
+_log = logging.getLogger("cxlfs.client")
+_told: set[int] = set()
+"""Mounts of which the log has said why they are written to through the kernel."""
+
+_KINDS = {
+    "r": 0,
+    "w": os.O_CREAT | os.O_TRUNC,
+    "x": os.O_CREAT | os.O_EXCL,
+    "a": os.O_CREAT | os.O_APPEND,
+}
+
+
+def _flags_of(mode: str) -> int:
+    kind = mode.replace("b", "", 1).replace("+", "", 1)
+    if kind not in _KINDS or "b" not in mode:
+        raise ValueError(f"mode {mode!r}: one of r, w, x and a, with b, and + or not")
+    access = os.O_RDWR if "+" in mode else os.O_RDONLY if kind == "r" else os.O_WRONLY
+    return access | _KINDS[kind] | os.O_CLOEXEC
+
+
+def open(path: StrOrBytesPath, mode: str = "rb") -> File:  # noqa: A001  see cxlfs.client
+    """A file as the built-in open gives it in binary modes, small writes gathered.
+
+    On a mounted store bytes go directly where that can be; elsewhere it is a plain file. Raises
+    OSError as open(2), ValueError for a mode.
+    """
+    return File(path, mode)
+
+
+class File(io.RawIOBase):
+    """Threads may share it: ``write_at`` runs beside itself, everything else takes turns."""
+
+    def __init__(self, path: StrOrBytesPath, mode: str = "rb") -> None:
+        self._descriptor = -1
+        flags = _flags_of(mode)
+        self._lock = threading.RLock()
+        self._waiting = Gathering()
+        self._position = 0
+        self._direct: DirectFile | None = None
+        self._appends = bool(flags & os.O_APPEND)
+        self._access = flags & os.O_ACCMODE
+        self._descriptor = os.open(path, flags, 0o666)
+        self._process = os.getpid()
+        self.name = path
+        self.mode = mode
+        self.why_not: str | None = None
+        """Why nothing goes directly; None: it may."""
+        if self._access == os.O_RDONLY:
+            self.why_not = "it is not open for writing"
+        elif self._appends:
+            self.why_not = "it is for appending"
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        try:
+            self._direct = DirectFile(self._descriptor)
+        except OSError as error:
+            self.why_not = error.strerror or "unknown"
+            if error.errno == errno.ENOTTY:
+                self.why_not = "not on a mounted store that offers it"
+                return
+            mount = os.fstat(self._descriptor).st_dev
+            if mount not in _told:
+                _told.add(mount)
+                _log.info("%s is written through the kernel: %s", self.name, self.why_not)
+
+    @property
+    def direct(self) -> bool:
+        """Bytes may go directly. How many did: ``cxlfs.client.counts``."""
+        return self._direct is not None
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """All of it, at the current position. Raises OSError; then a part may be there."""
+        view = _bytes_of(data)
+        with self._lock:
+            self._require(writing=True)
+            if self._appends:
+                self._position = os.fstat(self._descriptor).st_size
+            if not self._waiting.accepts(view, self._position):
+                self._store_waiting()
+            if self._waiting.accepts(view, self._position):
+                self._waiting.put(view, self._position)
+                if self._waiting.is_full or self._appends:
+                    self._store_waiting()
+            else:
+                self._store(view, self._position)
+            self._position += len(view)
+        return len(view)
+
+    def write_at(self, data: ReadableBuffer, offset: int) -> int:
+        """All of it, at ``offset``; the position stays. Several threads store at the same time."""
+        view = _bytes_of(data)
+        with self._lock:
+            self._require(writing=True)
+            self._store_waiting()
+        self._store(view, offset)
+        return len(view)
+
+    def _store(self, data: memoryview, offset: int) -> None:
+        direct = self._direct
+        while data:
+            taken = 0 if direct is None else direct.write(data, offset)
+            if taken == 0:
+                taken = os.pwrite(self._descriptor, data, offset)
+            data, offset = data[taken:], offset + taken
+
+    def _store_waiting(self) -> None:
+        if self._waiting:
+            offset, data = self._waiting.take()
+            if os.getpid() == self._process:
+                self._store(data, offset)
+
+    def flush(self) -> None:
+        """What was written is there for whoever looks. No commit: that is fsync or close."""
+        if self.closed or self._descriptor < 0 or self._access == os.O_RDONLY:
+            return
+        with self._lock:
+            self._store_waiting()
+            if self._direct is not None:
+                self._direct.settle()
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """As ftruncate; None: to the current position."""
+        with self._lock:
+            self._require(writing=True)
+            self.flush()
+            size = self._position if size is None else size
+            os.ftruncate(self._descriptor, size)
+            return size
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        with self._lock:
+            self._require(writing=False)
+            self._store_waiting()
+            count = os.preadv(self._descriptor, [buffer], self._position)
+            self._position += count
+            return count
+
+    # --- place ----------------------------------------------------------------------------------
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        with self._lock:
+            self._require()
+            if whence == os.SEEK_SET:
+                place = offset
+            elif whence == os.SEEK_CUR:
+                place = self._position + offset
+            elif whence == os.SEEK_END:
+                self.flush()
+                place = os.fstat(self._descriptor).st_size + offset
+            else:
+                raise ValueError(f"whence {whence}: 0, 1 or 2")
+            if place < 0:
+                raise OSError(errno.EINVAL, f"seek to {place}")
+            self._position = place
+            return place
+
+    def tell(self) -> int:
+        self._require()
+        return self._position
+
+    def seekable(self) -> bool:
+        self._require()
+        return True
+
+    def readable(self) -> bool:
+        self._require()
+        return self._access != os.O_WRONLY
+
+    def writable(self) -> bool:
+        self._require()
+        return self._access != os.O_RDONLY
+
+    def fileno(self) -> int:
+        """The descriptor, at the current position, all that was written before in the file."""
+        with self._lock:
+            self._require()
+            self.flush()
+            os.lseek(self._descriptor, self._position, os.SEEK_SET)
+            return self._descriptor
+
+    # --- end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The end of the descriptor, which commits. Raises OSError with what became of what was
+        written, closed all the same. Idempotent.
+        """
+        if self.closed or self._descriptor < 0:
+            super().close()
+            return
+        with self._lock, contextlib.ExitStack() as steps:
+            descriptor, direct = self._descriptor, self._direct
+            steps.callback(self._is_closed)
+            steps.callback(os.close, descriptor)
+            if direct is not None:
+                steps.callback(direct.close)
+            if self._access != os.O_RDONLY:
+                self._store_waiting()
+
+    def _is_closed(self) -> None:
+        self._descriptor, self._direct = -1, None
+        super().close()
+
+    def _require(self, *, writing: bool | None = None) -> None:
+        if self.closed or self._descriptor < 0:
+            raise ValueError("I/O operation on closed file")
+        if writing is True and self._access == os.O_RDONLY:
+            raise io.UnsupportedOperation("not open for writing")
+        if writing is False and self._access == os.O_WRONLY:
+            raise io.UnsupportedOperation("not open for reading")
+        if writing and os.getpid() != self._process:
+            self._waiting.take()  # the parent writes it
+            self._process = os.getpid()
+
+
+def _bytes_of(data: ReadableBuffer) -> memoryview:
+    """The same memory as bytes; a copy where it is not in one piece."""
+    view = memoryview(data)
+    if view.ndim == 1 and view.format == "B" and view.contiguous:
+        return view
+    return view.cast("B") if view.c_contiguous and view.nbytes else memoryview(view.tobytes())

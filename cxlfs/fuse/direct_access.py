@@ -1,0 +1,234 @@
+"""Requests of programs that store file data by themselves (csrc/client/direct.h), and what the
+kernel is told of files that grow without it.
+
+They come as ioctls on an open file: the kernel says which mount, which open file and who. What they
+mean for contents is the store's (``store/direct``).
+
+The kernel takes a file's size from answers and from writes that go through it, and appends at the
+size that it knows. Of a file whose data goes past it
+- the attributes are not kept (0 seconds) as long as a program writes to it by itself;
+- whoever opens it next is told ESTALE, once: open(2) walks the path again then, and asks for fresh
+  attributes of each name (fs/namei.c, LOOKUP_REVAL), after which it is a file like any other. Not
+  where the kernel has asked meanwhile;
+- who appends does it where the file ends, not where the kernel believes that it does. A write with
+  RWF_NOAPPEND (Linux 6.9) cannot be told from one that appends, and goes to the end as well.
+
+Never here: the byte layout (``direct_wire``), contents, leases (the store), errno values.
+
+Invariants
+- Each of these requests is from root or from the user of this process, who may open the medium.
+- Who was given room is a writer of the handle, before the answer.
+- A file that somebody is about to open gets no new slip before he has, or has given up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cxlfs.errors import (
+    BadHandleError,
+    BusyError,
+    InvalidArgumentError,
+    NotPermittedError,
+    StaleError,
+    UnsupportedOperationError,
+)
+from cxlfs.fuse import direct_wire
+from cxlfs.fuse.attributes import CACHE_SECONDS
+from cxlfs.fuse.direct_wire import Command
+
+if TYPE_CHECKING:
+    from cxlfs.fuse.handles import Caller, OpenFile, OpenFiles
+    from cxlfs.fuse.page_cache import PageCache
+    from cxlfs.fuse.processes import ProcessTable
+    from cxlfs.store import Store
+
+OPENING_SECONDS = 1.0
+"""Between ESTALE and the second OPEN: two requests, which take a tenth of a millisecond."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Grown:
+    """A file that was written past the kernel since the kernel knows it. ``is_seen``: the kernel
+    was told attributes since; ``told``: the thread that got ESTALE; ``opening_until``: it opens.
+    """
+
+    is_seen: bool = False
+    told: int | None = None
+    opening_until: float = 0.0
+
+
+class DirectAccess:
+    """One for each mount. The lock of the store is held by whoever calls. ``concerns_others``:
+    each write through a handle must be seen.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        files: OpenFiles,
+        processes: ProcessTable,
+        page_cache: PageCache,
+        concerns_others: Callable[[OpenFile], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._slips = store.direct
+        self._files = files
+        self._processes = processes
+        self._page_cache = page_cache
+        self._concerns_others = concerns_others
+        self._clock = clock
+        self._grown: dict[int, _Grown] = {}
+        self._answers: dict[int, Callable[[Caller, int, memoryview], bytes]] = {
+            Command.ATTACH: self._attach,
+            Command.LEASE: self._lease,
+            Command.CONFIRM: self._confirm,
+            Command.SETTLE: self._settle,
+            Command.MAP: self._map,
+            Command.UNMAP: self._unmap,
+        }
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def answer(self, command: int, handle: int, caller: Caller, data: memoryview) -> bytes:
+        """As many bytes as were asked.
+
+        Raises NotPermittedError, BadHandleError, BusyError, InvalidArgumentError,
+        UnsupportedOperationError, NoSpaceError, ReadOnlyError, UnfinishedError.
+        """
+        if caller.uid not in (0, os.geteuid()):
+            raise NotPermittedError("only who may open the medium stores data by himself")
+        answer = self._answers.get(command)
+        if answer is None or len(data) != direct_wire.size_of(command):
+            raise InvalidArgumentError(f"request {command:#x} with {len(data)} bytes")
+        self._files.get(handle)
+        return answer(caller, handle, data)
+
+    def _attach(self, _caller: Caller, _handle: int, data: memoryview) -> bytes:
+        version, *_ = direct_wire.ATTACH.unpack(data)
+        if version != direct_wire.VERSION:
+            raise UnsupportedOperationError(f"direct access of version {version}")
+        medium = self._slips.attach()
+        if len(medium.path) > direct_wire.PATH_BYTES_MAX:
+            raise UnsupportedOperationError("the path of the medium is too long to be told")
+        return direct_wire.ATTACH.pack(
+            direct_wire.VERSION,
+            medium.granularity,
+            medium.media_bytes,
+            medium.device,
+            medium.inode,
+            medium.special_device,
+            medium.chunk_bytes,
+            direct_wire.ATTACH_SYNCHRONOUS if medium.is_synchronous else 0,
+            medium.uuid,
+            medium.path,
+        )
+
+    def _lease(self, caller: Caller, handle: int, data: memoryview) -> bytes:
+        wanted_bytes, file_offset, *_ = direct_wire.LEASE.unpack(data)
+        file = self._files.get(handle)
+        if not file.writable:
+            raise BadHandleError("not open for writing")
+        if file.appends or not file.direct or self._concerns_others(file):
+            raise BusyError("writes to this file are the kernel's")
+        grown = self._grown.get(file.ino)
+        if grown is not None and self._clock() < grown.opening_until:
+            raise BusyError("somebody is about to open the file")
+        lease = self._slips.lease(handle, wanted_bytes)
+        writer = self._processes.identify(caller.tid)
+        if writer is not None:
+            file.note_writer(writer, self._processes.is_alive)
+        self._page_cache.written_directly(file.ino)
+        self._grown[file.ino] = _Grown()
+        return direct_wire.LEASE.pack(
+            wanted_bytes,
+            file_offset,
+            lease.lease_id,
+            lease.media_offset,
+            lease.capacity_bytes,
+            lease.crc_offset,
+            lease.length_bytes,
+            lease.slip_offset,
+            lease.slip_bytes,
+            0,
+        )
+
+    def _confirm(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
+        lease_id, _ = direct_wire.CONFIRM.unpack(data)
+        self._slips.confirm(handle, lease_id)
+        return direct_wire.CONFIRM.pack(lease_id, 0)
+
+    def _settle(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
+        returned, flags, *_ = direct_wire.SETTLE.unpack(data)
+        if flags & ~direct_wire.SETTLE_DONE:
+            raise InvalidArgumentError(f"flags not known: {flags:#x}")
+        done = bool(flags & direct_wire.SETTLE_DONE)
+        settled = self._slips.settle(handle, returned, done=done)
+        return direct_wire.SETTLE.pack(returned, flags, 0, settled.absorbed, settled.size_bytes)
+
+    def _map(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
+        offset, *_ = direct_wire.MAP_HEAD.unpack_from(data)
+        part = self._slips.mapped.map(handle, offset, direct_wire.MAP_PAYLOAD_BYTES)
+        head = direct_wire.MAP_HEAD.pack(
+            offset, part.next_offset, part.size_bytes, part.row_count, part.crc_count
+        )
+        return head + part.payload.ljust(direct_wire.MAP_PAYLOAD_BYTES, b"\0")
+
+    def _unmap(self, _caller: Caller, handle: int, _data: memoryview) -> bytes:
+        self._slips.mapped.unmap(handle)
+        return direct_wire.UNMAP.pack(0)
+
+    # --- what the kernel is told of such files ------------------------------------------------
+
+    def before_opening(self, ino: int, tid: int) -> None:
+        """Somebody is about to open a file: from here on no program is alone with it. Raises
+        StaleError where the kernel may not know its size: not twice, so that he who has come by no
+        name (/proc/PID/fd) gets in.
+        """
+        grown = self._grown.get(ino)
+        if grown is None:
+            return
+        self._slips.close(ino)
+        if grown.is_seen or grown.told == tid:
+            grown.is_seen = True
+            grown.opening_until = 0.0
+            return
+        grown.told = tid
+        grown.opening_until = self._clock() + OPENING_SECONDS
+        raise StaleError("the file has grown")
+
+    def has_grown(self, ino: int) -> bool:
+        """The kernel may not know the size of this file."""
+        return ino in self._grown
+
+    def told(self, ino: int) -> int:
+        """How long the kernel may keep the attributes of a file that has grown; they are in its
+        hands before anybody else is served.
+        """
+        if self._slips.is_open(ino):
+            return 0
+        self._grown[ino].is_seen = True
+        return CACHE_SECONDS
+
+    def cache_seconds(self, ino: int) -> int:
+        """The same for an answer that comes later: what it says may be older by then, and of some
+        answers the kernel believes it all the same (SETATTR, LINK).
+        """
+        return 0 if self._files.has_writable(ino) else CACHE_SECONDS
+
+    def appends_at(self, handle: int) -> int | None:
+        """Where a write through a handle goes that appends, if the kernel may not know."""
+        file = self._files.get(handle)
+        if not file.appends or file.ino not in self._grown:
+            return None
+        return self._store.get_attributes(file.ino).size
+
+    def forgotten(self, ino: int) -> None:
+        """The kernel has dropped the inode, and what it believed of it."""
+        self._grown.pop(ino, None)

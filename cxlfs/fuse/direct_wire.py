@@ -1,0 +1,52 @@
+"""The byte layout of what programs ask of their open files: csrc/client/direct.h, the requests.
+
+Never here: what a request means (``direct_access``), slips and the rows of a map (the store).
+
+Invariants
+- The same sizes and places as the C header has, which a test compares.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+from cxlfs.native.direct import MAP_PAYLOAD_BYTES, VERSION
+
+__all__ = ["MAP_PAYLOAD_BYTES", "VERSION"]
+
+ATTACH = struct.Struct("<IIQQQQII16s32x1952s")
+"""Version, granularity; bytes, device, inode and special device of the medium; bytes of a chunk,
+flags, uuid, path, ended by a zero."""
+LEASE = struct.Struct("<QQQQQQQQII")
+"""Bytes wanted and file offset; lease, media offset, capacity, place of the checksums, length,
+slip, bytes of the slip."""
+CONFIRM = struct.Struct("<QQ")
+SETTLE = struct.Struct("<QIIQQ")
+"""A lease that is returned, flags; descriptors done, bytes of the file."""
+MAP_HEAD = struct.Struct("<QQQII16x")
+"""Offset; the next one, bytes of the file, rows, checksums."""
+UNMAP = struct.Struct("<Q")
+
+PATH_BYTES_MAX = 1951
+ATTACH_SYNCHRONOUS = 1
+SETTLE_DONE = 1
+
+
+def _command(number: int, size_bytes: int) -> int:
+    """_IOWR('c', number, ...) of asm-generic/ioctl.h."""
+    return 3 << 30 | size_bytes << 16 | ord("c") << 8 | number
+
+
+class Command(enum.IntEnum):
+    ATTACH = _command(0x40, ATTACH.size)
+    LEASE = _command(0x41, LEASE.size)
+    CONFIRM = _command(0x42, CONFIRM.size)
+    SETTLE = _command(0x43, SETTLE.size)
+    MAP = _command(0x44, MAP_HEAD.size + MAP_PAYLOAD_BYTES)
+    UNMAP = _command(0x45, UNMAP.size)
+
+
+def size_of(command: int) -> int:
+    """Bytes of a request, and of its answer."""
+    return command >> 16 & 0x3FFF

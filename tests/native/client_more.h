@@ -1,0 +1,213 @@
+/* client_more.h - the rest of client.c: threads, mapped files, forks, and what the daemon may refuse. */
+
+typedef struct {
+    daemon_state *d;
+    cxl_direct_file *file;
+    const uint8_t *model;
+    uint64_t start, end;
+    atomic_bool *over;
+} thread_job;
+
+static void *write_part(void *argument)
+{
+    thread_job *job = argument;
+    for (uint64_t at = job->start; at < job->end;) {
+        uint64_t length = job->end - at < 70000 ? job->end - at : 70000;
+        write_somehow(job->d, job->file, job->model + at, length, at);
+        at += length;
+    }
+    return NULL;
+}
+
+static void *disturb(void *argument)
+{
+    thread_job *job = argument;
+    while (!atomic_load(job->over)) {
+        pthread_mutex_lock(&job->d->lock);
+        close_slip(job->d);
+        pthread_mutex_unlock(&job->d->lock);
+        usleep(3000);
+    }
+    return NULL;
+}
+
+static void test_threads(bool disturbed)
+{
+    enum { WRITERS = 10, PART = 1 << 20 };
+    daemon_state *d = begin(CXL_GRANULARITY_LINE);
+    uint8_t *model = malloc((size_t)WRITERS * PART);
+    atomic_bool over = false;
+    cxl_direct_file *file;
+    pthread_t threads[WRITERS], other;
+    thread_job jobs[WRITERS];
+    int fd = new_file();
+    fill(model, (uint64_t)WRITERS * PART);
+    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    for (uint64_t i = 0; i < WRITERS; i++) {
+        jobs[i] = (thread_job){d, file, model, i * PART, (i + 1) * PART, &over};
+        pthread_create(&threads[i], NULL, write_part, &jobs[i]);
+    }
+    if (disturbed)
+        pthread_create(&other, NULL, disturb, &jobs[0]);
+    for (int i = 0; i < WRITERS; i++)
+        pthread_join(threads[i], NULL);
+    atomic_store(&over, true);
+    if (disturbed)
+        pthread_join(other, NULL);
+    CHECK(cxl_direct_close(file) == 0, "close");
+    check_content(d, model, (uint64_t)WRITERS * PART, "threads");
+    close(fd);
+    end(d);
+    free(model);
+}
+
+static void test_mapped(uint64_t granule)
+{
+    enum { SIZE = 10 * 1000 * 1000 };
+    daemon_state *d = begin(CXL_GRANULARITY_PAGE);
+    uint8_t *model = malloc(SIZE);
+    cxl_direct_file *file;
+    cxl_mapped *mapped;
+    int fd = new_file();
+    fill(model, SIZE);
+    d->channel.granule = granule;
+    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    for (uint64_t at = 0; at < SIZE; at += 1 << 20)
+        write_somehow(d, file, model + at, SIZE - at < 1 << 20 ? SIZE - at : 1 << 20, at);
+    CHECK(cxl_direct_close(file) == 0, "close");
+    uint64_t requests = d->requests;
+    CHECK(cxl_mapped_open_through(fd, 0, &d->channel, &mapped) == 0, "not mapped");
+    CHECK(cxl_mapped_size(mapped) == SIZE, "size %lu", (unsigned long)cxl_mapped_size(mapped));
+    CHECK(d->requests - requests <= 3, "%lu requests", (unsigned long)(d->requests - requests));
+    if (granule == 0)
+        CHECK(cxl_mapped_copied(mapped) < 4096, "%lu bytes are copies", (unsigned long)cxl_mapped_copied(mapped));
+    CHECK(memcmp(cxl_mapped_base(mapped), model, SIZE) == 0, "what is mapped is something else");
+    CHECK(cxl_mapped_verify(mapped, 0, SIZE, NULL, NULL) == 0, "it does not verify");
+    /* The file is overwritten, cut, and its room closed: what is mapped stays. */
+    pthread_mutex_lock(&d->lock);
+    CHECK(cxl_map_truncate(d->map, 0) == 0, "not cut");
+    pthread_mutex_unlock(&d->lock);
+    CHECK(memcmp(cxl_mapped_base(mapped), model, SIZE) == 0, "what is mapped has changed");
+    cxl_mapped_close(mapped);
+    CHECK(d->held == NULL, "it is still held");
+    close(fd);
+    end(d);
+    free(model);
+}
+
+/* Holes, pieces by the kernel, overwritten parts; then damage. */
+static void test_mapped_rest(void)
+{
+    enum { SIZE = 4 << 20, DAMAGED = 2500000 };
+    daemon_state *d = begin(CXL_GRANULARITY_PAGE);
+    uint8_t *model = calloc(1, SIZE);
+    uint64_t bad_offset = 0, bad_length = 0;
+    cxl_direct_file *file;
+    cxl_mapped *mapped;
+    int fd = new_file();
+    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    fill(model + 1000001, 2000000);
+    CHECK(write_somehow(d, file, model + 1000001, 2000000, 1000001) == 2000000, "it goes another way");
+    fill(model + 3500000, 10000);
+    write_through_kernel(d, model + 3500000, 10000, 3500000);
+    for (int i = 0; i < 40; i++) {
+        uint64_t offset = random_below(SIZE - 30000), length = 1 + random_below(30000);
+        fill(model + offset, length);
+        write_somehow(d, file, model + offset, length, offset);
+    }
+    fill(model + SIZE - 7, 7);
+    write_somehow(d, file, model + SIZE - 7, 7, SIZE - 7);
+    fill(model + DAMAGED - 300000, 600000);
+    CHECK(write_somehow(d, file, model + DAMAGED - 300000, 600000, DAMAGED - 300000) == 600000, "the last one");
+    CHECK(cxl_direct_close(file) == 0, "close");
+    check_content(d, model, SIZE, "pieces");
+    CHECK(cxl_mapped_open_through(fd, CXL_MAPPED_VERIFY, &d->channel, &mapped) == 0, "not mapped");
+    CHECK(memcmp(cxl_mapped_base(mapped), model, SIZE) == 0, "what is mapped is something else");
+    cxl_mapped_close(mapped);
+    /* A byte of the medium changes: of the chunk that has it nothing verifies, of the others everything. */
+    CHECK(cxl_mapped_open_through(fd, 0, &d->channel, &mapped) == 0, "not mapped");
+    const cxl_direct_row *row = &mapped->rows[mapped_find(mapped, DAMAGED)].is;
+    uint64_t media = row->extent_media_offset + row->extent_offset + (DAMAGED - row->file_offset);
+    ((uint8_t *)cxl_media_base(d->media))[media] ^= 1;
+    CHECK(cxl_mapped_verify(mapped, DAMAGED, 1, &bad_offset, &bad_length) == -EIO, "damage is not found");
+    CHECK(bad_offset <= DAMAGED && DAMAGED < bad_offset + bad_length && bad_length <= CHUNK, "it is at %lu + %lu",
+          (unsigned long)bad_offset, (unsigned long)bad_length);
+    CHECK(cxl_mapped_verify(mapped, 0, bad_offset, NULL, NULL) == 0, "before it");
+    CHECK(cxl_mapped_verify(mapped, bad_offset + bad_length, SIZE - bad_offset - bad_length, NULL, NULL) == 0,
+          "behind it");
+    CHECK(cxl_mapped_verify(mapped, 0, SIZE + 1, NULL, NULL) == -ERANGE, "beyond the end");
+    cxl_mapped_close(mapped);
+    CHECK(cxl_mapped_open_through(fd, CXL_MAPPED_VERIFY, &d->channel, &mapped) == -EIO, "opened, and verified");
+    close(fd);
+    end(d);
+    free(model);
+}
+
+static void test_fork(void)
+{
+    enum { SIZE = 2 << 20 };
+    daemon_state *d = begin(CXL_GRANULARITY_PAGE);
+    uint8_t *model = malloc(SIZE);
+    cxl_direct_file *file;
+    int fd = new_file(), status;
+    fill(model, SIZE);
+    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    CHECK(write_somehow(d, file, model, SIZE / 2, 0) == SIZE / 2, "the first half");
+    pid_t child = fork();
+    if (child == 0) {
+        bool refused = cxl_direct_pwrite(file, model, SIZE / 2, 0) == -EAGAIN && cxl_direct_settle(file) == 0;
+        _exit(refused && cxl_direct_close(file) == 0 ? 0 : 1);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0, "the child: %d", status);
+    CHECK(write_somehow(d, file, model + SIZE / 2, SIZE / 2, SIZE / 2) == SIZE / 2, "the second half");
+    CHECK(cxl_direct_close(file) == 0, "close");
+    check_content(d, model, SIZE, "forked");
+    close(fd);
+    end(d);
+    free(model);
+}
+
+static void test_errors(void)
+{
+    enum { SIZE = 1 << 20 };
+    static const int refusals[] = {-EBUSY, -ENOSPC, -EPERM, -ENOTTY, -EROFS};
+    daemon_state *d = begin(CXL_GRANULARITY_PAGE);
+    uint8_t *model = malloc(SIZE);
+    cxl_direct_file *file;
+    cxl_mapped *mapped;
+    int fd = new_file();
+    fill(model, SIZE);
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+        d->refuse = refusals[i];
+        CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == -EAGAIN, "refused by %d", refusals[i]);
+        uint64_t requests = d->requests;
+        CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == -EAGAIN && d->requests == requests, "asked again at once");
+        d->refuse = 0;
+        CHECK(cxl_direct_settle(file) == 0, "settle");
+        CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == SIZE, "not asked again after %d", refusals[i]);
+        CHECK(cxl_direct_close(file) == 0, "close");
+    }
+    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    CHECK(cxl_direct_pwrite(file, model, 1000, 0) == -EAGAIN, "a small one");
+    CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == SIZE, "a large one");
+    CHECK(cxl_direct_pwrite(file, model, 1000, 5000) == 1000, "a small one, behind a large one");
+    d->gone = -ENOTCONN;
+    CHECK(cxl_direct_settle(file) == -ENOTCONN, "settled by nobody");
+    CHECK(cxl_mapped_open_through(fd, 0, &d->channel, &mapped) == -ENOTCONN, "mapped by nobody");
+    CHECK(cxl_direct_close(file) == -ENOTCONN, "closed by nobody");
+    d->gone = 0;
+    close_slip(d);
+    /* A fault of the medium: the second half of it is gone. */
+    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == SIZE, "a large one");
+    if (ftruncate(d->medium_fd, (off_t)(d->next_segment - 1) * SEGMENT + CXL_SLIP_BYTES + SIZE + SIZE / 2) != 0)
+        abort();
+    CHECK(cxl_direct_pwrite(file, model, SIZE, SIZE) == -EIO, "a fault is not told");
+    if (ftruncate(d->medium_fd, (off_t)SEGMENT * SEGMENTS) != 0)
+        abort();
+    CHECK(cxl_direct_close(file) == 0, "close");
+    close(fd);
+    end(d);
+    free(model);
+}

@@ -1,0 +1,291 @@
+"""A program that stores file data by itself on a real mount: the whole protocol of
+csrc/client/direct.h in Python, one step at a time, so that tests can stop between any two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+from typing import NamedTuple
+
+from cxlfs.fuse import direct_wire
+from cxlfs.fuse.direct_wire import Command, size_of
+from cxlfs.native import crc32c
+from cxlfs.native.direct import (
+    ROW_BYTES,
+    SLIP_ABSORBED_AT,
+    SLIP_CLOSED,
+    SLIP_COPYING_AT,
+    SLIP_DESCRIPTORS,
+    SLIP_DESCRIPTORS_AT,
+)
+
+DESCRIPTOR = struct.Struct("<QQQQQII16x")
+ROW = struct.Struct("<6QII")
+FLOCK = struct.Struct("hhqqi4x")
+MARKS_FROM = 1 << 62
+_SEQUENTIAL = 5
+
+_atomic = ctypes.CDLL("libatomic.so.1")
+_exchange, _add = _atomic.__atomic_compare_exchange_8, _atomic.__atomic_fetch_add_8
+_exchange.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_int)
+_exchange.restype = ctypes.c_bool
+_add.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int)
+_add.restype = ctypes.c_uint64
+
+
+def ask(descriptor: int, command: int, request: bytes) -> bytes:
+    """One request, filled up with zeros. Raises OSError."""
+    data = bytearray(request.ljust(size_of(command), b"\0"))
+    fcntl.ioctl(descriptor, command, data, True)
+    return bytes(data)
+
+
+class Lease(NamedTuple):
+    """What LEASE answers."""
+
+    wanted_bytes: int
+    file_offset: int
+    lease_id: int
+    media_offset: int
+    capacity_bytes: int
+    crc_offset: int
+    length_bytes: int
+    slip_offset: int
+    slip_bytes: int
+    reserved: int
+
+
+class Row(NamedTuple):
+    """One of MAP."""
+
+    file_offset: int
+    length_bytes: int
+    extent_id: int
+    extent_offset: int
+    extent_media_offset: int
+    extent_length: int
+    first_chunk: int
+    crc_count: int
+
+
+class Medium:
+    """The medium of a mount, mapped by this process: ATTACH through any open file."""
+
+    def __init__(self, descriptor: int) -> None:
+        answer = ask(descriptor, Command.ATTACH, struct.pack("<I", direct_wire.VERSION))
+        (
+            self.version,
+            self.granularity,
+            self.size_bytes,
+            *self.identity,
+            self.chunk_bytes,
+            self.flags,
+            self.uuid,
+            path,
+        ) = direct_wire.ATTACH.unpack(answer)
+        self.path = path.rstrip(b"\0")
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        status = os.fstat(self.descriptor)
+        assert [status.st_dev, status.st_ino, status.st_rdev] == self.identity
+        self.bytes = mmap.mmap(self.descriptor, self.size_bytes)
+        self._begin: ctypes.c_char | None = ctypes.c_char.from_buffer(self.bytes)
+        self._base = ctypes.addressof(self._begin)
+        self.lock(MARKS_FROM + os.getpid(), 1)
+
+    def close(self) -> None:
+        """With the mapping go all locks. Nothing of it may be used any more."""
+        self._begin = None
+        self.bytes.close()
+        os.close(self.descriptor)
+
+    def lock(self, offset: int, length: int) -> None:
+        """Raises OSError."""
+        question = FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, offset, length, 0)
+        fcntl.fcntl(self.descriptor, fcntl.F_OFD_SETLK, question)
+
+    def unlock(self, offset: int, length: int) -> None:
+        question = FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, offset, length, 0)
+        fcntl.fcntl(self.descriptor, fcntl.F_OFD_SETLK, question)
+
+    def word(self, offset: int) -> int:
+        return int.from_bytes(self.bytes[offset : offset + 8], "little")
+
+    def exchange(self, offset: int, before: int, after: int) -> bool:
+        """Compare-and-swap of a word."""
+        expected = ctypes.c_uint64(before)
+        place = self._base + offset
+        order = _SEQUENTIAL
+        return bool(_exchange(place, ctypes.addressof(expected), after, order, order))
+
+    def add(self, offset: int, change: int) -> None:
+        _add(self._base + offset, change & (1 << 64) - 1, _SEQUENTIAL)
+
+
+class DirectFile:
+    """One writer, with one lease at a time, of one open file. The descriptor stays the caller's."""
+
+    def __init__(self, descriptor: int, medium: Medium | None = None) -> None:
+        self.descriptor = descriptor
+        self.medium = medium if medium is not None else Medium(descriptor)
+        self.lease: Lease | None = None
+        self.length = 0
+        """Bytes of the lease that are filled."""
+        self._tail_crc = 0
+
+    # --- room ---------------------------------------------------------------------------------
+
+    def request_lease(self, wanted_bytes: int = 1 << 20, file_offset: int = 0) -> Lease:
+        """LEASE alone. Raises OSError."""
+        request = struct.pack("<QQ", wanted_bytes, file_offset)
+        answer = ask(self.descriptor, Command.LEASE, request)
+        return Lease._make(direct_wire.LEASE.unpack(answer))
+
+    def confirm(self, lease_id: int) -> None:
+        ask(self.descriptor, Command.CONFIRM, struct.pack("<Q", lease_id))
+
+    def begin(self, wanted_bytes: int = 1 << 20) -> Lease:
+        """LEASE, both locks, CONFIRM. Raises OSError."""
+        lease = self.request_lease(wanted_bytes)
+        self.medium.lock(lease.media_offset, lease.length_bytes)
+        self.medium.lock(lease.slip_offset, lease.slip_bytes)
+        self.confirm(lease.lease_id)
+        self.lease, self.length, self._tail_crc = lease, 0, 0
+        return lease
+
+    @property
+    def held(self) -> Lease:
+        assert self.lease is not None
+        return self.lease
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self.medium.word(self.held.slip_offset) & SLIP_CLOSED)
+
+    # --- a write, by its steps ----------------------------------------------------------------
+
+    def count_copying(self, change: int) -> None:
+        self.medium.add(self.held.slip_offset + SLIP_COPYING_AT, change)
+
+    def store(self, data: bytes) -> tuple[int, int]:
+        """Bytes behind those of the lease, with their checksums: where they begin in it, and the
+        checksum of the last chunk as far as it goes.
+        """
+        lease, start, place = self.held, self.length, 0
+        assert start + len(data) <= lease.capacity_bytes
+        while place < len(data):
+            chunk, inside = divmod(start + place, self.medium.chunk_bytes)
+            piece = data[place : place + self.medium.chunk_bytes - inside]
+            seed = crc32c(struct.pack("<QQ", lease.lease_id, chunk)) if inside == 0 else 0
+            at = lease.media_offset + start + place
+            self.medium.bytes[at : at + len(piece)] = piece
+            self._tail_crc = crc32c(piece, seed if inside == 0 else self._tail_crc)
+            place += len(piece)
+            if inside + len(piece) == self.medium.chunk_bytes:
+                at = lease.crc_offset + 4 * chunk
+                self.medium.bytes[at : at + 4] = struct.pack("<I", self._tail_crc)
+        self.length = start + len(data)
+        return start, self._tail_crc if self.length % self.medium.chunk_bytes else 0
+
+    def append(self, file_offset: int, start: int, length: int, tail_crc: int) -> bool:
+        """One descriptor; False: the slip is closed."""
+        slip = self.held.slip_offset
+        while True:
+            state = self.medium.word(slip)
+            if state & SLIP_CLOSED:
+                return False
+            if state - self.medium.word(slip + SLIP_ABSORBED_AT) >= SLIP_DESCRIPTORS:
+                self.settle()
+                continue
+            at = slip + SLIP_DESCRIPTORS_AT + state % SLIP_DESCRIPTORS * DESCRIPTOR.size
+            row = DESCRIPTOR.pack(
+                state, self.held.lease_id, file_offset, start, length, tail_crc, 0
+            )
+            self.medium.bytes[at : at + len(row)] = row
+            if self.medium.exchange(slip, state, state + 1):
+                return True
+
+    def write(self, file_offset: int, data: bytes) -> bool:
+        """All steps, in the lease that is there; False: nothing of it counts."""
+        self.count_copying(1)
+        try:
+            if self.is_closed:
+                return False
+            return self.append(file_offset, *self._stored(data))
+        finally:
+            self.count_copying(-1)
+
+    def _stored(self, data: bytes) -> tuple[int, int, int]:
+        start, tail_crc = self.store(data)
+        return start, len(data), tail_crc
+
+    def write_all(self, file_offset: int, data: bytes) -> None:
+        """With as many leases as it takes."""
+        done = 0
+        while done < len(data):
+            if self.lease is None or self.is_closed or self.length == self.held.capacity_bytes:
+                if self.lease is not None and not self.is_closed:
+                    self.settle(returned=self.held.lease_id)
+                self.begin(len(data) - done)
+            piece = data[done : done + self.held.capacity_bytes - self.length]
+            if self.write(file_offset + done, piece):
+                done += len(piece)
+
+    def settle(self, *, returned: int = 0, done: bool = False) -> tuple[int, int]:
+        """SETTLE: descriptors done, bytes of the file."""
+        request = struct.pack("<QI", returned, direct_wire.SETTLE_DONE if done else 0)
+        answer = ask(self.descriptor, Command.SETTLE, request)
+        *_, absorbed, size_bytes = direct_wire.SETTLE.unpack(answer)
+        if done:
+            self.lease = None
+        return absorbed, size_bytes
+
+    # --- reading in place ---------------------------------------------------------------------
+
+    def map(self) -> tuple[list[tuple[Row, list[int]]], int]:
+        """Every row with its checksums, and the size of the file; locked and confirmed."""
+        rows: list[tuple[Row, list[int]]] = []
+        offset, size_bytes = 0, 1
+        while offset < size_bytes:
+            answer = ask(self.descriptor, Command.MAP, struct.pack("<Q", offset))
+            _, offset, size_bytes, row_count, crc_count = direct_wire.MAP_HEAD.unpack_from(answer)
+            payload = answer[direct_wire.MAP_HEAD.size :]
+            crcs = list(struct.unpack_from(f"<{crc_count}I", payload, row_count * ROW_BYTES))
+            for number in range(row_count):
+                row = Row._make(ROW.unpack_from(payload, number * ROW_BYTES))
+                rows.append((row, crcs[: row.crc_count]))
+                del crcs[: row.crc_count]
+            assert not crcs
+        for row, _ in rows:
+            self.medium.lock(row.extent_media_offset + row.extent_offset, row.length_bytes)
+        self.confirm(0)
+        return rows, size_bytes
+
+    def read_in_place(self) -> bytes:
+        """The content, as MAP says where it lies, checked; it is unmapped afterwards."""
+        rows, size_bytes = self.map()
+        content = bytearray(size_bytes)
+        for row, crcs in rows:
+            self._check(row, crcs)
+            at = row.extent_media_offset + row.extent_offset
+            content[row.file_offset : row.file_offset + row.length_bytes] = self.medium.bytes[
+                at : at + row.length_bytes
+            ]
+        self.unmap(rows)
+        return bytes(content)
+
+    def _check(self, row: Row, crcs: list[int]) -> None:
+        for number, expected in enumerate(crcs, row.first_chunk):
+            begin = number * self.medium.chunk_bytes
+            end = min(begin + self.medium.chunk_bytes, row.extent_length)
+            at = row.extent_media_offset
+            seed = crc32c(struct.pack("<QQ", row.extent_id, number))
+            assert crc32c(self.medium.bytes[at + begin : at + end], seed) == expected
+
+    def unmap(self, rows: list[tuple[Row, list[int]]]) -> None:
+        for row, _ in rows:
+            self.medium.unlock(row.extent_media_offset + row.extent_offset, row.length_bytes)
+        ask(self.descriptor, Command.UNMAP, b"")

@@ -1,0 +1,177 @@
+"""Planted bugs in direct access: who may store where, until when, and what of it counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cxlfs.native.direct import SLIP_COPYING_AT
+from cxlfs.store import direct
+from cxlfs.store.direct import Direct
+from cxlfs.store.space import Space
+from tests.support import slips
+from tests.support.mutants import Patch, mutant, nothing
+from tests.support.slips import Program
+
+# --- who may still store ------------------------------------------------------------------------
+
+
+@mutant("one/LINE/direct_survivor", 12)
+def survivors_forgotten(patch: Patch) -> None:
+    """The next daemon hands out segments that a program of the one before has mapped."""
+    patch.setattr(Space, "_locked_segments", lambda _: set())
+
+
+@mutant("one/LINE/direct_sleeper", 12)
+def room_of_a_sleeper_given_away(patch: Patch) -> None:
+    """What a closed slip's leases have left is handed out although a thread copies there."""
+    patch.setattr(Direct, "_copies", lambda *_: False)
+
+
+@mutant("one/LINE/direct_sleeper", 12)
+def slip_of_a_sleeper_given_away(patch: Patch) -> None:
+    """A closed slip is handed out as soon as nobody copies: who wakes up counts himself there."""
+
+    def give_back(self: Direct, apart: Any) -> bool:
+        if self._copies(apart):
+            return False
+        self._give_back(apart.rooms)
+        return True
+
+    patch.setattr(Direct, "_try_give_back", give_back)
+
+
+@mutant("one/LINE/direct_sleeper", 12)
+def copying_looked_for_elsewhere(patch: Patch) -> None:
+    """The word that says who copies is read from another place."""
+    patch.setattr(direct, "SLIP_COPYING_AT", SLIP_COPYING_AT + 8)
+
+
+@mutant("one/LINE/direct_sleeper", 12)
+def waiting_room_never_given_back(patch: Patch) -> None:
+    """Room that waited for its program waits for ever."""
+    patch.setattr(Direct, "maintain", lambda _: False)
+
+
+@mutant("one/LINE/direct_unlocked", 12)
+def unlocked_room_confirmed(patch: Patch) -> None:
+    """A program is told to go on although the end of its room is not locked."""
+    patch.setattr(direct, "require_locked", nothing)
+
+
+@mutant("one/LINE/direct_mapped", 12)
+def mapped_bytes_not_held(patch: Patch) -> None:
+    """The extents of a mapped file go when nothing else refers to them."""
+    original = Direct.map
+
+    def mapped(self: Direct, *arguments: Any) -> Any:
+        part = original(self, *arguments)
+        self.mapped.abandon()
+        return part
+
+    patch.setattr(Direct, "map", mapped)
+
+
+# --- what counts --------------------------------------------------------------------------------
+
+
+@mutant("one/LINE/direct_overwrite", 16)
+def published_without_what_was_appended(patch: Patch) -> None:
+    """Nobody takes in what was appended before the file is published."""
+    patch.setattr(Direct, "close_slip", lambda self, slip: self._end(slip))
+    patch.setattr(Direct, "absorb", nothing)
+
+
+@mutant("one/LINE/direct_create", 15)
+def nobody_absorbs_before_looking(patch: Patch) -> None:
+    """Attributes do not show what was appended."""
+    patch.setattr(Direct, "absorb", nothing)
+
+
+@mutant("one/LINE/direct_fsync", 15)
+def slip_stays_open_behind_a_commit(patch: Patch) -> None:
+    """A program goes on appending to an extent that the journal knows as it was."""
+
+    def close_slip(self: Direct, slip: Any) -> None:
+        self.absorb(slip)
+
+    patch.setattr(Direct, "close_slip", close_slip)
+
+
+@mutant("one/LINE/direct_beside_another", 15)
+def second_opener_beside_a_slip(patch: Patch) -> None:
+    """A lease is given although somebody else has the file open."""
+    original = Direct.lease
+
+    def lease(self: Direct, handle_id: int, wanted_bytes: int) -> Any:
+        inode = self.files.get(handle_id).inode
+        handles, inode.handles = inode.handles, 1
+        try:
+            return original(self, handle_id, wanted_bytes)
+        finally:
+            inode.handles = handles
+
+    patch.setattr(Direct, "lease", lease)
+
+
+@mutant("one/LINE/direct_create", 12)
+def descriptors_absorbed_again(patch: Patch) -> None:
+    """How far the slip was taken in is forgotten."""
+    original = Direct._absorb_until
+
+    def absorb_until(self: Direct, slip: Any, appended: int) -> None:
+        original(self, slip, appended)
+        slip.absorbed = 0
+
+    patch.setattr(Direct, "_absorb_until", absorb_until)
+
+
+@mutant("one/LINE/direct_create", 9)
+def checksums_lie_in_the_data(patch: Patch) -> None:
+    """The place for checksums that a program is told overlaps the room for its data."""
+    original = Direct.lease
+
+    def lease(self: Direct, handle_id: int, wanted_bytes: int) -> Any:
+        given = original(self, handle_id, wanted_bytes)
+        return given._replace(crc_offset=given.media_offset)
+
+    patch.setattr(Direct, "lease", lease)
+
+
+# --- a program's own ----------------------------------------------------------------------------
+
+
+@mutant("one/LINE/direct_create", 2, 16)
+def appended_before_it_is_fenced(patch: Patch) -> None:
+    """A program says what it wrote before that is durable."""
+    original = Program._copy
+
+    def copy(self: Program, data: bytes, *, fence: bool) -> tuple[int, int]:
+        del fence
+        return original(self, data, fence=False)
+
+    patch.setattr(Program, "_copy", copy)
+
+
+@mutant("one/LINE/direct_create", 9)
+def tail_summed_without_its_beginning(patch: Patch) -> None:
+    """The checksum of a chunk that was begun before goes over the new bytes alone."""
+    original = Program._copy
+
+    def copy(self: Program, data: bytes, *, fence: bool) -> tuple[int, int]:
+        self.tail_crc = 0
+        return original(self, data, fence=fence)
+
+    patch.setattr(Program, "_copy", copy)
+
+
+@mutant("one/LINE/direct_refused", 15)
+def appended_to_a_closed_slip(patch: Patch) -> None:
+    """A program does not look whether its slip was closed: what it says is lost."""
+
+    def write(self: Program, offset: int, data: bytes) -> bool:
+        start, tail_crc = self.copy(data)
+        patch.setattr(slips, "SLIP_CLOSED", 0)
+        patch.setattr(slips, "SLIP_DESCRIPTORS", 1 << 64)
+        return self.append(offset, start, len(data), tail_crc)
+
+    patch.setattr(Program, "write", write)
