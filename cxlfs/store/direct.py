@@ -43,6 +43,7 @@ from cxlfs.native.direct import (
     DirectRoom,
 )
 from cxlfs.store.handle import Handle, UnfinishedError
+from cxlfs.store.leases import lease_whole
 from cxlfs.store.mapped import MappedFiles, require_locked
 from cxlfs.units import KIB, MIB
 
@@ -288,12 +289,13 @@ class Direct:
         if share_bytes < least_bytes:
             raise volume.space.shortfall(least_bytes, kept_bytes)
         wanted_bytes = min(max(wanted_bytes, least_bytes), share_bytes, LEASE_BYTES_MAX)
-        offset, length = volume.space.lease(
-            least_bytes, wanted_bytes, kept_bytes=kept_bytes, bytes_max=LEASE_BYTES_MAX
+        offset, length = lease_whole(
+            volume.space,
+            least_bytes,
+            wanted_bytes,
+            kept_bytes=kept_bytes,
+            bytes_max=LEASE_BYTES_MAX,
         )
-        if length < least_bytes:
-            volume.space.give_back(offset, length)
-            raise volume.space.shortfall(least_bytes, kept_bytes)
         lease_id = volume.allocate_extent_id()
         volume.engine.lease(lease_id, offset, length)
         chunks = -(-length // volume.superblock.chunk_bytes)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
     from cxlfs.store.namespace import Inode
     from cxlfs.store.promises import Promises
+    from cxlfs.store.space import Space
     from cxlfs.store.version import Version
     from cxlfs.store.volume import Volume
 
@@ -30,6 +31,29 @@ _LEASES_AHEAD_MAX = 16
 _WRITERS_FEW = 4
 """So many writers at once have leases that double each time; those of more grow by a quarter, so
 that what they have not used yet is a fifth of their data and not half of it."""
+_SHORT_ENDS_MAX = 4
+"""Pieces of segments that are passed over for one lease: the end of one, and remnants."""
+
+
+def lease_whole(
+    space: Space, least_bytes: int, wanted_bytes: int, *, kept_bytes: int, bytes_max: int
+) -> tuple[int, int]:
+    """As ``Space.lease``, but never less than ``least_bytes``: what is handed out next may be the
+    end of a segment, and shorter. Raises NoSpaceError.
+    """
+    short: list[tuple[int, int]] = []
+    try:
+        while len(short) < _SHORT_ENDS_MAX:
+            offset, length = space.lease(
+                least_bytes, wanted_bytes, kept_bytes=kept_bytes, bytes_max=bytes_max
+            )
+            if length >= least_bytes:
+                return offset, length
+            short.append((offset, length))
+        raise space.shortfall(least_bytes, kept_bytes)
+    finally:
+        for piece in short:
+            space.give_back(*piece)
 
 
 class Leases:

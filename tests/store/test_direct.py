@@ -19,6 +19,8 @@ from cxlfs.errors import (
 from cxlfs.media import Granularity
 from cxlfs.native.direct import SLIP_CLOSED, SLIP_DESCRIPTORS_AT
 from cxlfs.store import Store
+from cxlfs.store.direct import LEASE_BYTES_MIN
+from cxlfs.units import MIB
 from tests.support.shop import Shop, fill
 from tests.support.slips import DESCRIPTOR, Locks, Program
 from tests.support.stores import clean_round, read_file, write_file
@@ -92,6 +94,19 @@ def test_another_opener_closes_the_slip_and_sees_everything(
     _close(store, handle)
     assert read_file(store, ino) == content + b"more"
     program.die()
+
+
+def test_the_short_end_of_a_segment_is_no_want_of_room(shop: Shop, rng: random.Random) -> None:
+    """Room is handed out in order, and the end of a segment may be less than a lease needs."""
+    store = shop.new_ordinary(256 * MIB)
+    for number in range(100):
+        ino = write_file(store, 1, b"file", _bytes(rng, rng.randrange(MIB)))
+        assert not store.volume.is_nearly_used_up, number
+        handle = store.open_file(ino, os.O_RDWR)
+        lease = store.direct.lease(handle, MIB)
+        assert lease.length_bytes >= LEASE_BYTES_MIN
+        store.direct.settle(handle, done=True)
+        _close(store, handle)
 
 
 def test_a_killed_writer_leaves_the_old_content(store: Store, rng: random.Random) -> None:
