@@ -10,7 +10,7 @@ PyTorch does.
 
 Invariants
 - ``save`` writes what ``torch.save`` writes to a file object, byte for byte. Nothing is opened
-  before the object was pickled, and what was not finished is left empty, never an archive.
+  before the object was pickled, and what was not finished is discarded (``client.replacing``).
 - A tensor that ``load`` gives was verified; the file never changes with it, nor it with the file.
 """
 
@@ -56,9 +56,10 @@ def save(
     ``crc32``: with the checksums of the zip format, which say of files of a store nothing that the
     store does not. PyTorch asks no archive for them.
 
-    A name is opened after the object was pickled: an object that cannot be leaves the file alone.
-    Whatever is raised later leaves an empty file. Raises FrameworkMissingError, OSError and what
-    ``torch.save`` does. To a file object, and in the old format, it is ``torch.save``.
+    After an exception a file of a store has the content that it had, and a new name is gone:
+    ``cxlfs.client.replacing``. To a file object, and in the old format, it is ``torch.save``.
+
+    Raises FrameworkMissingError, OSError and what ``torch.save`` does.
     """
     require("torch", "torch")
     import torch  # noqa: PLC0415 - the framework, when it is used
@@ -92,6 +93,7 @@ class _Target(io.RawIOBase):
         self.path = path
         self.file: client.File | None = None
         self.spoiled = False
+        self.steps = contextlib.ExitStack()
 
     def writable(self) -> bool:
         return True
@@ -100,7 +102,7 @@ class _Target(io.RawIOBase):
         if self.spoiled:
             return memoryview(data).nbytes
         if self.file is None:
-            self.file = client.open(self.path, "wb")
+            self.file = self.steps.enter_context(client.replacing(self.path))
         return self.file.write(data)
 
 
@@ -108,17 +110,10 @@ class _Target(io.RawIOBase):
 def _target(path: Path) -> Iterator[_Target]:
     target = _Target(path)
     try:
-        yield target
-        if target.file is not None:
-            target.file.close()
-    except BaseException:
+        with target.steps:
+            yield target
+    finally:
         target.spoiled = True
-        if target.file is not None and not target.file.closed:
-            with contextlib.suppress(OSError):
-                target.file.truncate(0)
-            with contextlib.suppress(OSError):  # the first error is the one to be told
-                target.file.close()
-        raise
 
 
 # --- loading ------------------------------------------------------------------------------------

@@ -13,6 +13,17 @@ from __future__ import annotations
 
 from cxlfs.client.files import File, open  # noqa: A004  as in io, which this stands in for
 from cxlfs.client.mapped import MappedFile, Verify, map  # noqa: A004  as in mmap
+from cxlfs.client.replacing import replacing
 from cxlfs.native.client import ClientCounts, counts, forget
 
-__all__ = ["ClientCounts", "File", "MappedFile", "Verify", "counts", "forget", "map", "open"]
+__all__ = [
+    "ClientCounts",
+    "File",
+    "MappedFile",
+    "Verify",
+    "counts",
+    "forget",
+    "map",
+    "open",
+    "replacing",
+]

@@ -6,6 +6,7 @@ Invariants
 - What was written is read by the same object, and told by ``tell``, ``seek`` and ``truncate``, at
   once; others see it from ``flush`` on, as with any buffered file.
 - A piece that cannot go directly goes through the kernel, behind all that was written before.
+- What is discarded was never published, where the file system can do that.
 - A forked child has what the parent had written before the fork, and nothing that waited.
 """
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cxlfs.client")
 _told: set[int] = set()
 """Mounts of which the log has said why they are written to through the kernel."""
+
+_OF_STORES = "user.cxlfs.state"
+"""An attribute that every file of a mounted store has."""
+_REVERT = "user.cxlfs.revert"
 
 _KINDS = {
     "r": 0,
@@ -228,6 +233,25 @@ class File(io.RawIOBase):
                 steps.callback(direct.close)
             if self._access != os.O_RDONLY:
                 self._store_waiting()
+
+    def discard(self) -> None:
+        """The end without what was written: on a mounted store a file that was overwritten has its
+        old content again. What another file system has lost is not there again: there it is empty,
+        as a file that was made anew is. For modes w and x. Idempotent; raises UnsupportedOperation.
+        """
+        if "w" not in self.mode and "x" not in self.mode:
+            raise io.UnsupportedOperation("it is no overwrite")
+        with self._lock:
+            if self.closed or self._descriptor < 0:
+                return
+            self._waiting.take()
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+            with contextlib.suppress(OSError):
+                os.getxattr(self._descriptor, _OF_STORES)  # else it would be set, and kept
+                os.setxattr(self._descriptor, _REVERT, b"")
+            with contextlib.suppress(OSError):  # which says that it was given up
+                self.close()
 
     def _is_closed(self) -> None:
         self._descriptor, self._direct = -1, None

@@ -7,7 +7,8 @@ Invariants
 - ``user.cxlfs.*`` is what the store says of a file. It is read by name and never listed, so that a
   copy does not take along what is true of the original alone. An archiver may bring such a name
   from elsewhere all the same, and would call its copy failed for one attribute that it cannot set:
-  setting and removing are accepted, and change nothing.
+  setting and removing are accepted, and change nothing. The exception is nothing that can be read:
+  who sets ``user.cxlfs.revert`` gives up what is being written.
 - ``trusted.cxlfs.*`` is what the store remembers (``health``): users neither see nor set it.
 """
 
@@ -32,6 +33,7 @@ from cxlfs.format import layout
 from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation, encode
 from cxlfs.store.content_sums import ContentSums
 from cxlfs.store.failed_resumes import failed_resumes
+from cxlfs.store.handle import give_up
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind, Inode
 
@@ -42,6 +44,7 @@ STATE_XATTR = b"user.cxlfs.state"
 COMMIT_XATTR = b"user.cxlfs.commit"
 FAILED_XATTR = b"user.cxlfs.failed_resumes"
 CRC32C_XATTR = b"user.cxlfs.crc32c"
+REVERT_XATTR = b"user.cxlfs.revert"
 _VIRTUAL_PREFIX = b"user.cxlfs."
 _XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
 
@@ -143,6 +146,8 @@ class InodeAttributes:
         self.volume.require_writable()
         self._check_xattr_name(name)
         if name.startswith(_VIRTUAL_PREFIX):
+            if name == REVERT_XATTR and inode.kind is FileKind.FILE:
+                give_up(inode)
             return
         old = (inode.xattrs or {}).get(name)
         if create and old is not None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from cxlfs.errors import NotPermittedError
+from cxlfs.format import layout
 from cxlfs.store.namespace import Inode
 from cxlfs.store.version import Version
 
@@ -60,6 +62,17 @@ class UnfinishedError(Exception):
 def is_atomic(inode: Inode) -> bool:
     """It is being overwritten, and what is committed comes back unless that is finished."""
     return isinstance(inode.version, Version) and inode.version.atomic
+
+
+def give_up(inode: Inode) -> None:
+    """What is being written is not to be published, whatever is written to it: its close says
+    EPERM, and an overwrite brings the old content back. A file that begins anew (O_TRUNC) is
+    another attempt; one that is changed in place is left as it is.
+    """
+    version = inode.version
+    if isinstance(version, Version) and (version.atomic or inode.uncommitted):
+        inode.stop_writes()
+        version.fail(0, layout.FILE_SIZE_MAX, NotPermittedError("its program has given it up"))
 
 
 def is_changing(handle: Handle) -> bool:

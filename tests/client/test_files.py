@@ -169,6 +169,27 @@ def test_a_forked_child_writes_nothing_that_waited(tmp_path: Path) -> None:
     assert path.read_bytes() == b"parent"
 
 
+def test_what_is_discarded_is_empty_or_gone(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def fail(content: bytes) -> None:
+        with client.replacing(path) as file:
+            file.write(content)
+            raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        fail(b"new" * 99999)
+    assert list(tmp_path.iterdir()) == []
+    path.write_bytes(b"old")
+    with pytest.raises(ValueError, match="enough"):
+        fail(b"new")
+    assert path.read_bytes() == b""
+    assert os.listxattr(path) == []
+    with client.replacing(path) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole"
+
+
 def test_what_close_meets_is_raised_once() -> None:
     file = client.open("/dev/full", "wb")
     file.write(b"anything")

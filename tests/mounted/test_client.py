@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import json
 import os
 import random
@@ -156,6 +157,62 @@ def test_a_killed_overwrite_leaves_the_old_content(place: Workplace, rng: random
     assert read_elsewhere(path) == data
 
 
+@pytest.mark.parametrize("at", ["before a byte", "waiting", "in the middle", "closed by itself"])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_is_not_finished_is_discarded(
+    place: Workplace, rng: random.Random, at: str, *, is_new: bool
+) -> None:
+    path = place.mountpoint / "file"
+    if not is_new:
+        path.write_bytes(b"old" * 1000)
+        place.announced.append("reverted: the previous version is back")
+
+    def begin() -> None:
+        with client.replacing(path) as file:
+            if at == "waiting":
+                file.write(b"little")
+            elif at != "before a byte":
+                file.write(rng.randbytes(3 * MIB))
+                file.flush()
+                assert path.stat().st_size == 3 * MIB
+            if at == "closed by itself":
+                file.discard()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    for _ in range(2):
+        if is_new:
+            assert list(place.mountpoint.iterdir()) == []
+        else:
+            assert path.read_bytes() == b"old" * 1000
+        place.remount()
+
+
+def test_whoever_took_the_name_meanwhile_keeps_it(place: Workplace) -> None:
+    path = place.mountpoint / "file"
+
+    def begin() -> None:
+        with client.replacing(path) as file:
+            file.write(bytes(MIB))
+            (place.mountpoint / "other").write_bytes(b"theirs")
+            (place.mountpoint / "other").rename(path)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert path.read_bytes() == b"theirs"
+
+
+def test_what_is_finished_is_there(mnt: Path) -> None:
+    for content in (b"first" * 99999, b"second"):
+        with client.replacing(mnt / "file") as file:
+            file.write(content)
+        assert (mnt / "file").read_bytes() == content
+    with client.open(mnt / "file", "r+b") as file, pytest.raises(io.UnsupportedOperation):
+        file.discard()
+
+
 def test_a_fork_in_the_middle(place: Workplace, rng: random.Random) -> None:
     path = place.mountpoint / "file"
     data = rng.randbytes(4 * MIB)
@@ -187,6 +244,13 @@ def test_a_full_store_says_so(rng: random.Random) -> None:
             file.close()
         assert file.closed
         assert old.read_bytes() == data
+        (place.mountpoint / "new").unlink()
+        with (
+            pytest.raises(OSError, match="No space left"),
+            client.replacing(place.mountpoint / "new") as file,
+        ):
+            write_often(file, data)
+        assert list(place.mountpoint.iterdir()) == [old]
         client.forget()
 
 
