@@ -7,6 +7,7 @@ from typing import Any
 from cxlfs.native.direct import SLIP_COPYING_AT
 from cxlfs.store import direct
 from cxlfs.store.direct import Direct
+from cxlfs.store.mapped import MappedFiles
 from cxlfs.store.space import Space
 from tests.support import slips
 from tests.support.mutants import Patch, mutant, nothing
@@ -61,14 +62,14 @@ def unlocked_room_confirmed(patch: Patch) -> None:
 @mutant("one/LINE/direct_mapped", 12)
 def mapped_bytes_not_held(patch: Patch) -> None:
     """The extents of a mapped file go when nothing else refers to them."""
-    original = Direct.map
+    original = MappedFiles.map
 
-    def mapped(self: Direct, *arguments: Any) -> Any:
+    def mapped(self: MappedFiles, *arguments: Any) -> Any:
         part = original(self, *arguments)
-        self.mapped.abandon()
+        self.abandon()
         return part
 
-    patch.setattr(Direct, "map", mapped)
+    patch.setattr(MappedFiles, "map", mapped)
 
 
 # --- what counts --------------------------------------------------------------------------------
