@@ -16,10 +16,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cxlfs.media import Granularity
 from tests.support.crash import single
@@ -30,7 +31,7 @@ from tests.support.crash.direct_operations import DIRECT_OPERATIONS, DIRECT_SITU
 from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
 from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
-from tests.support.crash.runner import Failure, Limits, Result, cut_everywhere
+from tests.support.crash.runner import FAILURES_MAX, Failure, Limits, Result, cut_everywhere
 from tests.support.crash.single import SITUATIONS
 from tests.support.crash.unit_operations import UNIT_OPERATIONS, set_the_scene
 from tests.support.crash.unit_workloads import LONG_WORKLOADS, UNIT_WORKLOADS
@@ -41,7 +42,7 @@ TRIPLES = PROGRAMS = 10_000
 KILLS = 12
 STEPS = 6
 """After so many, in the smallest slices, all inodes of the tiny store are taken down."""
-SOME_EVERY = {"sliced": 8, "continued": 10, "together": 8}
+SOME_EVERY = {"sliced": 12, "continued": 15, "together": 12}
 """Of long units on each media: one in so many is part of each test run."""
 TWICE = 0.002
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
@@ -76,26 +77,30 @@ def units_of(level: str, seed: int) -> list[str]:
 
 
 def units_of_each_test_run(seed: int) -> list[str]:
-    """Level t0 without most of what is long. Of each workload over checkpoint units one variant,
-    every third on lines, but none of the longest ones. Of those beside a rollover, of those that
-    continue the journal, and of those that apply records at once one in SOME_EVERY: few of their
-    recoveries have much in common, so that nearly every image costs one, and each of these
-    workloads is cut by itself as well. Those of direct access are on one kind of media each.
+    """Level t0 without most of what is long. Each workload is cut by itself on one kind of media:
+    on lines and on pages in turn; of those over checkpoint units every third on lines, and none of
+    the longest ones. Those on bytes are there, but for checkpoint units. Of those beside a
+    rollover, of those that continue the journal, and of those that apply records at once one in
+    SOME_EVERY: few of their recoveries have much in common, so that nearly every image costs one.
     """
     on_lines = [work for work in UNIT_WORKLOADS if work not in LONG_WORKLOADS][::3]
-    chosen = {
-        f"one/{'LINE' if work in on_lines else 'PAGE'}/{work.__name__}" for work in UNIT_WORKLOADS
-    }
-    long = {work.__name__ for work in UNIT_WORKLOADS}
-    units = [u for u in units_of("t0", seed) if u in chosen or u.split("/")[2] not in long]
-    for kind, media in itertools.product(SOME_EVERY, _MEDIA):
-        of_kind = [unit for unit in units if unit.startswith(f"{kind}/{media}/")]
-        left_out = {*of_kind} - {*of_kind[:: SOME_EVERY[kind]]}
-        units = [unit for unit in units if unit not in left_out]
+    on_lines += [work for work in _EACH if work not in UNIT_WORKLOADS][::2]
     other_media = {
-        f"one/{_MEDIA[number % 2]}/{work.__name__}" for number, work in enumerate(DIRECT_OPERATIONS)
+        f"one/{'PAGE' if work in on_lines else 'LINE'}/{work.__name__}" for work in _EACH
     }
-    return [unit for unit in units if unit not in other_media]
+    of_units = {work.__name__ for work in UNIT_WORKLOADS}
+    by_itself = tuple(f"one/{media}/" for media in _MEDIA)
+    units = [
+        unit
+        for unit in units_of("t0", seed)
+        if unit not in other_media
+        and (unit.startswith(by_itself) or unit.split("/")[2] not in of_units)
+    ]
+    for (kind, every), media in itertools.product(SOME_EVERY.items(), _MEDIA):
+        of_kind = [unit for unit in units if unit.startswith(f"{kind}/{media}/")]
+        left_out = {*of_kind} - {*of_kind[every // 2 :: every]}
+        units = [unit for unit in units if unit not in left_out]
+    return units
 
 
 def _t0(_seed: int) -> Iterator[str]:
@@ -171,7 +176,9 @@ class UnitResult:
     failures: list[Failure]
 
 
-def run_unit(name: str, seed: int, only: int | None = None) -> UnitResult:
+def run_unit(
+    name: str, seed: int, only: int | None = None, *, failures_max: int = FAILURES_MAX
+) -> UnitResult:
     """Record and cut one unit; ``only``: judge no image but the one with that hash."""
     began = time.process_time()
     kind, media, what = name.split("/")
@@ -179,7 +186,8 @@ def run_unit(name: str, seed: int, only: int | None = None) -> UnitResult:
     if kind == "mkfs":
         result = cut_mkfs(Granularity[media], rng, over=what == "over")
     else:
-        result = _run_bench(kind, media, what, rng, only)
+        asked = functools.partial(dataclasses.replace, only=only, failures_max=failures_max)
+        result = _run_bench(kind, media, what, rng, asked)
     seconds = time.process_time() - began
     return UnitResult(
         name,
@@ -191,24 +199,24 @@ def run_unit(name: str, seed: int, only: int | None = None) -> UnitResult:
     )
 
 
-def _run_bench(kind: str, media: str, what: str, rng: random.Random, only: int | None) -> Result:
+def _run_bench(
+    kind: str, media: str, what: str, rng: random.Random, asked: Callable[[Limits], Limits]
+) -> Result:
     bench: Bench | None = None
     try:
         bench = new_bench(Granularity[media])
         if kind == "continued":
             with small_slices():
-                limits = _record(bench, kind, what, rng)
-                return _cut(bench, kind, what, rng, dataclasses.replace(limits, only=only))
+                return _cut(bench, kind, what, rng, asked(_record(bench, kind, what, rng)))
         if kind == "together":
             with records_together():
-                limits = _record(bench, kind, what, rng)
-                return _cut(bench, kind, what, rng, dataclasses.replace(limits, only=only))
+                return _cut(bench, kind, what, rng, asked(_record(bench, kind, what, rng)))
         limits = _record(bench, kind, what, rng)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
         problem = f"while it was recorded: {type(error).__name__}: {error}"
         return Result(failures=[Failure(0, "", problem)])
     else:
-        return _cut(bench, kind, what, rng, dataclasses.replace(limits, only=only))
+        return _cut(bench, kind, what, rng, asked(limits))
     finally:
         if bench is not None:
             bench.store.abandon()

@@ -59,7 +59,7 @@ def catch(mutant: Mutant, seed: int, *, units_max: int | None = None) -> Catch |
                 if number == units_max:
                     break
                 try:
-                    result = run_unit(unit, seed)
+                    result = run_unit(unit, seed, failures_max=1)
                 except (InvariantError, AssertionError, LookupError, ValueError) as error:
                     problem = f"{type(error).__name__}: {error}"
                     return Catch(mutant.name, unit, "", problem, images, number + 1)

@@ -39,7 +39,8 @@ class Result:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
     """Which cuts: at events from ``first_event`` on; ``headers``: every subset of the words of each
-    record's header; ``random_masks`` of each kind; ``only``: report no image but that one.
+    record's header; ``random_masks`` of each kind; ``only``: report no image but that one; so many
+    failures tell enough.
     """
 
     first_event: int = 0
@@ -47,6 +48,7 @@ class Limits:
     random_masks: int = 32
     pairs_max: int = 400
     only: int | None = None
+    failures_max: int = FAILURES_MAX
 
 
 class Run:
@@ -63,7 +65,7 @@ class Run:
         self._headers_until = limits.first_event
 
     def cut_everywhere(self) -> Result:
-        """Judge every image chosen; stops after FAILURES_MAX failures."""
+        """Judge every image chosen; stops after ``failures_max`` failures."""
         finished = 0
         try:
             for event, is_mark in points(self.log):
@@ -71,7 +73,7 @@ class Run:
                 if event >= self.limits.first_event:
                     self.result.points += 1
                     self._cut(event, finished)
-                if len(self.result.failures) >= FAILURES_MAX:
+                if len(self.result.failures) >= self.limits.failures_max:
                     break
         finally:
             self.result.work = self.examiner.work
