@@ -79,7 +79,7 @@ def test_a_failure_while_a_mapping_is_held_is_the_one_that_is_told(
 @pytest.mark.timeout(600)  # half a minute of two cores, which others may be using
 def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    arguments = ["--quick", "--only", "data", "--size", "small", "--runs", "1", "--json", path]
+    arguments = ["--quick", "--only", "data", "--size", "256M", "--runs", "1", "--json", path]
     arguments += ["--memory", fast_directory() or tmp_path]
     done = subprocess.run(
         [*BENCH, *map(str, arguments)], capture_output=True, text=True, check=False
@@ -108,7 +108,8 @@ def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)  # as above
 def test_a_quick_run_measures_saves_in_units(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    arguments = ["--quick", "--only", "units", "--runs", "1", "--json", str(path)]
+    arguments = ["--quick", "--only", "units", "--size", "256M", "--runs", "1"]
+    arguments += ["--json", str(path)]
     arguments += ["--memory", str(fast_directory() or tmp_path)]
     done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -120,7 +121,7 @@ def test_a_quick_run_measures_saves_in_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.mounted
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(600)  # as above; the daemon rests for up to ten seconds before it gathers
 def test_a_quick_run_measures_files_in_pieces_and_first_passes(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
@@ -148,11 +149,11 @@ def test_a_quick_run_measures_files_in_pieces_and_first_passes(tmp_path: Path) -
 
 
 @pytest.mark.mounted
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(600)  # as above
 def test_a_quick_run_measures_huge_pages(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    arguments = ["--quick", "--only", "huge_pages", "--size", "256M", "--runs", "1"]
+    arguments = ["--quick", "--only", "huge_pages", "--size", "128M", "--runs", "1"]
     arguments += ["--json", str(path), "--memory", str(fast_directory() or tmp_path)]
     done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
     figures = json.loads(path.read_text())

@@ -19,7 +19,7 @@ TRIED = ["fallocate", "handles", "amplification_scattered"]
 """One of each sort: for some seconds, on many files, on a store that is nearly full."""
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(600)  # some seconds of two cores, which others may be using
 def test_a_short_run_measures_both_victims(tmp_path: Path) -> None:
     path = tmp_path / "waits.json"

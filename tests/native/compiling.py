@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,23 +33,34 @@ def all_sources() -> list[str]:
     return sorted(str(path.relative_to(CSRC)) for path in found)
 
 
+@functools.cache
+def _objects() -> Path:
+    """Where this process keeps what it has compiled of csrc/ until it ends."""
+    kept = tempfile.TemporaryDirectory(prefix="cxlfs-objects-")
+    atexit.register(kept.cleanup)
+    return Path(kept.name)
+
+
 def compile_program(programs: Iterable[str], others: Iterable[str], target: Path) -> None:
-    """``others``: of csrc/. With the options of CFLAGS, as ``scripts/sanitize`` wants it. As many
-    files at a time as there are processors, their objects in a new directory beside ``target``.
+    """``others``: of csrc/, each compiled once by a process. With the options of CFLAGS, as
+    ``scripts/sanitize`` wants it. As many files at a time as there are processors.
     """
     files = [*(HERE / name for name in programs), *(CSRC / name for name in others)]
     options = ["-std=gnu11", "-O2", *STRICT, "-D_GNU_SOURCE", "-pthread", f"-I{CSRC}"]
     options += shlex.split(os.environ.get("CFLAGS", ""))
     # The runtime of a sanitizer, preloaded for the tests, makes the compiler five times as slow.
     settings = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    objects = target.with_name(f"{target.name}.objects")
-    objects.mkdir()
-    ready = Path(os.environ.get(OBJECTS_VARIABLE, objects))
+    own = target.with_name(f"{target.name}.objects")
+    own.mkdir()
+    ready = Path(os.environ.get(OBJECTS_VARIABLE, own))
 
     def compiled(source: Path) -> Path:
-        if (made := ready / f"{source.stem}.o").exists() and source.is_relative_to(CSRC):
+        of_csrc = source.is_relative_to(CSRC)
+        if of_csrc and (made := ready / f"{source.stem}.o").exists():
             return made
-        made = objects / f"{source.parent.name}-{source.stem}.o"
+        made = (_objects() if of_csrc else own) / f"{source.parent.name}-{source.stem}.o"
+        if of_csrc and made.exists():
+            return made
         subprocess.run(["cc", *options, "-c", source, "-o", made], check=True, env=settings)
         return made
 

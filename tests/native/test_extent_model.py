@@ -48,7 +48,13 @@ def run(machine: Machine, steps: int) -> None:
                 machine.check_file(other)
 
 
-@pytest.mark.parametrize("seed", seeds(2), ids="CXLFS_SEED={}".format)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, id=f"CXLFS_SEED={seed}", marks=[pytest.mark.campaign] * (number > 0))
+        for number, seed in enumerate(seeds(2))
+    ],
+)
 @pytest.mark.parametrize("chunk", [256, 4096, 16384])
 @pytest.mark.parametrize("granularity", list(Granularity))
 def test_random_programs(seed: int, chunk: int, granularity: Granularity) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.native.compiling import all_sources, compile_program, needs_compiler
 
-SECONDS = os.environ.get("CXLFS_THREADS_SECONDS", "2")
+SECONDS = os.environ.get("CXLFS_THREADS_SECONDS", "1")
 
 
 PROGRAMS = {

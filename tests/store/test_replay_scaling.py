@@ -126,7 +126,7 @@ def test_changes_of_files_that_sleep_are_applied_together(
     """A call or two for each; one after the other it would be fifty. Nobody is woken."""
     found = []
     shop.directory_times = False
-    for count in (500, 2500):
+    for count in (300, 1500):
         store = shop.new_ordinary(256 * MIB)
         directory = store.make_directory(1, b"all", 0o755, 0, 0).ino
         inos = put_files(store, directory, b"%d", count)
@@ -148,6 +148,6 @@ def test_changes_of_files_that_sleep_are_applied_together(
         awake = store.namespace.inodes.awake()
         assert all(inode.entries is not None for inode in awake)
         found.append(calls[0])
-    print(f"calls while 500 and 2500 changes are applied: {found}")
+    print(f"calls while 300 and 1500 changes are applied: {found}")
     each = {"extended attribute": 9, "moved directories": 3}.get(way, 2)
-    assert found[1] <= found[0] + each * 2000 + SPARE
+    assert found[1] <= found[0] + each * 1200 + SPARE

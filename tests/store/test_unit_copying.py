@@ -57,7 +57,7 @@ def store(shop: Shop, granularity: Granularity, short_steps: None) -> Store:
     ("how", "count"),
     [
         *((how, 1_000) for how in ("create", "overwrite", "unlink", "rename", "link", "mkdir")),
-        *((how, 10_000) for how in ("overwrite", "unlink")),
+        *((how, 4_000) for how in ("overwrite", "unlink")),
     ],
 )
 def test_no_step_copies_more_the_more_files_there_are(shop: Shop, count: int, how: str) -> None:

@@ -267,7 +267,9 @@ def test_a_crash_between_two_parts(shop: Shop) -> None:
     assert number > PIECES // PART
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(7), *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(7, 20))]
+)
 def test_the_copy_after_many_changes_at_random(shop: Shop, seed: int) -> None:
     rng = random.Random(seed)
     store = in_steps(shop.new(16 << 20, units=UnitsMode.AUTO))
