@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from cxlfs.errors import JobEngineError, UndecidedError
@@ -91,7 +92,7 @@ class TorchMeeting:
                 newest = self._together(store, epoch, end)
                 if newest == epoch:
                     own = StoreEngine(*self._place(store, epoch)) if engine is None else engine
-                    return _Group(own, store, epoch)
+                    return Group(own, functools.partial(_require_newest, store, epoch))
                 epoch = newest
         except (RuntimeError, ConnectionError) as error:
             raise self._lost(error) from None
@@ -166,13 +167,17 @@ class TorchMeeting:
                 raise unheard(missing)
 
 
-class _Group:
-    """An engine of one epoch."""
+class Group:
+    """An engine of one epoch: who waits in it when it is over is told so. ``check`` is asked each
+    ``tick_seconds``, and raises UndecidedError then.
+    """
 
-    def __init__(self, engine: Engine, store: _Shared, epoch: int) -> None:
+    def __init__(
+        self, engine: Engine, check: Callable[[], None], tick_seconds: float = TICK_SECONDS
+    ) -> None:
         self._engine = engine
-        self._store = store
-        self._epoch = epoch
+        self._check = check
+        self._tick_seconds = tick_seconds
 
     def world(self) -> World:
         return self._engine.world()
@@ -189,11 +194,11 @@ class _Group:
         end = time.monotonic() + seconds
         while True:
             left = max(end - time.monotonic(), 0.0)
-            heard = self._engine.hear(key, ranks, min(left, TICK_SECONDS), near=near)
+            heard = self._engine.hear(key, ranks, min(left, self._tick_seconds), near=near)
             if len(heard) == len(ranks):
                 return heard
             self._check()
-            if left <= TICK_SECONDS:
+            if left <= self._tick_seconds:
                 return heard
 
     def link(self, other: int, name: str, seconds: float) -> Link:
@@ -202,18 +207,23 @@ class _Group:
     def forget(self, key: str) -> None:
         self._engine.forget(key)
 
-    def _check(self) -> None:
-        try:
-            is_over = self._store.add(_EPOCH, 0) != self._epoch
-        except (RuntimeError, ConnectionError) as error:
-            raise UndecidedError(
-                f"rank 0 was lost: {_first_line(error)}",
-                next_step="start cxlfs agent on node 0, if it does not come back by itself",
-            ) from None
-        if is_over:
-            raise UndecidedError(
-                "an agent came anew", next_step="none: the agents come together again"
-            )
+
+def _require_newest(store: _Shared, epoch: int) -> None:
+    """Raises UndecidedError."""
+    try:
+        newest = store.add(_EPOCH, 0)
+    except (RuntimeError, ConnectionError) as error:
+        raise UndecidedError(
+            f"rank 0 was lost: {_first_line(error)}",
+            next_step="start cxlfs agent on node 0, if it does not come back by itself",
+        ) from None
+    if newest != epoch:
+        raise came_anew()
+
+
+def came_anew() -> UndecidedError:
+    """The epoch is over."""
+    return UndecidedError("an agent came anew", next_step="none: the agents come together again")
 
 
 def unheard(ranks: Sequence[int]) -> UndecidedError:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import dataclasses
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -21,12 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cxlfs.errors import UndecidedError
 from cxlfs.job import copying
 from cxlfs.job.agent import Event, Pace, Settings, Tending, serve
-from cxlfs.job.engines import Engine, World
-from cxlfs.job.engines.rendezvous import unheard
-from tests.support.job_faults.engine import DirectoryEngine, SocketLink
+from cxlfs.job.engines import Engine
+from cxlfs.job.engines.rendezvous import Group, came_anew, unheard
+from tests.support.job_faults.engine import DirectoryEngine
 from tests.support.job_faults.judge import BrokenError
 
 PAUSE_SECONDS = 0.01
@@ -73,7 +73,8 @@ class DirectoryMeeting:
                 ]
                 if not missing:
                     self.epoch = epoch
-                    return _Group(engine, self._root, epoch)
+                    check = functools.partial(_require_newest, self._root, epoch)
+                    return Group(engine, check, _TICK_SECONDS)
                 if time.monotonic() >= end:
                     raise unheard(missing)
                 time.sleep(_POLL_SECONDS)
@@ -92,42 +93,10 @@ def newest_epoch(root: Path) -> int:
     return max((int(path.name[5:]) for path in root.glob("epoch[0-9]*")), default=0)
 
 
-class _Group:
-    """An engine of one epoch; who waits in it when it is over is told so."""
-
-    def __init__(self, engine: DirectoryEngine, root: Path, epoch: int) -> None:
-        self._engine, self._root, self._epoch = engine, root, epoch
-
-    def world(self) -> World:
-        return self._engine.world()
-
-    def say(
-        self, key: str, body: bytes, *, to: Sequence[int] | None = None, near: bool = False
-    ) -> None:
-        self._engine.say(key, body, to=to, near=near)
-
-    def hear(
-        self, key: str, ranks: Sequence[int], seconds: float, *, near: bool = False
-    ) -> dict[int, bytes]:
-        """Raises UndecidedError."""
-        end = time.monotonic() + seconds
-        while True:
-            left = max(end - time.monotonic(), 0.0)
-            heard = self._engine.hear(key, ranks, min(left, _TICK_SECONDS), near=near)
-            if len(heard) == len(ranks):
-                return heard
-            if newest_epoch(self._root) != self._epoch:
-                raise UndecidedError(
-                    "an agent came anew", next_step="none: the agents come together again"
-                )
-            if left <= _TICK_SECONDS:
-                return heard
-
-    def link(self, other: int, name: str, seconds: float) -> SocketLink:
-        return self._engine.link(other, name, seconds)
-
-    def forget(self, key: str) -> None:
-        self._engine.forget(key)
+def _require_newest(root: Path, epoch: int) -> None:
+    """Raises UndecidedError."""
+    if newest_epoch(root) != epoch:
+        raise came_anew()
 
 
 class Agents:
