@@ -19,7 +19,7 @@ from cxlfs.errors import (
 from cxlfs.media import pages
 from cxlfs.media.room import allocated_bytes, require_room
 from cxlfs.media.source import SourceMedia
-from cxlfs.native import Granularity, MappedRegion
+from cxlfs.native import Granularity, MappedRegion, MediaHandle
 from cxlfs.units import format_size
 
 
@@ -46,16 +46,8 @@ def open_file(descriptor: int, path: str, size_bytes: int, *, read_only: bool) -
     where mapping reserves huge pages that are not there.
     """
     pool = pages.pool_of(descriptor)
-    alignment_bytes = pages.alignment_of(descriptor, size_bytes)
     try:
-        handle = MappedRegion.map_handle(
-            descriptor,
-            size_bytes,
-            granularity=Granularity.PAGE,
-            alignment_bytes=alignment_bytes,
-            read_only=read_only,
-            what=path,
-        )
+        handle, alignment_bytes = _mapped(descriptor, path, size_bytes, read_only=read_only)
     except OutOfMemoryError as error:
         if pool is None:
             raise
@@ -78,6 +70,23 @@ def open_block(descriptor: int, path: str, *, read_only: bool) -> SourceMedia:
         raise MediaUnavailableError(
             f"{path} is a block device without a medium", next_step="attach one (lsblk shows sizes)"
         )
+    handle, alignment_bytes = _mapped(descriptor, path, size_bytes, read_only=read_only)
+    return SourceMedia(
+        handle,
+        kind="block",
+        path=path,
+        descriptor=descriptor,
+        read_only=read_only,
+        alignment_bytes=alignment_bytes,
+    )
+
+
+def _mapped(
+    descriptor: int, path: str, size_bytes: int, *, read_only: bool
+) -> tuple[MediaHandle, int]:
+    """And at a multiple of how many bytes it was to be. Raises MediaUnavailableError,
+    OutOfMemoryError.
+    """
     alignment_bytes = pages.alignment_of(descriptor, size_bytes)
     handle = MappedRegion.map_handle(
         descriptor,
@@ -87,14 +96,7 @@ def open_block(descriptor: int, path: str, *, read_only: bool) -> SourceMedia:
         read_only=read_only,
         what=path,
     )
-    return SourceMedia(
-        handle,
-        kind="block",
-        path=path,
-        descriptor=descriptor,
-        read_only=read_only,
-        alignment_bytes=alignment_bytes,
-    )
+    return handle, alignment_bytes
 
 
 def grow(descriptor: int, path: str, size_bytes: int) -> None:
