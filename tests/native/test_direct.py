@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
 from pathlib import Path
 
@@ -27,7 +26,8 @@ from cxlfs.native.direct import (
 )
 from tests.native.compiling import compile_program, needs_compiler
 from tests.native.test_extent_writes import events_of, refs_of
-from tests.support.direct import DESCRIPTOR, direct, state_of
+from tests.support.direct import direct, state_of
+from tests.support.direct_format import DESCRIPTOR, chunk_seed
 from tests.support.extents import alive, import_maps, pattern
 
 # --- content --------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_each_checksum_is_that_of_an_append() -> None:
 
 
 def _chunk_crc(extent_id: int, index: int, data: bytes) -> int:
-    return crc32c(data, crc32c(struct.pack("<QQ", extent_id, index)))
+    return crc32c(data, chunk_seed(extent_id, index))
 
 
 def test_a_gap_in_the_extent() -> None:

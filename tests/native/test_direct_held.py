@@ -8,16 +8,12 @@ import struct
 import pytest
 
 from cxlfs.errors import InvariantError, OutOfMemoryError
-from cxlfs.native import FaultKind, Granularity, crc32c, fault_count, set_fault
+from cxlfs.native import FaultKind, Granularity, fault_count, set_fault
 from cxlfs.native.direct import CRC_BYTES, MAP_PAYLOAD_BYTES, ROW_BYTES, HeldContent
 from cxlfs.native.extents import FileMap
 from tests.native.test_extent_writes import refs_of
+from tests.support.direct_format import chunk_seed, rows_of
 from tests.support.extents import Room, alive, nothing_held, pattern, room, seeds
-
-ROW = struct.Struct("<QQQQQQII")
-"""File offset, length, extent, its offset, where that lies, its length, first chunk, count."""
-
-assert ROW.size == ROW_BYTES
 
 
 def read_part(place: Room, held: HeldContent, offset: int, size: int) -> tuple[bytes, int]:
@@ -26,14 +22,13 @@ def read_part(place: Room, held: HeldContent, offset: int, size: int) -> tuple[b
     assert len(payload) == rows * ROW_BYTES + crcs * CRC_BYTES <= size
     sums = list(struct.unpack_from(f"<{crcs}I", payload, rows * ROW_BYTES))
     found = bytearray()
-    for number in range(rows):
-        fields = ROW.unpack_from(payload, number * ROW_BYTES)
+    for fields in rows_of(payload, rows):
         start, length, extent_id, within, media_offset, extent_length, first, count = fields
         assert (first, count) == (within // place.chunk, _chunks(place, within, length))
         for index in range(first, first + count):
             begin = index * place.chunk
             size = min(place.chunk, extent_length - begin)
-            known = crc32c(struct.pack("<QQ", extent_id, index))
+            known = chunk_seed(extent_id, index)
             assert place.region.crc32c(media_offset + begin, size, known) == sums.pop(0)
         assert start >= offset + len(found)
         found.extend(bytes(start - offset - len(found)))
@@ -87,7 +82,7 @@ def test_rows_say_all_of_a_content(seed: int, chunk: int) -> None:
             offset = rng.randrange(150_000)
             part, following = read_part(place, held, offset, rng.randrange(64, 2000))
             assert part == expected[offset:following]
-        rows = [ROW.unpack_from(held.part(0, 1 << 20)[0], i * ROW_BYTES) for i in range(1)]
+        rows = rows_of(held.part(0, 1 << 20)[0], 1)
         assert rows[0][2] == refs_of(content)[0][2]
         held.close()
         content.close()
@@ -145,7 +140,7 @@ def test_an_extent_that_grows_is_told_as_it_was() -> None:
         for held, size in ((first, 5000), (second, 5100), (third, 15_100)):
             whole = pattern(5000, 1) + pattern(100, 2) + pattern(10_000, 3)
             assert read_all(place, held) == whole[:size]
-            assert ROW.unpack_from(held.part(0)[0])[5] == size
+            assert rows_of(held.part(0)[0], 1)[0].extent_length == size
             held.close()
         content.close()
         assert nothing_held(place.engine)

@@ -20,14 +20,13 @@ from cxlfs.native.direct import (
 )
 from tests.native.test_extent_writes import refs_of
 from tests.support.direct import (
-    DESCRIPTOR,
     FILE_MAX,
     Direct,
-    descriptor,
     direct,
     free_segments,
     state_of,
 )
+from tests.support.direct_format import DESCRIPTOR, descriptor
 from tests.support.extents import FIRST, SEGMENT_BYTES, Room, pattern, seeds
 
 MOST = (1 << 64) - 1

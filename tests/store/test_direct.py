@@ -17,12 +17,13 @@ from cxlfs.errors import (
     NoSpaceError,
 )
 from cxlfs.media import Granularity
-from cxlfs.native.direct import SLIP_CLOSED, SLIP_DESCRIPTORS_AT
+from cxlfs.native.direct import SLIP_CLOSED, SLIP_DESCRIPTOR_BYTES, SLIP_DESCRIPTORS_AT
 from cxlfs.store import Store
 from cxlfs.store.direct import LEASE_BYTES_MIN
 from cxlfs.units import MIB
+from tests.support.direct_format import descriptor
 from tests.support.shop import Shop, fill
-from tests.support.slips import DESCRIPTOR, Locks, Program
+from tests.support.slips import Locks, Program
 from tests.support.stores import clean_round, read_file, write_file
 
 TRUNCATE = os.O_RDWR | os.O_TRUNC
@@ -307,8 +308,8 @@ def test_a_wrong_descriptor_is_a_failed_write_of_that_file(
     start, tail_crc = program.copy(_bytes(rng, 100))
     row = [1, lease.lease_id, 100, start, 100, tail_crc, 0]
     change(row)
-    at = lease.slip_offset + SLIP_DESCRIPTORS_AT + DESCRIPTOR.size
-    store.media.store(at, DESCRIPTOR.pack(*row))
+    at = lease.slip_offset + SLIP_DESCRIPTORS_AT + SLIP_DESCRIPTOR_BYTES
+    store.media.store(at, descriptor(*row))
     store.media.store_u64(lease.slip_offset, 2)
     with pytest.raises(CxlfsError):
         store.flush(handle, writer_killed=False)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-import struct
 
 import pytest
 
 from cxlfs.errors import InvalidArgumentError, LimitError
 from cxlfs.store import Store
+from tests.support.direct_format import rows_of
 from tests.support.slips import Locks
 from tests.support.stores import clean_round, write_file
-
-ROW = struct.Struct("<6Q2I")
 
 
 def test_a_mapped_file_stays_where_it_is(store: Store, rng: random.Random) -> None:
@@ -22,7 +20,7 @@ def test_a_mapped_file_stays_where_it_is(store: Store, rng: random.Random) -> No
     reader = store.open_file(ino, os.O_RDONLY)
     part = store.direct.mapped.map(reader, 0, 16_000)
     assert part.next_offset == part.size_bytes == len(content)
-    rows = [ROW.unpack_from(part.payload, ROW.size * i) for i in range(part.row_count)]
+    rows = rows_of(part.payload, part.row_count)
     write_file(store, 1, b"file", rng.randbytes(10_000))
     for number in range(30):
         write_file(store, 1, b"other %d" % number, rng.randbytes(3000))
@@ -30,9 +28,9 @@ def test_a_mapped_file_stays_where_it_is(store: Store, rng: random.Random) -> No
     while clean_round(store, 0.9):
         pass
     seen = bytearray(len(content))
-    for file_offset, length, _id, extent_offset, media_offset, _end, _first, _count in rows:
-        seen[file_offset : file_offset + length] = store.media.read(
-            media_offset + extent_offset, length
+    for row in rows:
+        seen[row.file_offset : row.file_offset + row.length_bytes] = store.media.read(
+            row.extent_media_offset + row.extent_offset, row.length_bytes
         )
     assert bytes(seen) == content
     store.direct.mapped.unmap(reader)
@@ -62,12 +60,11 @@ def test_a_mapping_outlives_its_handle_while_it_is_locked(store: Store) -> None:
     part = store.direct.mapped.map(reader, 0, 16_000)
     with pytest.raises(InvalidArgumentError, match="not locked"):
         store.direct.confirm(reader, 0)
-    for i in range(part.row_count):
-        _, length, _, start, media, _, _, _ = ROW.unpack_from(part.payload, ROW.size * i)
-        locks.take("program", media + start, length)
+    for row in rows_of(part.payload, part.row_count):
+        place, length = row.extent_media_offset + row.extent_offset, row.length_bytes
+        locks.take("program", place, length)
     store.direct.confirm(reader, 0)
     store.release(reader)
-    place = media + start
     store.unlink(1, b"file")
     for number in range(200):
         write_file(store, 1, b"other", bytes([number]) * 5000)

@@ -5,12 +5,11 @@ It needs no daemon: leases and a slip are places on the region that the test giv
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cxlfs.native import Granularity, MappedRegion, crc32c
+from cxlfs.native import Granularity, MappedRegion
 from cxlfs.native.direct import (
     CRC_BYTES,
     SLIP_BYTES,
@@ -22,13 +21,10 @@ from cxlfs.native.direct import (
     Absorbed,
     DirectRoom,
 )
+from tests.support.direct_format import by_chunks, chunk_seed, descriptor
 from tests.support.extents import Room, nothing_held, room
 
 FILE_MAX = 1 << 40
-DESCRIPTOR = struct.Struct("<QQQQQIIQQ")
-"""sequence, lease, file offset, extent offset, length, tail checksum, flags, reserved twice."""
-
-assert DESCRIPTOR.size == SLIP_DESCRIPTOR_BYTES
 
 
 @dataclass
@@ -61,11 +57,6 @@ def lease_at(extent_id: int, media_offset: int, length: int, chunk_bytes: int) -
     return Lease(extent_id, media_offset, capacity, crc_offset, chunk_bytes)
 
 
-def descriptor(*fields: int) -> bytes:
-    """Of DESCRIPTOR; those that are left out at the end are 0."""
-    return DESCRIPTOR.pack(*fields, *[0] * (9 - len(fields)))
-
-
 class Program:
     """What fills leases and appends to one slip, whose daemon is the test itself."""
 
@@ -84,17 +75,14 @@ class Program:
         """Bytes behind those that are there, with their checksums: the one of the last chunk, as
         far as it goes, 0 where that is whole.
         """
-        done, chunk = 0, lease.chunk_bytes
+        chunk = lease.chunk_bytes
         assert len(data) <= lease.left_bytes
-        while done < len(data):
-            index, before = divmod(lease.end, chunk)
+        for index, before, piece in by_chunks(lease.end, data, chunk):
             if before == 0:
-                lease.crc = crc32c(struct.pack("<QQ", lease.id, index))
-            piece = data[done : done + chunk - before]
+                lease.crc = chunk_seed(lease.id, index)
             place = lease.media_offset + lease.end
             lease.crc = self.region.copy_crc32c(place, piece, lease.crc)
             lease.end += len(piece)
-            done += len(piece)
             if lease.end % chunk == 0:
                 place = lease.crc_offset + index * CRC_BYTES
                 self.region.copy(place, lease.crc.to_bytes(CRC_BYTES, "little"))

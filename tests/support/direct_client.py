@@ -19,12 +19,12 @@ from cxlfs.native.direct import (
     SLIP_ABSORBED_AT,
     SLIP_CLOSED,
     SLIP_COPYING_AT,
+    SLIP_DESCRIPTOR_BYTES,
     SLIP_DESCRIPTORS,
     SLIP_DESCRIPTORS_AT,
 )
+from tests.support.direct_format import Row, by_chunks, chunk_seed, descriptor, rows_of
 
-DESCRIPTOR = struct.Struct("<QQQQQII16x")
-ROW = struct.Struct("<6QII")
 FLOCK = struct.Struct("hhqqi4x")
 MARKS_FROM = 1 << 62
 _SEQUENTIAL = 5
@@ -57,19 +57,6 @@ class Lease(NamedTuple):
     slip_offset: int
     slip_bytes: int
     reserved: int
-
-
-class Row(NamedTuple):
-    """One of MAP."""
-
-    file_offset: int
-    length_bytes: int
-    extent_id: int
-    extent_offset: int
-    extent_media_offset: int
-    extent_length: int
-    first_chunk: int
-    crc_count: int
 
 
 class Medium:
@@ -174,16 +161,13 @@ class DirectFile:
         """Bytes behind those of the lease, with their checksums: where they begin in it, and the
         checksum of the last chunk as far as it goes.
         """
-        lease, start, place = self.held, self.length, 0
+        lease, start = self.held, self.length
         assert start + len(data) <= lease.capacity_bytes
-        while place < len(data):
-            chunk, inside = divmod(start + place, self.medium.chunk_bytes)
-            piece = data[place : place + self.medium.chunk_bytes - inside]
-            seed = crc32c(struct.pack("<QQ", lease.lease_id, chunk)) if inside == 0 else 0
-            at = lease.media_offset + start + place
+        for chunk, inside, piece in by_chunks(start, data, self.medium.chunk_bytes):
+            seed = chunk_seed(lease.lease_id, chunk) if inside == 0 else self._tail_crc
+            at = lease.media_offset + chunk * self.medium.chunk_bytes + inside
             self.medium.bytes[at : at + len(piece)] = piece
-            self._tail_crc = crc32c(piece, seed if inside == 0 else self._tail_crc)
-            place += len(piece)
+            self._tail_crc = crc32c(piece, seed)
             if inside + len(piece) == self.medium.chunk_bytes:
                 at = lease.crc_offset + 4 * chunk
                 self.medium.bytes[at : at + 4] = struct.pack("<I", self._tail_crc)
@@ -200,10 +184,8 @@ class DirectFile:
             if state - self.medium.word(slip + SLIP_ABSORBED_AT) >= SLIP_DESCRIPTORS:
                 self.settle()
                 continue
-            at = slip + SLIP_DESCRIPTORS_AT + state % SLIP_DESCRIPTORS * DESCRIPTOR.size
-            row = DESCRIPTOR.pack(
-                state, self.held.lease_id, file_offset, start, length, tail_crc, 0
-            )
+            at = slip + SLIP_DESCRIPTORS_AT + state % SLIP_DESCRIPTORS * SLIP_DESCRIPTOR_BYTES
+            row = descriptor(state, self.held.lease_id, file_offset, start, length, tail_crc)
             self.medium.bytes[at : at + len(row)] = row
             if self.medium.exchange(slip, state, state + 1):
                 return True
@@ -254,8 +236,7 @@ class DirectFile:
             _, offset, size_bytes, row_count, crc_count = direct_wire.MAP_HEAD.unpack_from(answer)
             payload = answer[direct_wire.MAP_HEAD.size :]
             crcs = list(struct.unpack_from(f"<{crc_count}I", payload, row_count * ROW_BYTES))
-            for number in range(row_count):
-                row = Row._make(ROW.unpack_from(payload, number * ROW_BYTES))
+            for row in rows_of(payload, row_count):
                 rows.append((row, crcs[: row.crc_count]))
                 del crcs[: row.crc_count]
             assert not crcs
@@ -282,7 +263,7 @@ class DirectFile:
             begin = number * self.medium.chunk_bytes
             end = min(begin + self.medium.chunk_bytes, row.extent_length)
             at = row.extent_media_offset
-            seed = crc32c(struct.pack("<QQ", row.extent_id, number))
+            seed = chunk_seed(row.extent_id, number)
             assert crc32c(self.medium.bytes[at + begin : at + end], seed) == expected
 
     def unmap(self, rows: list[tuple[Row, list[int]]]) -> None:

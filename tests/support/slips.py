@@ -12,18 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from cxlfs.media import Media
-from cxlfs.native import Granularity, crc32c
+from cxlfs.native import Granularity
 from cxlfs.native.direct import (
     SLIP_ABSORBED_AT,
     SLIP_CLOSED,
     SLIP_COPYING_AT,
+    SLIP_DESCRIPTOR_BYTES,
     SLIP_DESCRIPTORS,
     SLIP_DESCRIPTORS_AT,
 )
 from cxlfs.store import Store
 from cxlfs.store.direct import Lease
+from tests.support.direct_format import by_chunks, chunk_seed, descriptor
 
-DESCRIPTOR = struct.Struct("<QQQQQII16x")
 T = TypeVar("T")
 
 
@@ -109,14 +110,11 @@ class Program:
         lease = self.held()
         start = self.length
         assert start + len(data) <= lease.capacity_bytes
-        position = 0
         crc = self.tail_crc
-        while position < len(data):
-            chunk, inside = divmod(start + position, self.chunk_bytes)
-            piece = data[position : position + self.chunk_bytes - inside]
-            seed = crc32c(struct.pack("<QQ", lease.lease_id, chunk)) if inside == 0 else crc
-            crc = self.media.copy_crc32c(lease.media_offset + start + position, piece, seed)
-            position += len(piece)
+        for chunk, inside, piece in by_chunks(start, data, self.chunk_bytes):
+            seed = chunk_seed(lease.lease_id, chunk) if inside == 0 else crc
+            at = lease.media_offset + chunk * self.chunk_bytes + inside
+            crc = self.media.copy_crc32c(at, piece, seed)
             if inside + len(piece) == self.chunk_bytes:
                 self.media.store(lease.crc_offset + chunk * 4, struct.pack("<I", crc))
         if fence and self.media.granularity is not Granularity.PAGE:
@@ -133,8 +131,12 @@ class Program:
         state = self.word(0)
         if state & SLIP_CLOSED or state - self.word(SLIP_ABSORBED_AT) >= SLIP_DESCRIPTORS:
             return False
-        at = lease.slip_offset + SLIP_DESCRIPTORS_AT + state % SLIP_DESCRIPTORS * DESCRIPTOR.size
-        row = DESCRIPTOR.pack(state, lease.lease_id, offset, start, length, tail_crc, 0)
+        at = (
+            lease.slip_offset
+            + SLIP_DESCRIPTORS_AT
+            + state % SLIP_DESCRIPTORS * SLIP_DESCRIPTOR_BYTES
+        )
+        row = descriptor(state, lease.lease_id, offset, start, length, tail_crc)
         self.media.store(at, row)
         self.media.store_u64(lease.slip_offset, state + 1)
         return True
