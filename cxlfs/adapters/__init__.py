@@ -1,5 +1,7 @@
 """Plug-ins into training frameworks, each in a module of its own that knows the others not.
 
+Modules of a package that import its framework are themselves imported when something is asked for.
+
 Never: what a checkpoint of a job is (``job``); a framework that nobody asked for. A module here can
 be imported without its framework; who uses it then gets FrameworkMissingError, with the extra to
 install.

@@ -10,6 +10,7 @@ Invariants
 - An archive without its end record was not written to its end; one whose parts contradict each
   other is damaged.
 - Every record that is returned lies inside the file, before the archive's directory.
+- Where no record has a checksum (all are 0: PyTorch writes so when it is told to) none is compared.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Archive:
         self._length = reader.size_bytes - base if length is None else length
         self.records: dict[str, Record] = {}
         self._load()
+        self._has_checksums = any(record.crc32 for record in self.records.values())
 
     def read(self, record: Record, limit: int = limits.INFLATE_BYTES_MAX) -> bytes:
         """The content of a record, its checksum compared. Raises DamagedError, ..."""
@@ -90,11 +92,13 @@ class Archive:
         data = self._reader.read(self._base + record.offset, record.stored_bytes)
         if record.method == DEFLATED:
             data = inflate(data, record.size_bytes, record.name)
-        if zlib.crc32(data) != record.crc32:
+        if self._has_checksums and zlib.crc32(data) != record.crc32:
             raise DamagedError(f"the checksum of {record.name} differs")
         return data
 
     def regions(self, file: str) -> list[Region]:
+        if not self._has_checksums:
+            return []
         return [record.region(file, self._base) for record in self.records.values()]
 
     # --- the directory ----------------------------------------------------------------------

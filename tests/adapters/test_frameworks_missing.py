@@ -12,7 +12,7 @@ from cxlfs import adapters
 from cxlfs.errors import FrameworkMissingError
 
 MODULES = sorted(
-    path.stem for path in Path(adapters.__file__ or "").parent.glob("*.py") if path.stem[0] != "_"
+    path.stem for path in Path(adapters.__file__ or "").parent.iterdir() if path.stem[0] != "_"
 )
 FRAMEWORKS = ("torch", "lightning", "transformers", "accelerate", "nvidia_resiliency_ext", "jax")
 
@@ -65,7 +65,7 @@ def test_extras_are_those_of_the_package() -> None:
 
     root = Path(adapters.__file__ or "").parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    sources = "".join(path.read_text() for path in (root / "cxlfs" / "adapters").glob("*.py"))
+    sources = "".join(path.read_text() for path in (root / "cxlfs" / "adapters").rglob("*.py"))
     named = {text.split('"')[3] for text in sources.split("require(")[1:] if text[0] == '"'}
     assert named
     assert named <= set(project["optional-dependencies"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,6 +45,16 @@ def complete(path: Path) -> Checkpoint:
     return found
 
 
+@pytest.fixture(params=[True, False], ids=["crc32", "no crc32"])
+def crc32(request: pytest.FixtureRequest) -> Iterator[None]:
+    """PyTorch's switch of the checksums in its archives: without them all are 0."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(request.param)
+    yield
+    torch.serialization.set_crc32_options(before)
+
+
+@pytest.mark.usefixtures("crc32")
 @pytest.mark.parametrize("zipped", [True, False])
 def test_every_tensor_of_torch_save(tmp_path: Path, zipped: bool) -> None:
     path = tmp_path / "x.pt"

@@ -51,7 +51,7 @@ def assert_same(a: Any, b: Any) -> None:
     if isinstance(a, torch.Tensor):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
-        raw_a, raw_b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+        raw_a, raw_b = (t.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
         assert torch.equal(raw_a, raw_b)
     elif isinstance(a, dict):
         assert list(a) == list(b)

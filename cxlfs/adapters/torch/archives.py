@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from cxlfs import client
 from cxlfs.adapters import require
@@ -66,37 +66,54 @@ def save(
     from torch import serialization  # noqa: PLC0415
 
     module = serialization.pickle if pickle_module is None else pickle_module
-    if not isinstance(f, str | os.PathLike) or not _use_new_zipfile_serialization:
+    skips_data = serialization._serialization_tls.skip_data  # noqa: SLF001
+    is_ours = _use_new_zipfile_serialization and not skips_data
+    if not isinstance(f, str | os.PathLike) or not is_ours:
         torch.save(obj, f, module, pickle_protocol, _use_new_zipfile_serialization)
         return
     serialization._check_dill_version(module)  # noqa: SLF001 - as torch.save does
     with _target(f) as target:
-        alignment = serialization._get_storage_alignment()  # noqa: SLF001
-        writer = torch._C.PyTorchFileWriter(target, crc32, alignment)  # noqa: SLF001
-        try:
-            serialization._save(obj, writer, module, pickle_protocol, False)  # noqa: FBT003, SLF001
-        except BaseException:
-            target.spoiled = True
-            # Else its destructor does it, and ends the process where that fails.
-            with contextlib.suppress(RuntimeError):
-                writer.write_end_of_file()
-            raise
-        writer.write_end_of_file()
+        write_archive(obj, target, module, pickle_protocol, crc32=crc32)
 
 
-class _Target(io.RawIOBase):
-    """A file that is opened with the first byte. A writer of archives ends them when it is thrown
-    away, too: what comes after ``spoiled`` goes nowhere.
+class Target(io.RawIOBase):
+    """What an archive is written to. A writer of archives ends them when it is thrown away, too:
+    what comes after ``spoiled`` goes nowhere.
     """
+
+    spoiled = False
+
+    def writable(self) -> bool:
+        return True
+
+
+def write_archive(
+    obj: object, target: Target, module: ModuleType, protocol: int, *, crc32: bool
+) -> None:
+    """As ``torch.save`` to a file object; nothing is written before the object was pickled."""
+    import torch  # noqa: PLC0415 - as above
+    from torch import serialization  # noqa: PLC0415
+
+    alignment = serialization._get_storage_alignment()  # noqa: SLF001
+    writer = torch._C.PyTorchFileWriter(target, crc32, alignment)  # noqa: SLF001
+    try:
+        serialization._save(obj, writer, module, protocol, False)  # noqa: FBT003, SLF001
+    except BaseException:
+        target.spoiled = True
+        # Else its destructor does it, and ends the process where that fails.
+        with contextlib.suppress(RuntimeError):
+            writer.write_end_of_file()
+        raise
+    writer.write_end_of_file()
+
+
+class _Target(Target):
+    """A file that is opened with the first byte."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file: client.File | None = None
-        self.spoiled = False
         self.steps = contextlib.ExitStack()
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: ReadableBuffer, /) -> int:
         if self.spoiled:
@@ -193,7 +210,7 @@ def _load(
     import torch  # noqa: PLC0415 - as above
     from torch import serialization  # noqa: PLC0415
 
-    reader = torch._C.PyTorchFileReader(_Content(view))  # noqa: SLF001
+    reader = torch._C.PyTorchFileReader(Content(view))  # noqa: SLF001
     safe = weights_only
     if safe is None:
         safe = serialization._default_to_weights_only(pickle_module)  # noqa: SLF001
@@ -229,10 +246,18 @@ def _verify(mapped: client.MappedFile) -> None:
         )
 
 
-class _Content(io.RawIOBase):
+class Sliceable(Protocol):
+    """Memory: as it is, or verified where a slice is taken."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> memoryview: ...
+
+
+class Content(io.RawIOBase):
     """Memory as a file that PyTorch reads an archive's directory and pickle from."""
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: Sliceable) -> None:
         self._view = view
         self._position = 0
 
