@@ -52,7 +52,7 @@ def measure_direct(settings: Settings, say: Progress) -> Figures:
     require_memory(settings.memory, settings.size_bytes + 4 * WRITE_BYTES)
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(Workers())
-        with _preloading():
+        with preloading():
             under = stack.enter_context(Workers())
         yardstick = stack.enter_context(Yardstick(settings.memory, quick=settings.quick))
         say("direct: making, mounting and touching the store")
@@ -114,7 +114,7 @@ def _measure(  # noqa: PLR0917  what one run needs
 
 
 @contextlib.contextmanager
-def _preloading() -> Iterator[None]:
+def preloading() -> Iterator[None]:
     """What is started meanwhile is started as ``cxlfs run`` does it."""
     before = os.environ.get("LD_PRELOAD")
     os.environ["LD_PRELOAD"] = environment_for(library_path(), os.environ)["LD_PRELOAD"]

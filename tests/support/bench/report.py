@@ -137,6 +137,11 @@ def _direct_rows(kind: str) -> Iterator[Row]:
             yield Row(f"{what}, 1 MiB, {text}", f"{key}.bytes_per_s", "GB/s", f"{key}.ratio", must)
 
 
+def _torch_row(text: str, key: str, ratio: str = "ratio", must: float | None = None) -> Row:
+    place = f"direct_torch.{key}"
+    return Row(text, f"{place}.bytes_per_s", "GB/s", f"{place}.{ratio}", must)
+
+
 def _latency_rows() -> Iterator[Row]:
     names = {
         "store_on_tmpfs": "store on tmpfs",
@@ -260,14 +265,33 @@ def _unit_rows() -> Iterator[Row]:
 
 
 ROWS = {
-    "of the raw copy": (*_data_rows(), *_direct_rows("write")),
+    "of the raw copy": (
+        *_data_rows(),
+        *_direct_rows("write"),
+        _torch_row("cxlfs.torch.save", "save"),
+        _torch_row("DCP save, StorageWriter of cxlfs.torch, 2 threads", "dcp_save", must=1.2),
+        _torch_row("cxlfs.torch.async_save, until it returns", "async_save"),
+    ),
     "": (
         *_latency_rows(),
         *_unit_rows(),
         Row("a file mapped by the client library, unverified", "direct.map_s", "us"),
+        Row("cxlfs.torch.load, nothing verified", "direct_torch.load_unverified_s", "us"),
     ),
-    "of tmpfs": tuple(_framework_rows()),
-    "of raw CRC32C of memory": (*_store_rows(), *_direct_rows("read")),
+    "of tmpfs": (
+        *_framework_rows(),
+        _torch_row("cxlfs.torch.save, to torch.save", "save", "of_tmpfs", 3.0),
+        _torch_row("DCP save by cxlfs.torch, to PyTorch's", "dcp_save", "of_tmpfs"),
+        _torch_row("DCP load by cxlfs.torch, to PyTorch's", "dcp_load", "of_tmpfs"),
+        _torch_row("torch.load(mmap=True) under cxlfs run", "load_mmap", "of_tmpfs", 0.9),
+        _torch_row("safetensors load_file under cxlfs run", "safetensors_load", "of_tmpfs", 0.9),
+    ),
+    "of raw CRC32C of memory": (
+        *_store_rows(),
+        *_direct_rows("read"),
+        _torch_row("cxlfs.torch.load, what verifying adds", "verifying", must=0.8),
+        _torch_row("DCP load by cxlfs.torch", "dcp_load"),
+    ),
     "of the fresh file": (*_fragmentation_rows(), *_first_write_rows()),
     "of the later pass": tuple(_first_pass_rows()),
     "of 4 KiB pages": tuple(_huge_page_rows()),
