@@ -80,9 +80,9 @@ def test_damage_and_the_last_verify_outlive_the_mount(run: Run, place: Workplace
 def test_a_full_store_that_has_room_again_needs_nothing(run: Run, place: Workplace) -> None:
     place.mount()
     place.announced.append("no-space|not-published")
-    (place.mountpoint / "old").write_bytes(bytes(60 * MIB))
+    (place.mountpoint / "old").write_bytes(bytes(30 * MIB))
     with pytest.raises(OSError, match="No space left"):
-        (place.mountpoint / "new").write_bytes(bytes(90 * MIB))
+        (place.mountpoint / "new").write_bytes(bytes(45 * MIB))
     (place.mountpoint / "new").unlink()
     place.remount()
     status = run("status", place.mountpoint, "--json").document

@@ -23,8 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def place() -> Iterator[Workplace]:
-    with workplace(size_bytes=512 * MIB) as place:
+def place(request: pytest.FixtureRequest) -> Iterator[Workplace]:
+    """Those whose states are large are slow."""
+    is_slow = request.node.get_closest_marker("slow") is not None
+    with workplace(size_bytes=(512 if is_slow else 160) * MIB) as place:
         place.mount()
         yield place
         if place.is_mounted:

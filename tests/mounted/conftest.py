@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mount import Workplace, why_not_mountable, workplace
+from tests.support.mount import STORE_BYTES, Workplace, why_not_mountable, workplace
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,8 +20,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def unmounted() -> Iterator[Workplace]:
-    with workplace() as place:
+def unmounted(request: pytest.FixtureRequest) -> Iterator[Workplace]:
+    is_large = request.node.get_closest_marker("large_store") is not None
+    with workplace(size_bytes=STORE_BYTES * (1 + is_large)) as place:
         yield place
 
 

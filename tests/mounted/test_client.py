@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from cxlfs import client
+from cxlfs.control.client import control_request
 from tests.support.direct_scenes import read_elsewhere, run
-from tests.support.mount import MIB, Workplace, kill, wait_for_line, workplace
+from tests.support.mount import MIB, Workplace, kill, wait_for_line, wait_until, workplace
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,11 @@ def counted(action: Callable[[], object]) -> client.ClientCounts:
     action()
     after = client.counts()
     return client.ClientCounts(*(b - a for a, b in zip(before, after, strict=True)))
+
+
+def open_files(place: Workplace) -> int:
+    (message,) = control_request(str(place.mountpoint), "status")
+    return int(message["open_files"])
 
 
 def write_often(file: client.File, data: bytes) -> None:
@@ -128,6 +134,7 @@ def test_a_second_opener_in_the_middle(place: Workplace, rng: random.Random) -> 
                 file.write(expected[MIB : 2 * MIB])
                 assert os.pread(other.fileno(), 3 * MIB, 0) == expected[: 2 * MIB]
                 os.pwrite(other.fileno(), b"other", 5)
+            wait_until(lambda: open_files(place) == 1, "the kernel has said that it is closed")
             file.flush()
             file.write(expected[2 * MIB :])
             file.write_at(b"our", 6)
@@ -337,6 +344,7 @@ def test_what_the_kernel_wrote_is_mapped(place: Workplace, rng: random.Random) -
         assert mapped.view == data
 
 
+@pytest.mark.large_store
 @pytest.mark.parametrize("change", ["overwritten", "changed", "removed", "cleaned"])
 def test_a_mapped_file_stays_as_it_is(saved: tuple[Path, bytes], change: str) -> None:
     path, data = saved
@@ -419,6 +427,7 @@ def test_somebody_else_goes_through_the_kernel(unmounted: Workplace) -> None:
     assert path.read_bytes() == bytes(MIB)
 
 
+@pytest.mark.large_store
 def test_a_program_that_closes_every_descriptor_harms_nothing(mnt: Path) -> None:
     """Also not by opening something else under the number that the library had."""
     code = (

@@ -26,6 +26,7 @@ def test_what_is_written_is_read_back_and_survives_a_remount(place: Workplace) -
     assert path.read_bytes() == data
 
 
+@pytest.mark.large_store
 def test_a_large_file_is_complete(place: Workplace) -> None:
     path = place.mountpoint / "large"
     digest = hashlib.sha256()

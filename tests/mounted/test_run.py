@@ -220,6 +220,7 @@ def same_files(name: str, files: dict[str, str]) -> Any:
     return sorted(files) if name in ("h5py", "copying", "numpy", "sqlite") else files
 
 
+@pytest.mark.large_store
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_python_program_does_the_same(place: Workplace, tmp_path: Path, name: str) -> None:
     if name in ("h5py", "safetensors", "torch", "numpy"):

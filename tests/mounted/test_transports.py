@@ -196,6 +196,7 @@ def test_a_set_user_id_bit_is_gone_when_the_write_of_another_returns(
 # --- what only the native transport can -----------------------------------------------------------
 
 
+@pytest.mark.large_store
 def test_data_goes_past_python(place: Workplace) -> None:
     before = count(place, "writes"), count(place, "reads"), count(place, "calls")
     block = os.urandom(MIB)

@@ -90,6 +90,7 @@ def test_wrong_parameters(place: Workplace, value: object) -> None:
         _verify(place, structure_only=value)
 
 
+@pytest.mark.large_store
 def test_unmounting_in_mid_run_is_an_error_of_that_run_alone(place: Workplace) -> None:
     for number in range(8):
         (place.mountpoint / f"large-{number}").write_bytes(os.urandom(8 * MIB))

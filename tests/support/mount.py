@@ -34,6 +34,8 @@ from cxlfs.verify import run_passes
 from tests.support.nursery import mount_forked
 
 MIB = 1 << 20
+STORE_BYTES = 64 * MIB
+"""Of a store that is made for one test, unless it asks for more."""
 PATIENCE_SECONDS = 20.0
 _CAP_SYS_ADMIN = 1 << 21
 _SUSPICIOUS = re.compile(r"WARNING|ERROR|CRITICAL|Traceback|Fatal|exception", re.IGNORECASE)
@@ -283,7 +285,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def workplace(*, size_bytes: int = 128 * MIB) -> Iterator[Workplace]:
+def workplace(*, size_bytes: int = STORE_BYTES) -> Iterator[Workplace]:
     """A fresh store in a fresh place; on a clean exit of the block everything is checked."""
     # Not pytest's directory: its names are too long for sockets, and other users cannot enter it.
     root = Path(tempfile.mkdtemp(prefix="cxlfs-", dir=fast_directory()))

@@ -78,12 +78,12 @@ def units_of(level: str, seed: int) -> list[str]:
 
 def units_of_each_test_run(seed: int) -> list[str]:
     """Level t0 without most of what is long. Each workload is cut by itself on one kind of media:
-    on lines and on pages in turn; of those over checkpoint units every third on lines, and none of
+    on lines and on pages in turn; of those over checkpoint units every sixth on lines, and none of
     the longest ones. Those on bytes are there, but for checkpoint units. Of those beside a
     rollover, of those that continue the journal, and of those that apply records at once one in
     SOME_EVERY: few of their recoveries have much in common, so that nearly every image costs one.
     """
-    on_lines = [work for work in UNIT_WORKLOADS if work not in LONG_WORKLOADS][::3]
+    on_lines = [work for work in UNIT_WORKLOADS if work not in LONG_WORKLOADS][::6]
     on_lines += [work for work in _EACH if work not in UNIT_WORKLOADS][::2]
     other_media = {
         f"one/{'PAGE' if work in on_lines else 'LINE'}/{work.__name__}" for work in _EACH
