@@ -52,6 +52,7 @@ STATES: dict[str, Callable[[], object]] = {
     "shapes": shapes,
     "tensor": lambda: torch.rand(1_000_003),
     "number": lambda: 5,
+    "large": lambda: [torch.rand(3_000_001), torch.rand(7), torch.rand(5_000_003)],  # by threads
 }
 
 
@@ -72,7 +73,7 @@ def test_the_archive_is_the_one_of_torch(mnt: Path, name: str, *, crc32: bool) -
     assert (mnt / "a.pt").read_bytes() == expected.getvalue()
 
 
-@pytest.mark.parametrize("name", ["trainer", "shapes", "tensor", "number"])
+@pytest.mark.parametrize("name", STATES)
 def test_round_trip(mnt: Path, twice: Twice, name: str) -> None:
     state = STATES[name]()
     path = mnt / "a.pt"

@@ -20,7 +20,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -35,6 +35,11 @@ _ZIP = b"PK\x03\x04"
 _VERIFY_BYTES = 32 << 20
 """At once: threads end together, and handing it out costs nothing."""
 _THREADS_MAX = 8
+_SAVERS_MAX = 4
+"""Memory has no more to give, and each has a lease of its own."""
+_SHARED_FROM_BYTES = 8 << 20
+"""Of one tensor: less is stored sooner than it is handed out."""
+_PAGE_BYTES = 4096
 
 Path = str | os.PathLike[str]
 
@@ -113,14 +118,37 @@ class _Target(Target):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file: client.File | None = None
+        self.pool: ThreadPoolExecutor | None = None
         self.steps = contextlib.ExitStack()
 
     def write(self, data: ReadableBuffer, /) -> int:
+        view = memoryview(data)
         if self.spoiled:
-            return memoryview(data).nbytes
+            return view.nbytes
         if self.file is None:
             self.file = self.steps.enter_context(client.replacing(self.path))
-        return self.file.write(data)
+        if view.nbytes < _SHARED_FROM_BYTES or not self.file.direct:
+            return self.file.write(view)
+        return self._write_in_threads(self.file, view.cast("B"))
+
+    def _write_in_threads(self, file: client.File, view: memoryview) -> int:
+        """Each a stretch of its own, which begins where a page does."""
+        if self.pool is None:
+            self.pool = self.steps.enter_context(ThreadPoolExecutor(_threads(_SAVERS_MAX)))
+        count, begin = _threads(_SAVERS_MAX), file.tell()
+        end = begin + len(view)
+        step = -(-len(view) // count)
+        cuts = [(begin + i * step) // _PAGE_BYTES * _PAGE_BYTES for i in range(1, count)]
+        starts, ends = [begin, *cuts], [*cuts, end]
+        stored = [
+            self.pool.submit(file.write_at, view[a - begin : b - begin], a)
+            for a, b in zip(starts, ends, strict=True)
+        ]
+        wait(stored)  # all of them, whatever one meets: the memory is not ours
+        for each in stored:
+            each.result()
+        file.seek(end)
+        return len(view)
 
 
 @contextlib.contextmanager
@@ -234,9 +262,13 @@ def _load(
     return loaded
 
 
+def _threads(most: int) -> int:
+    return min(os.cpu_count() or 1, most)
+
+
 def _verify(mapped: client.MappedFile) -> None:
     """Raises OSError for the first bytes that are damaged."""
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS_MAX)) as pool:
+    with ThreadPoolExecutor(_threads(_THREADS_MAX)) as pool:
         size = len(mapped)
         list(
             pool.map(
