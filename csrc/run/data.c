@@ -173,7 +173,10 @@ RUN_EXPORT ssize_t __pread_chk(int fd, void *bytes, size_t length, off_t offset,
 
 RUN_EXPORT ssize_t sendfile64(int out, int in, off64_t *offset, size_t count)
 {
+    ssize_t done;
     settle_first(in);
+    if (is_stored_into(out) && run_send(out, in, offset, count, &done))
+        return done;
     settle_first(out);
     return REAL(sendfile64)(out, in, offset, count);
 }

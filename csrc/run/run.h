@@ -191,6 +191,11 @@ enum { RUN_POSITION = -1 };      /* at the file offset, which moves on */
 /* Store pieces; false: nothing was done, the kernel is to do it. *done: what write(2) would return, errno set. */
 bool run_write(int fd, const struct iovec *pieces, int count, off_t offset, ssize_t *done);
 
+/* ------------------------------------------------------------------------------- send.c */
+
+/* sendfile; false: nothing was done, the kernel is to do it. *done: what it returns. */
+bool run_send(int out, int in, off64_t *offset, size_t count, ssize_t *done);
+
 /* ----------------------------------------------------------------------- mapping.c, report.c */
 
 void run_mapping_forget_in_child(void);

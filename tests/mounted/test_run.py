@@ -30,6 +30,7 @@ SCENES = {
     "memory": "direct_bytes",
     "streams": "direct_bytes",
     "copies": "direct_bytes",
+    "sent": "direct_bytes",
     "forked": "direct_bytes",
     "crowd": "direct_bytes",
     "threads": "direct_bytes",

@@ -299,6 +299,45 @@ static void copies(void)
     said("close", close(to));
 }
 
+static void sent(void)
+{
+    char again[32];
+    int from = memfd_create("from", 0), to = make("to", O_RDWR | O_TRUNC), ends[2];
+    snprintf(again, sizeof again, "/proc/self/fd/%d", from);
+    int appends = make("appends", O_WRONLY | O_TRUNC | O_APPEND), unread = open(again, O_WRONLY);
+    off_t offset = BYTES - 400000;
+    for (size_t done = 0; done < 2 * BYTES; done += BYTES)
+        said("write", write(from, bytes + done / 1000, BYTES));
+    said("set", lseek(from, 0, SEEK_SET));
+    said("all", sendfile(to, from, NULL, 10 * MIB));
+    position(from);
+    position(to);
+    said("end", sendfile(to, from, NULL, MIB));
+    said("offset", sendfile(to, from, &offset, MIB));
+    said("behind", offset);
+    offset = 2 * BYTES - 300000;
+    said("rest", sendfile(to, from, &offset, MIB));
+    said("behind", offset);
+    said("nothing", sendfile(to, from, &offset, MIB));
+    offset = -1;
+    said("before", sendfile(to, from, &offset, MIB));
+    said("nowhere", sendfile(to, from, (off_t *)8, MIB));
+    offset = 5;
+    said("appends", sendfile(appends, from, &offset, MIB));
+    said("unread", sendfile(to, unread, &offset, MIB));
+    said("pipe", pipe(ends));
+    said("piped", sendfile(to, ends[0], NULL, MIB));
+    said("itself", sendfile(to, to, &offset, MIB));
+    position(from);
+    position(to);
+    said("back", lseek(to, 100, SEEK_SET));
+    said("over", sendfile(to, from, &offset, MIB));
+    said("close", close(to));
+    said("closed", sendfile(to, from, &offset, MIB));
+    said("unwritten", sendfile(open("to", O_RDONLY), from, &offset, MIB));
+    said("close", close(from));
+}
+
 /* --------------------------------------------------------------------------------------- main */
 
 int main(int count, char **arguments)
@@ -318,6 +357,7 @@ int main(int count, char **arguments)
         {"memory", memory},
         {"streams", streams},
         {"copies", copies},
+        {"sent", sent},
     };
     if (count != 2)
         return 2;
