@@ -1,11 +1,12 @@
-"""Other people's test suites on a mounted store: how they run, and how their answers are counted.
+"""Other people's test suites on a mounted store: how they run.
 
-Never here: their code. A suite lies where the user says, or comes from a Debian package.
+Never here: their code (a suite lies where the user says, or comes from a Debian package); how their
+answers are counted (``peer_outcomes``).
 
 Invariants
 - Each run has a store of its own, mounted as root with ``allow_other,suid,dev``, as file systems of
   the kernel are. At the end it is unmounted and every byte of it verified.
-- What is expected to differ is named in KNOWN with its reason, and is still run and counted.
+- Under ``cxlfs run`` it is the suite that is preloaded, never a daemon.
 """
 
 from __future__ import annotations
@@ -14,25 +15,45 @@ import dataclasses
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
+from cxlfs.cli.run import summary
 from cxlfs.control.mountinfo import read_mounts
+from tests.support.peer_outcomes import (
+    Outcome,
+    PeerError,
+    count_check,
+    count_prove,
+    sort_stressor,
+)
 
 BIN = Path(sys.executable).parent
 OPTIONS = "allow_other,suid,dev"
 KILLS = 10
-FIO_ENGINES = ("psync", "libaio", "mmap")
+FSX_VARIANTS = {
+    "": 1,
+    "-Z -r 4096 -w 4096": 1,
+    "-RW": 1,
+    "-RW -l 8m -o 1m": 1,
+    "-RW -Z -r 4096 -w 4096 -l 8m -o 1m": 1,
+    "-c 20 -l 8m -o 1m": 10,
+}
+"""With O_DIRECT, without mapping, larger, opened anew now and then (for which it drops all caches
+of the machine); which part of the operations each does.
+"""
+FIO_ENGINES = ("psync", "pvsync", "libaio", "mmap")
+FIO_DIRECT = ("psync", "pvsync")
+"""What they write under ``cxlfs run`` goes directly; what the others do is the kernel's."""
 FIO_PATTERNS = ("write", "randwrite", "randrw")
-FIO_BLOCKS = ("4k", "64k", "1m")
-FIO_MODES = (("--end_fsync=1",), ("--fsync=32",), ("--numjobs=3",))
+FIO_BLOCKS = ("4k", "64k", "1m", "4m")
+FIO_MODES = (("--end_fsync=1",), ("--fsync=32",), ("--numjobs=3",), ("--overwrite=1",))
 _STRESSORS = (
     "access acl chattr chdir chmod chown copy-file dentry dir dirdeep dirmany dup eventfd "
     "fallocate fcntl fiemap file-ioctl filename flock fpunch fsize fstat getdent handle hdd "
@@ -42,46 +63,6 @@ _STRESSORS = (
 STRESSORS = _STRESSORS.split()
 """Of stress-ng, what concerns files; those that this version does not know are skipped."""
 STRESS_SECONDS = 5
-
-
-class PeerError(Exception):
-    """A suite cannot be run; the message says why."""
-
-
-@dataclasses.dataclass
-class Outcome:
-    """Counts, and the names of what failed and of what was skipped."""
-
-    suite: str
-    passed: int = 0
-    failed: list[str] = dataclasses.field(default_factory=list)
-    skipped: list[str] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
-    verify: str = "not verified"
-
-    def unexpected(self) -> list[str]:
-        return [name for name in self.failed if name not in KNOWN.get(self.suite, {})]
-
-
-KNOWN: dict[str, dict[str, str]] = {
-    "xfstests": {
-        "generic/003": "access times are not kept: no read is a write to the media",
-        "generic/192": "access times are not kept",
-        "generic/285": "data begins where its 4 KiB block does; the suite took 2 bytes for a unit",
-        "generic/346": "write(2) beside a mapped change of the page: one may be lost (see below)",
-        "generic/394": "as generic/564",
-        "generic/426": "file handles do not outlive the kernel's inode: a mount is not for export",
-        "generic/445": "as generic/285",
-        "generic/467": "as generic/426",
-        "generic/477": "as generic/426",
-        "generic/490": "with 2 bytes for a unit the suite looks behind the end of its file",
-        "generic/564": "the suite lifts a limit on file sizes, which needs CAP_SYS_RESOURCE",
-        "generic/732": "one place at a time: `mount --bind` shows a store in others",
-        "generic/756": "as generic/426",
-        "generic/777": "as generic/426",
-    }
-}
-"""What differs and is meant to, by suite and test; docs/posix.md says the same."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +77,27 @@ class Bench:
     quick: bool
     results: Path | None
     """Where a suite that leaves something leaves it."""
+    under_run: bool = False
+    """Its programs are started with ``cxlfs run``."""
+
+    @property
+    def report(self) -> Path:
+        """Lines of the processes that ``cxlfs run`` started."""
+        return self.work / "report"
+
+    def started(self, *command: str | Path) -> list[str]:
+        """The command of a suite's program, as it is to be run."""
+        before = (str(BIN / "cxlfs"), "run", "--") if self.under_run else ()
+        return [*before, *map(str, command)]
+
+    def note_moved(self, outcome: Outcome, name: str) -> int | None:
+        """How many bytes were stored directly since the last note; None where nothing can be."""
+        if not self.under_run:
+            return None
+        moved = summary(self.report.read_bytes()).direct_bytes
+        outcome.stored_directly[name] = moved
+        self.report.write_bytes(b"")
+        return moved
 
     @property
     def mountpoint(self) -> Path:
@@ -160,27 +162,10 @@ def pjdfstest(bench: Bench, say: Callable[[str], None]) -> Outcome:
     bench.needs("pjdfstest", "tests")
     tests = [str(bench.checkout / "tests" / name) for name in bench.arguments or ("",)]
     say("prove -r " + " ".join(tests))
-    return count_prove(output_of([program("prove", "perl"), "-rQ", *tests], bench.mountpoint))
-
-
-def count_prove(text: str) -> Outcome:
-    """Of the summary that prove prints; each test of a file counts by itself."""
-    total = re.search(r"^Files=(\d+), Tests=(\d+)", text, re.MULTILINE)
-    if total is None:
-        raise PeerError(f"prove says no summary: {text[-500:]}")
-    failed = [
-        f"{'/'.join(Path(file).parts[-2:])}:{number}"
-        for file, rest in re.findall(r"^(\S+\.t)\s+\(Wstat.*\n((?:\s+.*\n)*)", text, re.MULTILINE)
-        for numbers in re.findall(r"Failed tests?:((?:[\s\d,-]|\n)+)", rest)
-        for number in _numbers(numbers)
-    ]
-    return Outcome("pjdfstest", int(total[2]) - len(failed), failed)
-
-
-def _numbers(text: str) -> Iterator[int]:
-    """Of ``3, 5-7``."""
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        yield from range(int(first), int(last or first) + 1)
+    command = bench.started(program("prove", "perl"), "-rv", *tests)
+    outcome = count_prove(output_of(command, bench.mountpoint))
+    bench.note_moved(outcome, "all")
+    return outcome
 
 
 def xfstests(bench: Bench, say: Callable[[str], None]) -> Outcome:
@@ -208,7 +193,7 @@ def xfstests(bench: Bench, say: Callable[[str], None]) -> Outcome:
     arguments = bench.arguments or ("-g", "generic/quick")
     say("check " + " ".join(arguments))
     text = output_of(
-        ["./check", *arguments],
+        bench.started("./check", *arguments),
         bench.checkout,
         HOST_OPTIONS=str(config),
         PATH=f"{tools}:{os.environ['PATH']}:/usr/sbin:/sbin",
@@ -218,11 +203,14 @@ def xfstests(bench: Bench, say: Callable[[str], None]) -> Outcome:
         if place.is_mount():
             cxlfs("umount", place)
     bench.mount()
-    return count_check(text)
+    outcome = count_check(text)
+    bench.note_moved(outcome, "all")
+    return outcome
 
 
 _MOUNT = """#!/bin/bash
 # The type fuse.cxlfs goes to cxlfs, anything else to the mount of the system.
+unset LD_PRELOAD # of cxlfs run
 type="" options="{options}" rest=()
 given=("$@")
 while [ $# -gt 0 ]; do
@@ -245,6 +233,7 @@ exec {real} "${{given[@]}}"
 """
 _UMOUNT = """#!/bin/bash
 # Of a store it returns when the store is closed.
+unset LD_PRELOAD # of cxlfs run
 if [ $# -eq 1 ]; then
     place=$(findmnt -rno TARGET -t fuse.cxlfs -S "$1" || findmnt -rno TARGET -t fuse.cxlfs -M "$1")
     [ -z "$place" ] || exec {bin}/cxlfs umount "$place" >/dev/null
@@ -258,35 +247,22 @@ exit "${{PIPESTATUS[0]}}"
 """
 
 
-def count_check(text: str) -> Outcome:
-    """Of what ``check`` prints at its end."""
-
-    def names(word: str) -> list[str]:
-        found = re.search(rf"^{word}: (.*)$", text, re.MULTILINE)
-        return found[1].split() if found else []
-
-    ran, skipped, failed = names("Ran"), names("Not run"), names("Failures")
-    if not ran:
-        raise PeerError(f"check ran nothing: {text[-500:]}")
-    return Outcome("xfstests", len(set(ran) - set(skipped) - set(failed)), failed, skipped)
-
-
 def fsx(bench: Bench, say: Callable[[str], None]) -> Outcome:
-    """Random programs on one file, with and without O_DIRECT and mappings."""
+    """Random programs on one file: FSX_VARIANTS."""
     bench.needs("ltp/fsx")
     outcome = Outcome("fsx")
-    operations = 2000 if bench.quick else 20_000
-    for seed, extra in product(
-        range(1, 3 if bench.quick else 5), ("", "-Z -r 4096 -w 4096", "-RW")
-    ):
-        name = f"seed {seed} {extra}".strip()
+    seeds = range(1, 3 if bench.quick else 5)
+    for seed, (variant, part) in product(seeds, FSX_VARIANTS.items()):
+        operations = (2000 if bench.quick else 20_000) // part
+        name = f"seed {seed} {variant}".strip()
         say(f"fsx, {operations} operations, {name}")
         command = [bench.checkout / "ltp/fsx", "-q", "-S", str(seed), "-N", str(operations)]
-        text = output_of([*command, *extra.split(), "fsx-file"], bench.mountpoint)
-        if "All" in text and "operations completed" in text:
-            outcome.passed += 1
-        else:
-            outcome.failed.append(name)
+        text = output_of(bench.started(*command, *variant.split(), "fsx-file"), bench.mountpoint)
+        good = "All" in text and "operations completed" in text
+        # With a shared mapping all is the kernel's until the file is opened anew.
+        idle = bench.note_moved(outcome, name) == 0 and ("-RW" in variant or "-c" in variant)
+        outcome.add(name, "failed" if not good else "not direct" if idle else "passed")
+        if not good:
             say(text[-2000:])
     return outcome
 
@@ -304,7 +280,7 @@ def fsstress(bench: Bench, say: Callable[[str], None]) -> Outcome:
         directory.mkdir()
         say(f"fsstress, kill {number + 1}")
         with subprocess.Popen(
-            [*map(str, command), "-d", str(directory)],
+            bench.started(*command, "-d", directory),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -319,10 +295,7 @@ def fsstress(bench: Bench, say: Callable[[str], None]) -> Outcome:
         bench.mount()
         cxlfs("umount", bench.mountpoint)
         verified = _verify(bench)
-        if verified == "clean":
-            outcome.passed += 1
-        else:
-            outcome.failed.append(f"kill {number + 1}: {verified}")
+        outcome.add(f"kill {number + 1}", "passed" if verified == "clean" else verified)
         bench.mount()
     return outcome
 
@@ -346,11 +319,12 @@ def fio(bench: Bench, say: Callable[[str], None]) -> Outcome:
         command += [f"--ioengine={engine}", f"--rw={pattern}", f"--bs={block}", "--iodepth=8"]
         command += ["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--unlink=1", *mode]
         command += ["--minimal", "--output=/dev/null"]
+        command = bench.started(*command)
         done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
-        if done.returncode == 0:
-            outcome.passed += 1
-        else:
-            outcome.failed.append(name)
+        idle = bench.note_moved(outcome, name) == 0 and engine in FIO_DIRECT
+        failed = done.returncode != 0
+        outcome.add(name, "failed" if failed else "not direct" if idle else "passed")
+        if failed:
             say(done.stderr[-2000:])
     return outcome
 
@@ -362,28 +336,18 @@ def stress_ng(bench: Bench, say: Callable[[str], None]) -> Outcome:
     known = set(output_of([found, "--stressors"], Path("/")).split())
     for name in bench.arguments or STRESSORS:
         if name not in known:
-            outcome.skipped.append(name)
+            outcome.add(name, "skipped")
             continue
         say(f"stress-ng, {name}")
         seconds = "1" if bench.quick else str(STRESS_SECONDS)
         command = [found, f"--{name}", "2", "--timeout", seconds, "--verify", "--oom-avoid"]
-        text = output_of([*command, "--temp-path", bench.mountpoint], Path("/"))
-        _sort_stressor(outcome, name, text)
+        command += ["--temp-path", str(bench.mountpoint)]
+        text = output_of(bench.started(*command), Path("/"))
+        bench.note_moved(outcome, name)
+        outcome.add(name, sort_stressor(text))
         if name in outcome.failed:
             say(text[-2000:])
     return outcome
-
-
-def _sort_stressor(outcome: Outcome, name: str, text: str) -> None:
-    """By its last words; a skipped one is successful too."""
-    if "unsuccessful run" in text or re.search(r"stress-ng: fail:", text):
-        outcome.failed.append(name)
-    elif re.search(r"skipping stressor|skipped:\s*[1-9]", text):
-        outcome.skipped.append(name)
-    elif "successful run completed" in text:
-        outcome.passed += 1
-    else:
-        outcome.failed.append(name)
 
 
 SUITES: dict[str, Callable[[Bench, Callable[[str], None]], Outcome]] = {
@@ -405,6 +369,10 @@ def run(name: str, bench: Bench, say: Callable[[str], None]) -> Outcome:
     cxlfs("mkfs", bench.source, "--size", bench.size_bytes, "--force")
     began = time.monotonic()
     bench.mount()
+    if bench.under_run:
+        bench.report.touch()
+        bench.report.chmod(0o666)  # suites become other users
+        os.environ["CXLFS_RUN_REPORT"] = str(bench.report)
     try:
         bench.mountpoint.chmod(0o777)
         outcome = SUITES[name](bench, say)
@@ -423,14 +391,3 @@ def _verify(bench: Bench) -> str:
     command = [str(BIN / "cxlfs"), "verify", str(bench.source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "clean" if done.returncode == 0 else (done.stdout + done.stderr).strip()
-
-
-def describe(outcome: Outcome) -> Iterable[str]:
-    known = KNOWN.get(outcome.suite, {})
-    for name in outcome.failed:
-        yield f"FAILED {name}" if name not in known else f"differs {name}: {known[name]}"
-    yield (
-        f"{outcome.suite}: {outcome.passed} passed, {len(outcome.failed)} failed or differ "
-        f"({len(outcome.unexpected())} not expected), {len(outcome.skipped)} skipped, "
-        f"{outcome.seconds:.0f} s; the store afterwards: {outcome.verify}"
-    )

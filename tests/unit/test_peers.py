@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.support import peers
-from tests.support.peers import KNOWN, Outcome, PeerError, count_check, count_prove
+from tests.support.peer_outcomes import (
+    KNOWN,
+    Outcome,
+    PeerError,
+    count_check,
+    count_prove,
+    describe,
+    differences,
+    sort_stressor,
+)
 from tests.support.repository import ROOT
 
 PEERS = [sys.executable, str(ROOT / "scripts" / "peers")]
@@ -50,6 +60,38 @@ def test_prove_counts_each_test_of_a_file() -> None:
     assert (clean.passed, clean.failed) == (8798, [])
 
 
+VERBOSE = """\
+/suite/tests/open/00.t .........
+1..3
+ok 1
+not ok 2 - tried 'open', expected 0, got EIO
+ok 3 # skip not here
+/suite/tests/open/01.t .........
+1..1
+not ok 1 # later, one day
+Files=2, Tests=4,  9 wallclock secs ( 0.1 usr)
+"""
+
+
+def test_two_runs_are_compared_test_by_test() -> None:
+    here = count_prove(VERBOSE)
+    assert here.results == {
+        "open/00.t:1": "ok",
+        "open/00.t:2": "not ok",
+        "open/00.t:3": "ok skip",
+        "open/01.t:1": "not ok later",
+    }
+    assert not list(differences(here, dataclasses.asdict(here)))
+    there = count_prove(VERBOSE.replace("not ok 2", "ok 2").replace("ok 3 #", "ok 4 #"))
+    assert list(differences(here, dataclasses.asdict(there))) == [
+        "open/00.t:2: not ok, and ok in the other run",
+        "open/00.t:3: ok skip, and not run in the other run",
+        "open/00.t:4: not run, and ok skip in the other run",
+    ]
+    with pytest.raises(PeerError, match="none of pjdfstest"):
+        list(differences(here, {"suite": "fio", "results": {}}))
+
+
 def test_check_counts_what_ran() -> None:
     outcome = count_check(CHECK)
     assert outcome.passed == 2
@@ -77,17 +119,14 @@ def test_a_suite_that_ran_nothing_is_no_success(count: object) -> None:
     ],
 )
 def test_a_stressor_is_counted_by_its_summary(text: str, place: str) -> None:
-    outcome = Outcome("stress-ng")
-    peers._sort_stressor(outcome, "dir", text)
-    found = {"passed": outcome.passed, "failed": outcome.failed, "skipped": outcome.skipped}
-    assert [name for name, what in found.items() if what] == [place]
+    assert sort_stressor(text) == place
 
 
 def test_only_what_is_not_known_is_unexpected() -> None:
     known = next(iter(KNOWN["xfstests"]))
     outcome = Outcome("xfstests", failed=[known, "generic/000"])
     assert outcome.unexpected() == ["generic/000"]
-    lines = list(peers.describe(outcome))
+    lines = list(describe(outcome))
     assert lines[0] == f"differs {known}: {KNOWN['xfstests'][known]}"
     assert lines[1] == "FAILED generic/000"
     assert "(1 not expected)" in lines[2]
