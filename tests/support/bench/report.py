@@ -268,6 +268,7 @@ ROWS = {
     "of the raw copy": (
         *_data_rows(),
         *_direct_rows("write"),
+        _torch_row("raw copy of a state, which no cache holds, one core", "raw_state"),
         _torch_row("cxlfs.torch.save", "save"),
         _torch_row("DCP save, StorageWriter of cxlfs.torch, 2 threads", "dcp_save", must=1.2),
         _torch_row("cxlfs.torch.async_save, until it returns", "async_save"),
