@@ -13,11 +13,13 @@
 #ifndef CXLFS_CLIENT_H
 #define CXLFS_CLIENT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 typedef struct cxl_direct_file cxl_direct_file; /* an open file description that is written to */
 typedef struct cxl_mapped cxl_mapped;           /* a file that is looked at */
+typedef struct cxl_reader cxl_reader;           /* a file that is read as if by read(2) */
 
 /* --------------------------------------------------------------------------------------- files */
 
@@ -62,6 +64,27 @@ uint64_t cxl_mapped_copied(const cxl_mapped *mapped);    /* bytes of it that are
 int cxl_mapped_verify(cxl_mapped *mapped, uint64_t offset, uint64_t length, uint64_t *bad_offset, uint64_t *bad_length);
 void cxl_mapped_close(cxl_mapped *mapped);
 
+/* ----------------------------------------------------------------------------------- reading */
+
+struct iovec;
+
+/* Prepare to read fd, of a regular file open for reading alone; at most one for each open file description, and no
+ * mapping beside it. As cxl_mapped_open, and -EBUSY: not now, somebody has the file open for writing. */
+int cxl_reader_open(int fd, cxl_reader **out);
+/* Of the file, as long as nothing is refused. */
+uint64_t cxl_reader_size(const cxl_reader *reader);
+/* Whether the file may still be read so: nobody has it open for writing, or has had it since, and the daemon lives. */
+bool cxl_reader_holds(const cxl_reader *reader);
+/* Copy [offset, offset + sum of the pieces), which lies inside the file, into the pieces, every byte compared with its
+ * checksum by its first use: the content of the file during all of the call. 0. Otherwise what the pieces have is not
+ * to be used, and read(2) is to be asked: -ESTALE: cxl_reader_holds is false, and stays so: ask for it before, so that
+ * nothing is copied in vain. -EAGAIN: this range is damaged, or cannot be read. -ERANGE. */
+int cxl_reader_copy(cxl_reader *reader, const struct iovec *pieces, int count, uint64_t offset);
+/* The same into one piece, cxl_reader_holds asked for. */
+int cxl_reader_copy_one(cxl_reader *reader, void *bytes, uint64_t length, uint64_t offset);
+/* The end of it. fd: a descriptor of the same description that stays open, or -1. No other call may be under way. */
+void cxl_reader_close(cxl_reader *reader, int fd);
+
 /* ------------------------------------------------------------------------------------ counters */
 
 /* Of the process, since it began. */
@@ -72,7 +95,9 @@ typedef struct {
     uint64_t settles;            /* requests to take over what was stored */
     uint64_t mapped_bytes;       /* of files that were mapped */
     uint64_t copied_bytes;       /* of these, as copies */
-    uint64_t refused;            /* calls of cxl_direct_open and cxl_mapped_open, and requests for room, that failed */
+    uint64_t read_bytes;         /* by cxl_reader_copy */
+    uint64_t refused;            /* calls of cxl_direct_open, cxl_mapped_open, cxl_reader_open, and requests for room
+                                  * that failed */
     int32_t last_errno;          /* of the last of these; 0: none */
     uint32_t media;              /* mapped just now */
 } cxl_client_counts;

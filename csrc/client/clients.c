@@ -112,8 +112,10 @@ static void destroy(cxl_client *client)
         return;
     if (client->medium_fd >= 0 && medium_is(client->medium_fd, &client->identity))
         close(client->medium_fd);
-    if (client->medium_fd != INHERITED)
-        cxl_media_close(client->media);     /* there something else may lie at that address by now */
+    if (client->medium_fd != INHERITED) {   /* there something else may lie at that address by now */
+        cxl_media_close(client->media);
+        cxl_media_close(client->view);
+    }
     free((void *)client->touched);
     free(client->ranges);
     pthread_mutex_destroy(&client->ranges_lock);
@@ -163,6 +165,20 @@ static int map_medium(cxl_client *client, const cxl_client_channel *channel)
         return result;
     client->touched = calloc(identity->media_bytes / TOUCH_BYTES + 1, 1);
     return client->touched != NULL ? 0 : -ENOMEM;
+}
+
+/* It stays, as the other mapping does: page tables that are there need not be made for the next file. */
+int client_need_view(cxl_client *client)
+{
+    int result = 0;
+    pthread_mutex_lock(&client->ranges_lock);
+    if (client->view == NULL && !medium_is(client->medium_fd, &client->identity))
+        result = -EBADF;
+    else if (client->view == NULL)
+        result = cxl_media_map(client->medium_fd, client->identity.media_bytes, client->reach_granule,
+                               CXL_MAP_READ_ONLY | CXL_MAP_ALONE, client->identity.granularity, &client->view);
+    pthread_mutex_unlock(&client->ranges_lock);
+    return result;
 }
 
 static int make(int fd, const cxl_client_channel *channel, uint64_t mount, cxl_client **out)
@@ -358,6 +374,7 @@ void cxl_client_statistics(cxl_client_counts *out)
     out->settles = atomic_load(&counters->settles);
     out->mapped_bytes = atomic_load(&counters->mapped_bytes);
     out->copied_bytes = atomic_load(&counters->copied_bytes);
+    out->read_bytes = atomic_load(&counters->read_bytes);
     out->refused = atomic_load(&counters->refused);
     out->last_errno = atomic_load(&counters->last_errno);
     pthread_mutex_lock(&table.lock);

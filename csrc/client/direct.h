@@ -84,16 +84,21 @@ typedef struct {
 enum { CXL_DIRECT_MAP_BYTES = 16352, CXL_DIRECT_MAP_PAYLOAD = CXL_DIRECT_MAP_BYTES - 48 };
 
 /* Where the bytes of a file lie, which stay there until CXL_DIRECT_UNMAP, or the file is closed. The first request
- * (offset 0) begins it: the answers to all are of that moment. */
+ * (offset 0) begins it: the answers to all are of that moment. With CXL_DIRECT_WATCH a byte beyond the medium is then
+ * locked by the daemon, through an open file description of its own, which F_OFD_GETLK finds as long as the content of
+ * the file is what it was and its bytes stay, and no longer. EBUSY: not now (it is open for writing). */
 typedef struct {
     uint64_t offset;              /* in: of the file, where to go on; */
     uint64_t next_offset;         /* out: and from where; the size of the file when this was the last part */
     uint64_t size_bytes;          /* out */
     uint32_t row_count;           /* out: rows, and behind them uint32_t checksums */
     uint32_t crc_count;
-    uint64_t reserved[2];
+    uint64_t flags;               /* in: CXL_DIRECT_WATCH */
+    uint64_t watch;               /* out: the byte that is locked; 0: none */
     uint8_t payload[CXL_DIRECT_MAP_PAYLOAD];
 } cxl_direct_map;
+
+enum { CXL_DIRECT_WATCH = 1 };
 
 typedef struct {
     uint64_t reserved;

@@ -186,9 +186,10 @@ static int copy_rest(cxl_mapped *mapped)
 
 static int build(cxl_mapped *mapped, uint32_t flags)
 {
+    uint64_t no_watch;
     int result = open_medium(mapped);
     if (result == 0)
-        result = mapped_ask(mapped);
+        result = mapped_ask(mapped, 0, &no_watch);
     if (result == 0)
         result = lock_and_confirm(mapped);
     if (result == 0)

@@ -36,8 +36,8 @@ struct cxl_mapped {
     _Atomic uint8_t *verified;   /* a byte for each of sums */
 };
 
-/* Ask the daemon; rows and sums are there then. */
-int mapped_ask(cxl_mapped *mapped);
+/* Ask the daemon; rows and sums are there then, and *watch where the flags ask for one (CXL_DIRECT_WATCH). */
+int mapped_ask(cxl_mapped *mapped, uint64_t flags, uint64_t *watch);
 /* Compare the chunks of a row that have bytes of [start, end) of the file; at the first one that is damaged, -EIO. */
 int mapped_verify_row(cxl_mapped *mapped, const mapped_row *row, uint64_t start, uint64_t end, uint64_t *bad_offset,
                       uint64_t *bad_length);

@@ -62,7 +62,7 @@ static int take_part(cxl_mapped *mapped, const cxl_direct_map *answer, uint64_t 
     return 0;
 }
 
-int mapped_ask(cxl_mapped *mapped)
+int mapped_ask(cxl_mapped *mapped, uint64_t flags, uint64_t *watch)
 {
     uint64_t offset = 0, file_from = 0;
     int result;
@@ -72,13 +72,16 @@ int mapped_ask(cxl_mapped *mapped)
     do {
         memset(answer, 0, offsetof(cxl_direct_map, payload));
         answer->offset = offset;
+        answer->flags = flags;
         result = client_request(mapped->channel, mapped->fd, CXL_DIRECT_MAP, answer);
         if (result != 0)
             break;
         mapped->is_held = true;
-        if (offset == 0)
+        if (offset == 0) {
             mapped->size = answer->size_bytes;
-        if (answer->size_bytes != mapped->size || answer->size_bytes > PTRDIFF_MAX / 2 ||
+            *watch = answer->watch;
+        }
+        if (answer->watch != *watch || answer->size_bytes != mapped->size || answer->size_bytes > PTRDIFF_MAX / 2 ||
             answer->next_offset > mapped->size || (answer->next_offset <= offset && mapped->size != 0)) {
             result = -EPROTO;
             break;

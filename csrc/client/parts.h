@@ -25,6 +25,7 @@ typedef struct {
 
 int cxl_direct_open_through(int fd, const cxl_client_channel *channel, cxl_direct_file **out);
 int cxl_mapped_open_through(int fd, uint32_t flags, const cxl_client_channel *channel, cxl_mapped **out);
+int cxl_reader_open_through(int fd, const cxl_client_channel *channel, cxl_reader **out);
 
 int client_request(const cxl_client_channel *channel, int fd, unsigned long number, void *argument);
 
@@ -53,11 +54,14 @@ typedef struct cxl_client {
     client_range *ranges;
     uint32_t range_count;
     uint32_t range_capacity;
+    cxl_media *view;             /* for readers: all of it, to be read; NULL before the first of them */
 } cxl_client;
 
 /* That of the mount where fd lies, one user more. fresh: which the daemon confirms to be it. */
 int client_take(int fd, const cxl_client_channel *channel, bool fresh, cxl_client **out);
 void client_leave(cxl_client *client);
+/* client->view is there when this returns 0. */
+int client_need_view(cxl_client *client);
 bool client_is_inherited(const cxl_client *client); /* this process is a child of the one that made it */
 /* A regular file, opened so that it can be read (O_RDONLY) or written (O_WRONLY), of a mount that may offer it. */
 int client_check_file(int fd, const cxl_client_channel *channel, int access, struct stat *file);
@@ -78,7 +82,7 @@ void client_touch(cxl_client *client, uint64_t offset, uint64_t length, uint64_t
 /* ----------------------------------------------------------------------------------- counters */
 
 typedef struct {
-    atomic_uint_least64_t direct_bytes, fuse_bytes, leases, settles, mapped_bytes, copied_bytes, refused;
+    atomic_uint_least64_t direct_bytes, fuse_bytes, leases, settles, mapped_bytes, copied_bytes, read_bytes, refused;
     atomic_int last_errno;
 } client_counters;
 

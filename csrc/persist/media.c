@@ -135,7 +135,8 @@ int cxl_media_map(int fd, uint64_t size, uint64_t alignment, uint32_t flags, uin
     (*out)->populates = !read_only && is_in_memory(fd);
     int protection = closed ? PROT_NONE : read_only ? PROT_READ : PROT_READ | PROT_WRITE;
     result = map_into(*out, protection, mode, fd, alignment);
-    if (result == 0 && closed && madvise((*out)->base, size, MADV_DONTFORK) != 0)
+    bool alone = (flags & (CXL_MAP_CLOSED | CXL_MAP_ALONE)) != 0;
+    if (result == 0 && alone && madvise((*out)->base, size, MADV_DONTFORK) != 0)
         result = -errno;
     if (result != 0) {
         cxl_media_close(*out);

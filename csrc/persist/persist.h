@@ -133,8 +133,8 @@ struct cxl_media {
     atomic_bool failed;          /* PAGE: an msync failed once */
 };
 
-/* For cxl_media_map: no byte can be reached before cxl_media_permit, and a forked child has none of it. */
-enum { CXL_MAP_CLOSED = 4 };
+/* For cxl_media_map: no byte can be reached before cxl_media_permit, and (either) a forked child has none of it. */
+enum { CXL_MAP_CLOSED = 4, CXL_MAP_ALONE = 8 };
 /* Let the pages of a range be reached (or not), that end at multiples of the granule, a power of two. 0 or -errno.
  * The tables of the pages stay: what was touched before meets no faults again. */
 int cxl_media_permit(cxl_media *media, uint64_t offset, uint64_t length, uint64_t granule, bool allowed);

@@ -15,6 +15,9 @@
 
 enum { MOUNTS = 64 };
 enum { BIND_FROM = 64 << 10 };   /* bytes of a file before its mount is asked for anything */
+/* The same of a file that is read: where the medium is mapped already, where it is not, and after it was refused for
+ * now; and as a part of a large file, of which there is more to be told. */
+enum { READ_FROM = 1 << 20, READ_FIRST_FROM = 8 << 20, READ_AGAIN_FROM = 64 << 20, READ_PART = 256 };
 
 static const long FUSE_MAGIC = 0x65735546;
 static run_mount mounts[MOUNTS];
@@ -23,7 +26,7 @@ static pthread_mutex_t mounts_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool look_at(int fd, struct statx *found)
 {
-    unsigned wanted = STATX_TYPE | STATX_MODE | STATX_INO;
+    unsigned wanted = STATX_TYPE | STATX_MODE | STATX_INO | STATX_SIZE;
     return statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, wanted, found) == 0;
 }
 
@@ -111,6 +114,12 @@ static bool is_ordinary(int flags)
     return flags >= 0 && (flags & (O_APPEND | O_DSYNC | O_PATH)) == 0;
 }
 
+static uint64_t read_bind_from(const run_mount *mount, uint64_t size)
+{
+    uint64_t least = atomic_load(&mount->verdict) > 0 ? READ_FROM : READ_FIRST_FROM;
+    return size / READ_PART > least ? size / READ_PART : least;
+}
+
 uintptr_t run_examine(int fd, run_file *file)
 {
     struct statx found;
@@ -122,8 +131,8 @@ uintptr_t run_examine(int fd, run_file *file)
     int flags = REAL(fcntl)(fd, F_GETFL);
     if (!is_ordinary(flags))
         return RUN_NOBODY;
-    if ((flags & O_ACCMODE) == O_RDONLY)
-        return RUN_FRESH;
+    file->reads = (flags & O_ACCMODE) == O_RDONLY;
+    file->bind_from = file->reads ? read_bind_from(mount, found.stx_size) : BIND_FROM;
     file->device = run_device_of(&found);
     file->inode = found.stx_ino;
     file->mount = mount;
@@ -134,7 +143,7 @@ bool run_bind(run_file *file, int fd)
 {
     if (file->direct != NULL)
         return true;
-    if (file->refused || atomic_load(&file->seen) < BIND_FROM)
+    if (file->refused || file->reads || atomic_load(&file->seen) < file->bind_from)
         return false;
     int result = atomic_load(&file->mount->verdict) < 0 ? -ENOTTY : 0;
     if (result == 0 && !is_ordinary(REAL(fcntl)(fd, F_GETFL)))
@@ -144,5 +153,19 @@ bool run_bind(run_file *file, int fd)
     run_judge(file->mount, fd, result);
     file->refused = result != 0;
     file->anchor = fd;
+    return result == 0;
+}
+
+bool run_bind_reader(run_file *file, int fd)
+{
+    if (file->reader != NULL)
+        return true;
+    if (file->refused || !run_set.reads || atomic_load(&file->seen) < file->bind_from)
+        return false;
+    int result = atomic_load(&file->mount->verdict) < 0 ? -ENOTTY : cxl_reader_open(fd, &file->reader);
+    run_judge(file->mount, fd, result);
+    atomic_store(&file->seen, 0);
+    file->bind_from = READ_AGAIN_FROM;
+    file->refused = result != 0 && result != -EBUSY && result != -EAGAIN && result != -ENOTCONN;
     return result == 0;
 }

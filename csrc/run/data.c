@@ -1,7 +1,7 @@
 /* data.c - the calls that move bytes: write and its like, read and its like, and those that move from one descriptor to
  * another.
  *
- * Never: reads from the medium; what is read comes from the kernel, after what was stored has been settled.
+ * Never: moves any by itself: transfer.c and reading.c do, or the kernel, after what was stored has been settled.
  *
  * Invariants
  * - A descriptor that is not one of a mount costs a load and a comparison.
@@ -99,20 +99,46 @@ static inline void settle_first(int fd)
         (void)run_settle(fd);
 }
 
+static inline bool is_read_from(int fd, size_t length)
+{
+    return RUN_UNLIKELY(run_slot(fd) != RUN_NOBODY) && length >= RUN_READ_FROM && run_slot(fd) != RUN_INTERNAL &&
+           (run_slot(fd) == RUN_FRESH || run_only_reads(fd));
+}
+
+static bool read_one(int fd, void *bytes, size_t length, off_t offset, ssize_t *done)
+{
+    struct iovec piece = {bytes, length};
+    return run_read(fd, &piece, 1, offset, done);
+}
+
+static bool read_list(int fd, const struct iovec *pieces, int count, off_t offset, ssize_t *done)
+{
+    return is_read_from(fd, RUN_READ_FROM) && can_be_listed(pieces, count) && run_read(fd, pieces, count, offset, done);
+}
+
 RUN_EXPORT ssize_t read(int fd, void *bytes, size_t length)
 {
+    ssize_t done;
+    if (is_read_from(fd, length) && read_one(fd, bytes, length, RUN_POSITION, &done))
+        return done;
     settle_first(fd);
     return REAL(read)(fd, bytes, length);
 }
 
 RUN_EXPORT ssize_t readv(int fd, const struct iovec *pieces, int count)
 {
+    ssize_t done;
+    if (read_list(fd, pieces, count, RUN_POSITION, &done))
+        return done;
     settle_first(fd);
     return REAL(readv)(fd, pieces, count);
 }
 
 RUN_EXPORT ssize_t pread64(int fd, void *bytes, size_t length, off64_t offset)
 {
+    ssize_t done;
+    if (offset >= 0 && is_read_from(fd, length) && read_one(fd, bytes, length, offset, &done))
+        return done;
     settle_first(fd);
     return REAL(pread64)(fd, bytes, length, offset);
 }
@@ -124,6 +150,9 @@ RUN_EXPORT ssize_t pread(int fd, void *bytes, size_t length, off_t offset)
 
 RUN_EXPORT ssize_t preadv64(int fd, const struct iovec *pieces, int count, off64_t offset)
 {
+    ssize_t done;
+    if (offset >= 0 && read_list(fd, pieces, count, offset, &done))
+        return done;
     settle_first(fd);
     return REAL(preadv64)(fd, pieces, count, offset);
 }
@@ -135,6 +164,9 @@ RUN_EXPORT ssize_t preadv(int fd, const struct iovec *pieces, int count, off_t o
 
 RUN_EXPORT ssize_t preadv64v2(int fd, const struct iovec *pieces, int count, off64_t offset, int flags)
 {
+    ssize_t done;
+    if (flags == 0 && offset >= RUN_POSITION && read_list(fd, pieces, count, offset, &done))
+        return done;
     settle_first(fd);
     return REAL(preadv64v2)(fd, pieces, count, offset, flags);
 }

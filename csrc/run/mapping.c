@@ -154,8 +154,8 @@ RUN_EXPORT void *mmap64(void *address, size_t length, int protection, int flags,
     }
     if ((flags & MAP_ANONYMOUS) != 0 || RUN_UNLIKELY(fd < 0) || run_slot(fd) == RUN_NOBODY)
         return REAL(mmap64)(address, length, protection, flags, fd, offset);
-    if (run_slot(fd) == RUN_FRESH && run_set.maps && address == NULL && length >= MAP_FROM && offset >= 0 &&
-        (flags & ~HARMLESS) == MAP_PRIVATE && (protection & ~PROT_WRITE) == PROT_READ &&
+    if (run_slot(fd) != RUN_INTERNAL && run_only_reads(fd) && run_set.maps && address == NULL && length >= MAP_FROM &&
+        offset >= 0 && (flags & ~HARMLESS) == MAP_PRIVATE && (protection & ~PROT_WRITE) == PROT_READ &&
         offset % getpagesize() == 0 && length <= INTPTR_MAX && run_enter(&visit)) {
         void *place = map_inside(length, protection, fd, offset);
         run_leave(&visit);

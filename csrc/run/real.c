@@ -65,6 +65,7 @@ __attribute__((constructor)) static void begin(void)
     run_process = getpid();
     run_set.off = is_off("CXLFS_RUN");
     run_set.maps = !is_off("CXLFS_RUN_MMAP");
+    run_set.reads = !is_off("CXLFS_RUN_READ");
     run_set.verifies = !is_off("CXLFS_RUN_VERIFY");
     run_report_begin();
     if (pthread_atfork(NULL, NULL, in_child) != 0)

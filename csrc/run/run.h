@@ -61,7 +61,7 @@ int fcntl64(int fd, int command, ...);
     X(lseek64) X(ftruncate64) X(fallocate64) X(posix_fallocate64) X(fsync) X(fdatasync) X(syncfs) X(sync) \
     X(sendfile64) X(copy_file_range) X(splice) \
     X(mmap64) X(munmap) X(mremap) \
-    X(fopen64) X(freopen64) X(fclose) X(fwrite) X(fwrite_unlocked) \
+    X(fopen64) X(freopen64) X(fclose) X(fwrite) X(fwrite_unlocked) X(fread) X(fread_unlocked) X(ungetc) \
     X(fork) X(vfork) X(posix_spawn) X(posix_spawnp) X(system) X(popen) X(_exit) \
     X(execve) X(execv) X(execvp) X(execvpe) X(fexecve) X(execveat)
 
@@ -84,6 +84,7 @@ typedef struct {
     bool off;                    /* CXLFS_RUN=off, or no room for what is needed */
     bool maps;                   /* CXLFS_RUN_MMAP is not off */
     bool verifies;               /* CXLFS_RUN_VERIFY is not off: of what is mapped */
+    bool reads;                  /* CXLFS_RUN_READ is not off */
 } run_settings;
 
 extern run_settings run_set;
@@ -104,10 +105,12 @@ typedef struct {
     atomic_int verdict;          /* 0: not asked; 1: direct; -errno: through the kernel */
 } run_mount;
 
-/* An open file description for writing, of a regular file on a mount that may be one of cxlfs. */
+/* An open file description of a regular file on a mount that may be one of cxlfs. */
 typedef struct run_file {
     pthread_rwlock_t lock;       /* for reading: bytes are moved; for writing: all else */
+    bool reads;                  /* it is for reading alone: direct is NULL; else reader is */
     cxl_direct_file *direct;     /* NULL before enough was written, and where it is not to be had */
+    cxl_reader *reader;          /* the same for reading */
     bool refused;                /* for good */
     int anchor;                  /* the descriptor that direct was told */
     pid_t process;
@@ -115,16 +118,26 @@ typedef struct run_file {
     ino_t inode;
     run_mount *mount;
     atomic_bool dirty;           /* something was stored since it was settled */
-    atomic_uint_least64_t seen;  /* bytes written before direct was there */
+    atomic_uint_least64_t seen;  /* bytes written or read before direct or reader was there */
+    uint64_t bind_from;          /* so many of them, and it is asked for */
     uint32_t descriptors;        /* under the lock of the table */
     struct run_file *next_free;
 } run_file;
+
+enum { RUN_READ_FROM = 4 << 10 };       /* shorter reads are the kernel's */
 
 static inline uintptr_t run_slot(int fd)
 {
     if ((unsigned)fd >= RUN_DESCRIPTORS)
         return RUN_NOBODY;
     return atomic_load_explicit(&run_slots[fd], memory_order_acquire);
+}
+
+/* It is not known to be for writing: what is stored through it need not be settled. */
+static inline bool run_only_reads(int fd)
+{
+    uintptr_t slot = run_slot(fd);
+    return slot <= RUN_INTERNAL || ((const run_file *)slot)->reads;
 }
 
 /* ------------------------------------------------------------------------------------ inside */
@@ -171,10 +184,11 @@ void run_forget_in_child(void);
 
 /* ------------------------------------------------------------------------------- bind.c */
 
-/* What a descriptor is: RUN_NOBODY, or RUN_FRESH still (for reading), or a file, put into *file. */
+/* What a descriptor is: RUN_NOBODY, or a file, put into *file. */
 uintptr_t run_examine(int fd, run_file *file);
-/* file->direct is there when true; the lock is held for writing. */
+/* file->direct, or file->reader, is there when true; the lock is held for writing. */
 bool run_bind(run_file *file, int fd);
+bool run_bind_reader(run_file *file, int fd);
 /* Whether the mount of a device may be one of cxlfs; notes what became of the last attempt. */
 run_mount *run_mount_of(int fd, dev_t device);
 void run_judge(run_mount *mount, int fd, int result);
@@ -190,6 +204,14 @@ enum { RUN_POSITION = -1 };      /* at the file offset, which moves on */
 
 /* Store pieces; false: nothing was done, the kernel is to do it. *done: what write(2) would return, errno set. */
 bool run_write(int fd, const struct iovec *pieces, int count, off_t offset, ssize_t *done);
+/* Bytes of all pieces, as far as the kernel would take them at once, as *used of out (IOV_MAX); the last piece is cut.
+ * -1: nothing for us. */
+int64_t run_add_up(const struct iovec *pieces, int count, struct iovec *out, int *used);
+
+/* ---------------------------------------------------------------------------- reading.c */
+
+/* Read into pieces; false: nothing was done, the kernel is to do it. *done: what read(2) would return, errno set. */
+bool run_read(int fd, const struct iovec *pieces, int count, off_t offset, ssize_t *done);
 
 /* ------------------------------------------------------------------------------- send.c */
 

@@ -50,6 +50,8 @@ static run_file *new_file(void)
         return NULL;
     }
     file->direct = NULL;
+    file->reader = NULL;
+    file->reads = false;
     file->refused = false;
     file->anchor = -1;
     file->process = run_process;
@@ -75,8 +77,7 @@ static void examine(int fd)
         uintptr_t found = file == NULL ? RUN_NOBODY : run_examine(fd, file);
         if (file != NULL && found != (uintptr_t)file)
             free_file(file);
-        if (found != RUN_FRESH)
-            atomic_compare_exchange_strong(&run_slots[fd], &expected, found);
+        atomic_compare_exchange_strong(&run_slots[fd], &expected, found);
     }
     pthread_mutex_unlock(&table_lock);
 }
@@ -104,6 +105,10 @@ static int leave_file(run_file *file, int fd, bool still)
         file->direct = NULL;
         file->anchor = -1;
         atomic_store(&file->dirty, false);
+    }
+    if (file->reader != NULL && last) {
+        cxl_reader_close(file->reader, -1);     /* the daemon learns of it with the close */
+        file->reader = NULL;
     }
     pthread_rwlock_unlock(&file->lock);
     if (last) {
@@ -177,7 +182,7 @@ void run_opened(int fd, int flags)
         run_leave(&visit);
     }
     bool never = (flags & (O_PATH | O_DIRECTORY | O_APPEND | O_DSYNC)) != 0;
-    if ((flags & O_ACCMODE) == O_RDONLY && !run_set.maps)
+    if ((flags & O_ACCMODE) == O_RDONLY && !run_set.maps && !run_set.reads)
         never = true;
     set_slot(fd, never ? RUN_NOBODY : RUN_FRESH);
 }
@@ -214,8 +219,6 @@ void run_duplicated(int fd, int copy)
             set_slot(copy, slot);
         }
         pthread_mutex_unlock(&table_lock);
-    } else if (slot == RUN_FRESH) {
-        set_slot(copy, RUN_FRESH);  /* for reading */
     }
     run_leave(&visit);
 }
@@ -246,7 +249,7 @@ int run_settle(int fd)
 {
     run_visit visit;
     int result = 0;
-    if (run_slot(fd) <= RUN_INTERNAL || !run_enter(&visit))
+    if (run_only_reads(fd) || !run_enter(&visit))
         return 0;
     run_file *file = run_take(fd, false);
     if (file != NULL) {
@@ -274,7 +277,7 @@ void run_retire(int fd)
 {
     run_visit visit;
     run_before_duplicate(fd);
-    if (run_slot(fd) <= RUN_INTERNAL || !run_enter(&visit))
+    if (run_only_reads(fd) || !run_enter(&visit))
         return;
     run_file *file = run_take(fd, true);
     if (file != NULL) {
@@ -326,6 +329,7 @@ void run_forget_in_child(void)
     for (uint32_t i = 0; i < files_used; i++) {
         pthread_rwlock_init(&files[i].lock, NULL);
         files[i].direct = NULL;
+        files[i].reader = NULL;
         free_file(&files[i]);
     }
 }

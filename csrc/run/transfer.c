@@ -18,8 +18,7 @@ static const uint64_t KERNEL_BYTES_MAX = 0x7ffff000;     /* of one call */
 enum { ENDS_AT_ONCE = 32 };
 enum { LARGE_PIECE = 256 << 10 };     /* of these the client takes the first one already */
 
-/* Bytes of all pieces, as far as the kernel would take them at once; the last piece is cut. -1: nothing for us. */
-static int64_t add_up(const struct iovec *pieces, int count, struct iovec *out, int *used)
+int64_t run_add_up(const struct iovec *pieces, int count, struct iovec *out, int *used)
 {
     uint64_t total = 0;
     *used = 0;
@@ -160,7 +159,7 @@ static bool write_inside(int fd, const struct iovec *pieces, int count, off_t of
 {
     struct iovec own[IOV_MAX];
     int used;
-    int64_t total = add_up(pieces, count, own, &used);
+    int64_t total = run_add_up(pieces, count, own, &used);
     if (total <= 0)
         return false;
     run_file *file = take_bound(fd, (uint64_t)total);

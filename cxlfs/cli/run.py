@@ -38,11 +38,12 @@ from cxlfs.units import format_size
 
 HELP = """Start PROGRAM, which stores into files of mounts by itself: at the speed of memory.
 
-What it writes goes from its memory into the medium, and what it maps privately is the medium,
-while open, close, rename and fsync are the mount's as ever and mean the same. The program must
-run as root or as the user of the mount's daemon, since it opens the medium itself; else, and for
-whatever cannot be done directly, its calls go through the kernel. Its children do the same.
-Statically linked programs, and those with rights of their own, are not reached.
+What it writes goes from its memory into the medium, what it reads in large pieces comes from
+there, and what it maps privately is the medium, while open, close, rename and fsync are the
+mount's as ever and mean the same. The program must run as root or as the user of the mount's
+daemon, since it opens the medium itself; else, and for whatever cannot be done directly, its calls
+go through the kernel. Its children do the same. Statically linked programs, and those with rights
+of their own, are not reached.
 
 \b
 Environment:
@@ -50,6 +51,7 @@ Environment:
   CXLFS_RUN_LOG=PATH     a line for each mount: direct, or why not (stderr: there)
   CXLFS_RUN_REPORT=PATH  a line of JSON for each process, at its end
   CXLFS_RUN_MMAP=off     mmap is the kernel's
+  CXLFS_RUN_READ=off     read and its like are the kernel's
   CXLFS_RUN_VERIFY=off   what is mapped is not compared with its checksums first
 
 \b
@@ -67,7 +69,15 @@ _ELF_HEADER = struct.Struct("=32xQ14xHH6x")
 _LOADED, _INTERPRETER = 1, 3
 _PROGRAM_HEADERS_MAX = 1024
 _OFFSET_MAX = (1 << 63) - 1
-_COUNTS = ("direct_bytes", "fuse_bytes", "mapped_bytes", "copied_bytes", "leases", "settles")
+_COUNTS = (
+    "direct_bytes",
+    "fuse_bytes",
+    "mapped_bytes",
+    "copied_bytes",
+    "read_bytes",
+    "leases",
+    "settles",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +92,7 @@ class RunReport(Report):
     fuse_bytes: int
     mapped_bytes: int
     copied_bytes: int
+    read_bytes: int
     leases: int
     settles: int
     refused: tuple[str, ...]
@@ -96,6 +107,7 @@ class RunReport(Report):
                     "mapped",
                     f"{format_size(self.mapped_bytes)}, {format_size(self.copied_bytes)} copied",
                 ),
+                ("read directly", format_size(self.read_bytes)),
                 ("requests", f"{self.leases} for room, {self.settles} to settle"),
                 ("processes", f"{self.processes}"),
                 *(("refused", reason) for reason in self.refused),

@@ -1,4 +1,5 @@
-"""A binary file of which the bytes go directly from the program's memory into the store.
+"""A binary file of which the bytes go directly from the program's memory into the store, and from
+there into it.
 
 Never here: commits but those of close(2) and fsync(2); text; buffering of what is read.
 
@@ -7,7 +8,8 @@ Invariants
   once; others see it from ``flush`` on, as with any buffered file.
 - A piece that cannot go directly goes through the kernel, behind all that was written before.
 - What is discarded was never published, where the file system can do that.
-- A forked child has what the parent had written before the fork, and nothing that waited.
+- A forked child has what the parent had written before the fork, and nothing that waited. It reads
+  through the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from cxlfs.client.gathering import Gathering
-from cxlfs.native.client import DirectFile
+from cxlfs.native.client import DirectFile, DirectReader
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, StrOrBytesPath, WriteableBuffer
@@ -33,6 +35,10 @@ _told: set[int] = set()
 _OF_STORES = "user.cxlfs.state"
 """An attribute that every file of a mounted store has."""
 _REVERT = "user.cxlfs.revert"
+_READ_FROM = 4 << 10
+"""Bytes of one call: shorter ones are the kernel's."""
+_READER_FROM, _READER_AGAIN_FROM = 1 << 20, 64 << 20
+"""Bytes of a file that are read before it is read directly, and before it is tried again."""
 
 _KINDS = {
     "r": 0,
@@ -69,6 +75,7 @@ class File(io.RawIOBase):
         self._waiting = Gathering()
         self._position = 0
         self._direct: DirectFile | None = None
+        self._reader: DirectReader | None = None
         self._appends = bool(flags & os.O_APPEND)
         self._access = flags & os.O_ACCMODE
         self._descriptor = os.open(path, flags, 0o666)
@@ -77,6 +84,8 @@ class File(io.RawIOBase):
         self.mode = mode
         self.why_not: str | None = None
         """Why nothing goes directly; None: it may."""
+        self._until_reader = _READER_FROM if self._access == os.O_RDONLY else None
+        """Bytes to be read before the file is read directly; None: never."""
         if self._access == os.O_RDONLY:
             self.why_not = "it is not open for writing"
         elif self._appends:
@@ -169,9 +178,51 @@ class File(io.RawIOBase):
         with self._lock:
             self._require(writing=False)
             self._store_waiting()
-            count = os.preadv(self._descriptor, [buffer], self._position)
+            view = memoryview(buffer)
+            count = self._read_directly(view) if view.nbytes >= _READ_FROM else None
+            if count is None:
+                count = os.preadv(self._descriptor, [view], self._position)
             self._position += count
             return count
+
+    def readall(self) -> bytes:
+        """From the current position to the end."""
+        with self._lock:
+            self._require(writing=False)
+            self._store_waiting()
+            rest = os.fstat(self._descriptor).st_size - self._position
+            pieces = []
+            while piece := self.read(max(rest + 1, _READ_FROM)):
+                pieces.append(piece)
+                rest -= len(piece)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _read_directly(self, target: memoryview) -> int | None:
+        """None: it is the kernel's."""
+        if self._reader is None and not self._begin_reader(target.nbytes):
+            return None
+        reader = self._reader
+        if reader is None or os.getpid() != self._process:
+            return None
+        count = reader.read_into(target, self._position)
+        if count is None and not reader.holds():
+            reader.close(self._descriptor)
+            self._reader, self._until_reader = None, _READER_AGAIN_FROM
+        return count
+
+    def _begin_reader(self, wanted: int) -> bool:
+        if self._until_reader is None or os.getpid() != self._process:
+            return False
+        self._until_reader -= wanted
+        if self._until_reader > 0:
+            return False
+        try:
+            self._reader = DirectReader(self._descriptor)
+        except OSError as error:
+            again = error.errno in {errno.EBUSY, errno.ENOTCONN}
+            self._until_reader = _READER_AGAIN_FROM if again else None
+            return False
+        return True
 
     # --- place ----------------------------------------------------------------------------------
 
@@ -229,6 +280,8 @@ class File(io.RawIOBase):
             descriptor, direct = self._descriptor, self._direct
             steps.callback(self._is_closed)
             steps.callback(os.close, descriptor)
+            if self._reader is not None:
+                steps.callback(self._reader.close)
             if direct is not None:
                 steps.callback(direct.close)
             if self._access != os.O_RDONLY:
@@ -254,7 +307,7 @@ class File(io.RawIOBase):
                 self.close()
 
     def _is_closed(self) -> None:
-        self._descriptor, self._direct = -1, None
+        self._descriptor, self._direct, self._reader = -1, None, None
         super().close()
 
     def _require(self, *, writing: bool | None = None) -> None:

@@ -173,10 +173,21 @@ class DirectAccess:
         return direct_wire.SETTLE.pack(returned, flags, 0, settled.absorbed, settled.size_bytes)
 
     def _map(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
-        offset, *_ = direct_wire.MAP_HEAD.unpack_from(data)
-        part = self._slips.mapped.map(handle, offset, direct_wire.MAP_PAYLOAD_BYTES)
+        offset, *_, flags, _ = direct_wire.MAP_HEAD.unpack_from(data)
+        if flags & ~direct_wire.MAP_WATCH:
+            raise InvalidArgumentError(f"flags not known: {flags:#x}")
+        watched = bool(flags & direct_wire.MAP_WATCH)
+        part = self._slips.mapped.map(
+            handle, offset, direct_wire.MAP_PAYLOAD_BYTES, watched=watched
+        )
         head = direct_wire.MAP_HEAD.pack(
-            offset, part.next_offset, part.size_bytes, part.row_count, part.crc_count
+            offset,
+            part.next_offset,
+            part.size_bytes,
+            part.row_count,
+            part.crc_count,
+            flags,
+            part.watch,
         )
         return head + part.payload.ljust(direct_wire.MAP_PAYLOAD_BYTES, b"\0")
 

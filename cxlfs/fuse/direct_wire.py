@@ -24,13 +24,14 @@ slip, bytes of the slip."""
 CONFIRM = struct.Struct("<QQ")
 SETTLE = struct.Struct("<QIIQQ")
 """A lease that is returned, flags; descriptors done, bytes of the file."""
-MAP_HEAD = struct.Struct("<QQQII16x")
-"""Offset; the next one, bytes of the file, rows, checksums."""
+MAP_HEAD = struct.Struct("<QQQIIQQ")
+"""Offset; the next one, bytes of the file, rows, checksums; flags; watch."""
 UNMAP = struct.Struct("<Q")
 
 PATH_BYTES_MAX = 1951
 ATTACH_SYNCHRONOUS = 1
 SETTLE_DONE = 1
+MAP_WATCH = 1
 
 
 def _command(number: int, size_bytes: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cxlfs.errors import InvariantError
 from cxlfs.media.locks import Ranges
 from cxlfs.media.pages import SMALL_PAGE_BYTES, MappedPages, huge_page_bytes
 from cxlfs.native import MappedRegion, MediaHandle, routines
@@ -86,6 +87,16 @@ class Media(MappedRegion):
         """
         del start, end
         return []
+
+    def begin_watch(self) -> int | None:
+        """A place beyond the medium that other processes find locked by this one, until
+        :meth:`end_watch`, or this process is dead; None where they cannot.
+        """
+        return None
+
+    def end_watch(self, place: int) -> None:
+        """Nobody finds it locked when this returns. Raises MediaError."""
+        raise InvariantError(f"nothing is watched at {place}")
 
     def preallocate(self) -> None:
         """Make sure that no later store can fail for want of space below; raises NoSpaceError."""

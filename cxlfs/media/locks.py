@@ -5,7 +5,12 @@ file description that it has mapped. The kernel keeps such a lock exactly as lon
 a mapping of that description lives in any process: behind SIGKILL, fork, and the end of the daemon
 that gave the room. From MARKS_FROM on each program also locks the byte of its process id.
 
-Never here: taking a lock, deciding what becomes of a range.
+The other way round, from WATCHES_FROM on the daemon locks a byte for each file that a program reads
+from the source by itself, as long as the file stays what it is; whoever asks for it finds it gone
+as soon as it may not, or the daemon is dead: the kernel drops such locks before the flock on the
+source, which the next daemon waits for.
+
+Never here: locking a part of the source, deciding what becomes of a range.
 
 Source: fcntl_locking(2), "Open file description locks"; that a mapping alone keeps one is tried in
 tests/media/test_locks.py.
@@ -21,6 +26,9 @@ from cxlfs.units import format_size
 
 MARKS_FROM = 1 << 62
 """Beyond every medium: the lock at MARKS_FROM + pid says that the process is one of ours."""
+WATCHES_FROM = 1 << 61
+"""Beyond every medium, too, and before the marks."""
+WATCHES = 1 << 60
 _OFFSET_MAX = (1 << 63) - 1
 _FLOCK = struct.Struct("=hh4xqqi4x")
 """struct flock on a 64-bit machine: type, whence, start, length (0: to the end), process."""
@@ -74,6 +82,21 @@ def marked_processes(descriptor: int) -> set[int]:
     """Processes that map the source as clients of its daemon, by their own word: one byte each."""
     marks = _locks(descriptor, MARKS_FROM, _OFFSET_MAX)
     return {start - MARKS_FROM for start, end in marks if end - start == 1}
+
+
+def lock_watch(descriptor: int, watch: int) -> None:
+    """Lock the byte of a watch. Raises OSError."""
+    _set_watch(descriptor, fcntl.F_RDLCK, watch)
+
+
+def unlock_watch(descriptor: int, watch: int) -> None:
+    """Nobody finds it locked when this returns. Raises OSError."""
+    _set_watch(descriptor, fcntl.F_UNLCK, watch)
+
+
+def _set_watch(descriptor: int, kind: int, watch: int) -> None:
+    question = _FLOCK.pack(kind, 0, WATCHES_FROM + watch, 1, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, question)
 
 
 def refuse_locked(path: str, ranges: Ranges) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 
+from cxlfs.errors import MediaError
 from cxlfs.media import locks
 from cxlfs.media.base import DirtyShutdown, Identity, Media
 from cxlfs.media.pages import SMALL_PAGE_BYTES, MappedPages
@@ -63,6 +65,21 @@ class SourceMedia(Media):
                 self._descriptor, start, self.size_bytes if end is None else end
             )
         return []
+
+    def begin_watch(self) -> int | None:
+        """By a number that no daemon has given, nor will: readers of one that is dead still ask."""
+        watch = secrets.randbelow(locks.WATCHES)
+        try:
+            locks.lock_watch(self._descriptor, watch)
+        except OSError:
+            return None
+        return locks.WATCHES_FROM + watch
+
+    def end_watch(self, place: int) -> None:
+        try:
+            locks.unlock_watch(self._descriptor, place - locks.WATCHES_FROM)
+        except OSError as error:
+            raise MediaError(f"cannot unlock {place} of {self.path}: {error.strerror}") from error
 
     def dirty_shutdown(self) -> DirtyShutdown:
         return self._region.dirty_shutdown() if self._region else super().dirty_shutdown()

@@ -30,6 +30,7 @@ class ClientCounts(NamedTuple):
     settles: int
     mapped_bytes: int
     copied_bytes: int
+    read_bytes: int
     refused: int
     last_errno: int
     media: int
@@ -84,6 +85,43 @@ class DirectFile:
         handle, self._handle = self._handle, None
         if handle is not None:
             _require(lib.cxl_direct_close(handle))
+
+
+class DirectReader:
+    """A descriptor through which this process reads a file out of the medium. Threads may share it,
+    but for its end.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """``descriptor``: open for reading alone, and nothing is mapped with it. Raises OSError:
+        where it must be read through the kernel; EBUSY: for now, it is open for writing.
+        """
+        out = ffi.new("cxl_reader **")
+        _require(lib.cxl_reader_open(descriptor, out))
+        self._handle: Any = out[0]
+        self.size_bytes = int(lib.cxl_reader_size(self._handle))
+
+    def holds(self) -> bool:
+        """The file is what it was, and can be read."""
+        return bool(lib.cxl_reader_holds(self._handle))
+
+    def read_into(self, buffer: Buffer, offset: int) -> int | None:
+        """Bytes read, verified; fewer than there is room for at the end of the file alone. None:
+        this is to be read through the kernel; see :meth:`holds`. The GIL is not held.
+        """
+        target = ffi.from_buffer(buffer, require_writable=True)
+        length = min(len(target), self.size_bytes - offset)
+        if length <= 0:
+            return None
+        result = int(lib.cxl_reader_copy_one(self._handle, target, length, offset))
+        del target  # see MappedRegion._read_into
+        return length if result == 0 else None
+
+    def close(self, descriptor: int = -1) -> None:
+        """``descriptor``: one that stays open. No other call may be under way. Idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            lib.cxl_reader_close(handle, descriptor)
 
 
 class MappedContent:

@@ -497,4 +497,4 @@ class Store:
                 if found is None:
                     raise NotFoundError(f"no such path: {os.fsdecode(path)}")
                 inode = found
-        return self.reporter.checkpoints(inode, b"/" + path.strip(b"/"), self.files.writers())
+        return self.reporter.checkpoints(inode, b"/" + path.strip(b"/"), self.files.writers.inos())

@@ -176,6 +176,7 @@ class Direct:
         self._apart: list[_Apart] = []
         self.mapped = MappedFiles(volume.media, files)
         files.on_release = self._released
+        files.before_change = self.mapped.changing
         payload_bytes = volume.superblock.segment_payload_bytes
         self._slip_bytes = SLIP_BYTES if payload_bytes >= 8 * SLIP_BYTES else _SLIP_BYTES_SMALL
         self._lease_bytes_min = min(LEASE_BYTES_MIN, payload_bytes // 8)

@@ -35,6 +35,7 @@ from cxlfs.errors import (
 from cxlfs.format import layout
 from cxlfs.store.handle import Handle, UnfinishedError, is_atomic, is_changing, left_by_killed
 from cxlfs.store.namespace import FileKind, Inode
+from cxlfs.store.open_writers import Writers
 from cxlfs.store.version import Version
 
 if TYPE_CHECKING:
@@ -67,10 +68,11 @@ class Files:
         self.allow_incomplete_overwrite = False
         self._reclaim, self._pay = reclaim, pay
         self._handles: dict[int, Handle] = {}
-        self._writable: dict[int, dict[int, Handle]] = {}
-        """Those that may write, of each inode that has any."""
+        self.writers = Writers()
         self._next_id = 1
         self.on_release: Callable[[Handle], None] = lambda _: None
+        self.before_change: Callable[[int], None] = lambda _: None
+        """Of an inode, before anybody gets a writable handle, or it is truncated without one."""
 
     # --- open and release -------------------------------------------------------------------
 
@@ -97,6 +99,8 @@ class Files:
             self.volume.require_writable()
         if inode.direct is not None:
             inode.direct.close()  # a program writes by itself only while nobody else is there
+        if writable:
+            self.before_change(inode.ino)
         handle = Handle(self._next_id, inode, access != os.O_WRONLY, writable)
         self._next_id += 1
         self._add(handle)
@@ -112,16 +116,13 @@ class Files:
         self._handles[handle.id] = handle
         handle.inode.handles += 1
         if handle.writable:
-            self._writable.setdefault(handle.inode.ino, {})[handle.id] = handle
+            self.writers.add(handle)
 
     def _remove(self, handle: Handle) -> None:
         del self._handles[handle.id]
         handle.inode.handles -= 1
         if handle.writable:
-            others = self._writable[handle.inode.ino]
-            del others[handle.id]
-            if not others:
-                del self._writable[handle.inode.ino]
+            self.writers.remove(handle)
 
     def _empty(self, inode: Inode, handle: Handle) -> None:
         """What O_TRUNC asks for."""
@@ -136,7 +137,7 @@ class Files:
         self.on_release(handle)
         self._remove(handle)
         inode = handle.inode
-        if handle.writable and inode.ino not in self._writable:
+        if handle.writable and inode.ino not in self.writers:
             inode.note_writes()
             try:
                 self._settle(inode, handle)
@@ -147,7 +148,7 @@ class Files:
 
     def is_left_by_killed(self, ino: int) -> bool:
         """All who could write to the file were killed since they last did: RELEASE settles it."""
-        return ino in self._writable and all(h.killed for h in self._writable[ino].values())
+        return ino in self.writers and all(h.killed for h in self.writers.of(ino))
 
     def _settle(self, inode: Inode, handle: Handle) -> None:
         """The last writer is gone."""
@@ -173,7 +174,7 @@ class Files:
         """O_TRUNC, ftruncate(0), truncate(0): the beginning of an overwrite."""
         others = any(
             h is not handle and is_changing(h) and not h.truncated
-            for h in self._writable.get(inode.ino, {}).values()
+            for h in self.writers.of(inode.ino)
         )
         atomic = handle is not None and not others and not self.allow_incomplete_overwrite
         if handle is not None:
@@ -410,6 +411,8 @@ class Files:
             raise FileTooLargeError("beyond the largest file")
         if handle is not None and not handle.writable:
             raise InvalidArgumentError("not open for writing")
+        if handle is None:
+            self.before_change(inode.ino)
         was_open = inode.version is not None
         if size == 0:
             self.truncate_to_nothing(inode, handle)
@@ -425,7 +428,7 @@ class Files:
             inode.touch(self.volume.now())
         if handle is None and not was_open and not inode.uncommitted and inode.links:
             self.versions.publish(inode, incomplete=bool(inode.flags & layout.INODE_INCOMPLETE))
-            if inode.ino not in self._writable:
+            if inode.ino not in self.writers:
                 self.versions.finish(inode)
 
     # --- commit points ----------------------------------------------------------------------
@@ -490,10 +493,6 @@ class Files:
             return
         if not is_atomic(inode) or not self.versions.units.is_emptied_marker(inode):
             self.versions.publish(inode, incomplete=False)
-
-    def writers(self) -> set[int]:
-        """Inode numbers of the files that are open for writing."""
-        return {handle.inode.ino for handle in self._handles.values() if handle.writable}
 
     @property
     def open_count(self) -> int:

@@ -1,29 +1,46 @@
 """Files that programs have mapped: their extents are held, so that the bytes stay what and where
 they are, whatever becomes of the file.
 
-Never here: room that programs store into (``direct``), who may ask, locking.
+A *watched* file is read from the medium as if by read(2): a lock of this process says that it is
+held, and that its content is still what it was (``media/locks``). The program looks for the lock
+before it copies, and again when it has copied.
+
+Never here: room that programs store into (``direct``), who may ask, locking parts of the medium.
 
 Invariants
 - What is held is held until the program has unmapped it, or closed the file, and nothing of it is
   locked any more: the kernel keeps a lock as long as the mapping lives (``media/locks``).
+- A file is watched only while nobody has it open for writing. The watch has ended before anybody is
+  told that he has, before the content changes any other way, and before anything of it is let go.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from cxlfs.errors import BadHandleError, InvalidArgumentError, LimitError
+from cxlfs.errors import (
+    BadHandleError,
+    BusyError,
+    InvalidArgumentError,
+    LimitError,
+    MediaError,
+)
 from cxlfs.units import format_size
 
 if TYPE_CHECKING:
     from cxlfs.media import Media
     from cxlfs.native.direct import HeldContent
     from cxlfs.store.files import Files
-
+    from cxlfs.store.handle import Handle
 
 PIECES_MAX = 4096
 """Of a file that can be mapped: each is a lock, and the kernel looks at all of a file's locks for
 each question. 20 ms for so many; 32 GiB that were written front to back have no more."""
+
+
+WATCHES_MAX = 1024
+"""Each is a lock as well."""
 
 
 class MapPart(NamedTuple):
@@ -34,6 +51,16 @@ class MapPart(NamedTuple):
     crc_count: int
     next_offset: int
     size_bytes: int
+    watch: int
+    """Beyond the medium: locked as long as the file is what it was; 0: it is not watched."""
+
+
+class _Mapped(NamedTuple):
+    """``watch``: 0 where there is none."""
+
+    content: HeldContent
+    ino: int
+    watch: int
 
 
 def require_locked(media: Media, offset: int, length: int) -> None:
@@ -48,7 +75,9 @@ class MappedFiles:
     def __init__(self, media: Media, files: Files) -> None:
         self._media = media
         self._files = files
-        self._held: dict[int, HeldContent] = {}
+        self._held: dict[int, _Mapped] = {}
+        self._watches: dict[int, set[int]] = {}
+        """Of each inode that has any, those that go on."""
         self._apart: list[HeldContent] = []
         """Those without a handle that are locked."""
 
@@ -57,10 +86,13 @@ class MappedFiles:
         """Open files that are mapped."""
         return len(self._held)
 
-    def map(self, handle_id: int, offset: int, room_bytes: int) -> MapPart:
+    def map(
+        self, handle_id: int, offset: int, room_bytes: int, *, watched: bool = False
+    ) -> MapPart:
         """Where a part of the file lies, of which nothing moves until :meth:`unmap`; ``offset`` 0
-        begins anew with the live content of this moment. Raises BadHandleError,
-        InvalidArgumentError, LimitError (it lies in too many pieces), OutOfMemoryError.
+        begins anew with the live content of this moment, ``watched`` from then on or not. Raises
+        BadHandleError, InvalidArgumentError, LimitError (it lies in too many pieces),
+        OutOfMemoryError; BusyError: somebody may write to it, or it cannot be watched.
         """
         handle = self._files.get(handle_id)
         if not handle.readable:
@@ -69,28 +101,75 @@ class MappedFiles:
             self.unmap(handle_id)
             if handle.inode.content.ref_count > PIECES_MAX:
                 raise LimitError(f"the file lies in more than {PIECES_MAX} pieces")
-            self._held[handle_id] = handle.inode.content.hold()
-        held = self._held.get(handle_id)
-        if held is None:
+            self._held[handle_id] = self._hold(handle, watched=watched)
+        mapped = self._held.get(handle_id)
+        if mapped is None:
             raise InvalidArgumentError("a mapping begins with the first byte of the file")
+        held = mapped.content
         if not 0 <= offset <= held.size_bytes:
             raise InvalidArgumentError(f"the file that was mapped ends before byte {offset}")
         payload, row_count, crc_count, next_offset = held.part(offset, room_bytes)
-        return MapPart(payload, row_count, crc_count, next_offset, held.size_bytes)
+        return MapPart(payload, row_count, crc_count, next_offset, held.size_bytes, mapped.watch)
+
+    def _hold(self, handle: Handle, *, watched: bool) -> _Mapped:
+        inode = handle.inode
+        if not watched:
+            return _Mapped(inode.content.hold(), inode.ino, 0)
+        if len(self._held) >= WATCHES_MAX:
+            raise BusyError(f"{WATCHES_MAX} files are mapped")
+        if inode.ino in self._files.writers:
+            raise BusyError("somebody has the file open for writing")
+        held = inode.content.hold()
+        watch = self._media.begin_watch()
+        if watch is None:
+            held.close()
+            raise BusyError("no other process would see that the file is watched")
+        self._watches.setdefault(inode.ino, set()).add(watch)
+        return _Mapped(held, inode.ino, watch)
+
+    def changing(self, ino: int) -> None:
+        """The content is about to change, or somebody to get a handle that can change it: whoever
+        reads it by himself asks from here on. Raises MediaError: he would not know.
+        """
+        watches = self._watches.get(ino)
+        if watches is None:
+            return
+        for watch in list(watches):
+            self._media.end_watch(watch)
+            watches.remove(watch)
+        del self._watches[ino]
+
+    def _end_watch(self, mapped: _Mapped) -> None:
+        """Where it still goes on."""
+        watches = self._watches.get(mapped.ino)
+        if watches is None or mapped.watch not in watches:
+            return
+        self._media.end_watch(mapped.watch)
+        watches.remove(mapped.watch)
+        if not watches:
+            del self._watches[mapped.ino]
 
     def confirm(self, handle_id: int) -> None:
         """All of it is locked. Raises InvalidArgumentError."""
-        held = self._held.get(handle_id)
-        if held is None:
+        mapped = self._held.get(handle_id)
+        if mapped is None:
             raise InvalidArgumentError("the file is not mapped")
-        for offset, length in held.ranges():
+        for offset, length in mapped.content.ranges():
             require_locked(self._media, offset, length)
 
     def unmap(self, handle_id: int) -> None:
-        """The program looks at nothing any more that it has not locked."""
-        held = self._held.pop(handle_id, None)
-        if held is not None and not self._try_let_go(held):
-            self._apart.append(held)
+        """The program looks at nothing any more that it has not locked. Raises MediaError: a watch
+        cannot be ended, and all stays as it is.
+        """
+        mapped = self._held.get(handle_id)
+        if mapped is None:
+            return
+        self._end_watch(mapped)
+        del self._held[handle_id]
+        if mapped.watch:  # of which nothing is locked, by its program
+            mapped.content.close()
+        elif not self._try_let_go(mapped.content):
+            self._apart.append(mapped.content)
 
     def _try_let_go(self, held: HeldContent) -> bool:
         if any(self._media.locked_ranges(start, start + size) for start, size in held.ranges()):
@@ -106,7 +185,10 @@ class MappedFiles:
 
     def abandon(self) -> None:
         """Before the engine is closed."""
-        for held in (*self._held.values(), *self._apart):
+        for ino in list(self._watches):
+            with contextlib.suppress(MediaError):  # it ends with this process's descriptor
+                self.changing(ino)
+        for held in (*(mapped.content for mapped in self._held.values()), *self._apart):
             held.close()
         self._held.clear()
         self._apart.clear()

@@ -27,7 +27,7 @@ from cxlfs.store import Store
 from cxlfs.store.direct import Lease
 from cxlfs.verify import run_passes
 from tests.support.fuse_api import finish
-from tests.support.slips import Locks, Program
+from tests.support.slips import Locks, Program, Watches
 
 ROOT = 1
 NOBODY = 65534
@@ -463,8 +463,7 @@ def test_a_map_says_where_a_file_lies(daemon: Daemon, rng: random.Random) -> Non
     daemon.store.write(handle, 0, data)
     answer = daemon.ask(handle, Command.MAP).data
     head = direct_wire.MAP_HEAD
-    offset, following, size, rows, crcs = head.unpack_from(answer)
-    assert (offset, following, size, rows, crcs) == (0, 60_000, 60_000, 1, 1)
+    assert head.unpack_from(answer) == (0, 60_000, 60_000, 1, 1, 0, 0)
     row = struct.unpack_from("<6QII", answer, head.size)
     at = row[4] + row[3]
     assert daemon.store.media.read(at, 60_000) == data
@@ -477,6 +476,19 @@ def test_a_map_says_where_a_file_lies(daemon: Daemon, rng: random.Random) -> Non
     assert daemon.ask(handle, Command.CONFIRM).error == errno.EINVAL
     daemon.close(handle)
     assert daemon.store.get_attributes(ino).size == 60_000
+
+
+def test_a_map_is_watched_on_request(daemon: Daemon) -> None:
+    watches = Watches(daemon.store.media)
+    head = direct_wire.MAP_HEAD
+    _, handle = daemon.create()
+    request = head.pack(0, 0, 0, 0, 0, direct_wire.MAP_WATCH, 0)
+    assert daemon.ask(handle, Command.MAP, request).error == errno.EBUSY
+    unknown = head.pack(0, 0, 0, 0, 0, 2, 0)
+    assert daemon.ask(handle, Command.MAP, unknown).error == errno.EINVAL
+    assert head.unpack_from(daemon.ask(handle, Command.MAP).data)[6] == 0
+    assert not watches.held
+    daemon.close(handle)
 
 
 @pytest.mark.parametrize("offset", [1, 4096, 2**63, 2**64 - 1])

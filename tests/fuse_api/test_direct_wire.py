@@ -35,7 +35,10 @@ STRUCTURES: dict[str, tuple[list[struct.Struct], list[str]]] = {
     ),
     "cxl_direct_map": (
         [direct_wire.MAP_HEAD, PAYLOAD],
-        ["offset", "next_offset", "size_bytes", "row_count", "crc_count", "payload"],
+        [
+            *("offset", "next_offset", "size_bytes", "row_count", "crc_count", "flags", "watch"),
+            "payload",
+        ],
     ),
     "cxl_direct_unmap": ([direct_wire.UNMAP], ["reserved"]),
     "fuse_wire_ioctl": (
@@ -50,6 +53,7 @@ NUMBERS = {
     "CXL_DIRECT_PATH_BYTES": direct_wire.PATH_BYTES_MAX + 1,
     "CXL_DIRECT_SYNC": direct_wire.ATTACH_SYNCHRONOUS,
     "CXL_DIRECT_DONE": direct_wire.SETTLE_DONE,
+    "CXL_DIRECT_WATCH": direct_wire.MAP_WATCH,
     "CXL_DIRECT_MAP_PAYLOAD": direct_wire.MAP_PAYLOAD_BYTES,
     "FUSE_WIRE_IOCTL": kernel.Opcode.IOCTL,
     **{f"CXL_DIRECT_{command.name}": command for command in Command},

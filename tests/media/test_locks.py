@@ -105,6 +105,45 @@ def test_a_killed_process_leaves_no_lock(source: Path, ours: int) -> None:
     os.close(tell)
 
 
+def test_a_watch_is_seen_by_others_until_it_ends(ours: int, theirs: int) -> None:
+    def is_seen(watch: int) -> bool:
+        at = locks.WATCHES_FROM + watch
+        return locks.locked_ranges(theirs, at, at + 1) == [(at, at + 1)]
+
+    for watch in (0, 1, 7, locks.WATCHES - 1):
+        locks.lock_watch(ours, watch)
+    assert [is_seen(watch) for watch in (0, 1, 2, 7, locks.WATCHES - 1)] == [1, 1, 0, 1, 1]
+    locks.unlock_watch(ours, 1)
+    assert not is_seen(1)
+    assert is_seen(0)
+    assert locks.marked_processes(theirs) == set(), "they are no marks"
+    assert locks.locked_ranges(theirs, 0, SIZE_BYTES) == []
+
+
+def test_the_watches_of_a_killed_daemon_go_before_its_claim_on_the_source(source: Path) -> None:
+    """So that no other daemon is there while a reader believes that the first one is."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            descriptor = os.open(source, os.O_RDWR)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            locks.lock_watch(descriptor, 5)
+            os.write(tell, b"1")
+            signal.pause()
+        os._exit(1)
+    assert os.read(told, 1) == b"1"
+    at = locks.WATCHES_FROM + 5
+    with source.open("r+b") as other:
+        assert locks.locked_ranges(other.fileno(), at, at + 1) == [(at, at + 1)]
+        os.kill(child, signal.SIGKILL)
+        fcntl.flock(other.fileno(), fcntl.LOCK_EX)
+        assert locks.locked_ranges(other.fileno(), at, at + 1) == []
+    os.waitpid(child, 0)
+    os.close(told)
+    os.close(tell)
+
+
 def test_processes_say_who_they_are(ours: int, theirs: int) -> None:
     assert locks.marked_processes(ours) == set()
     _lock(theirs, locks.MARKS_FROM + os.getpid(), 1)

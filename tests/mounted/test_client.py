@@ -400,6 +400,13 @@ def test_damage_is_told_for_the_bytes_concerned(
         with pytest.raises(OSError, match="error") as caught:
             client.map(path, client.Verify.ALL)
         assert caught.value.errno == errno.EIO
+        with client.open(path) as file:
+            assert file.read(3 * MIB) == data[: 3 * MIB]
+            with pytest.raises(OSError, match="error") as caught:
+                file.readall()
+            assert caught.value.errno == errno.EIO
+            file.seek(5 * MIB)
+            assert file.read(MIB) == data[5 * MIB : 6 * MIB]
     finally:
         with place.source.open("r+b") as source:
             source.seek(at)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
+import random
 import shutil
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cxlfs import client
 from tests.support.cli import PROGRAM
-from tests.support.mount import MIB, Workplace, workplace
+from tests.support.mount import MIB, Workplace, wait_until, workplace
 from tests.support.repository import ROOT
+from tests.support.run_reader import ANSWERED, BEGUN, BLOCK_BYTES, BLOCKS, END, LOOKS
 
-SOURCES = ("run_scenes.c", "run_processes.c")
+SOURCES = ("run_scenes.c", "run_readers.c", "run_processes.c")
 SCENES = {
     "plain": "direct_bytes",
     "pieces": None,  # too small, each of them
@@ -38,6 +44,15 @@ SCENES = {
     "executed": "direct_bytes",
     "left_open": "direct_bytes",
     "signals": "direct_bytes",
+    "readers": "read_bytes",
+    "read_pieces": "read_bytes",
+    "read_memory": "read_bytes",
+    "read_holes": "read_bytes",
+    "read_duplicates": "read_bytes",
+    "read_changes": "read_bytes",
+    "read_names": "read_bytes",
+    "read_streams": "read_bytes",
+    "read_shared": "read_bytes",
     "mapped": "mapped_bytes",
     "unmapped": "mapped_bytes",
 }
@@ -103,6 +118,13 @@ def test_a_program_does_the_same(
     key = SCENES[scene]
     assert key is None or direct[2][key] > MIB, direct[2]
     assert not through_kernel[2]
+
+
+def test_reads_can_be_switched_off(place: Workplace, scenes: Path) -> None:
+    off = {"CXLFS_RUN_READ": "off"}
+    said = play(place.mountpoint / "off", scenes, "readers", run=True, environment=off)
+    assert "ended with 0" in said[0]
+    assert said[2]["read_bytes"] == 0 < said[2]["direct_bytes"]
 
 
 @pytest.mark.parametrize("setting", [{"CXLFS_RUN": "off"}, {"CXLFS_RUN_MMAP": "off"}])
@@ -233,6 +255,87 @@ def test_a_python_program_does_the_same(place: Workplace, tmp_path: Path, name: 
     assert "ended with 0" in direct[0]
     assert same_files(name, direct[1]) == same_files(name, expected[1])
     assert name == "sqlite" or direct[2]["direct_bytes"] > MIB, direct[2]
+
+
+# --- readers beside writers -----------------------------------------------------------------------
+
+
+def blocks(number: int) -> bytes:
+    block = struct.pack("<Q", number) + bytes([number % 251]) * (BLOCK_BYTES - 8)
+    return block * BLOCKS
+
+
+def write_over(path: Path, number: int) -> None:
+    data = blocks(number)
+    with path.open("r+b", buffering=0) as file:
+        for start in range(0, len(data), MIB):
+            file.write(data[start : start + MIB])
+
+
+def cut_and_write(path: Path, number: int) -> None:
+    os.truncate(path, number * 77777 % (BLOCKS * BLOCK_BYTES))
+    write_over(path, number)
+
+
+def write_directly(path: Path, number: int) -> None:
+    with client.open(path, "wb") as file:
+        file.write(blocks(number))
+
+
+def rename_over(path: Path, number: int) -> None:
+    new = path.with_name("new")
+    new.write_bytes(blocks(number))
+    new.rename(path)
+
+
+def write_mapped(path: Path, number: int) -> None:
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[:] = blocks(number)
+
+
+WRITERS: dict[str, Callable[[Path, int], object]] = {
+    "written": write_over,
+    "cut": cut_and_write,
+    "emptied": lambda path, number: path.write_bytes(blocks(number)),
+    "directly": write_directly,
+    "renamed": rename_over,
+    "mapped": write_mapped,
+}
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_what_was_answered_is_read(
+    place: Workplace, tmp_path: Path, rng: random.Random, how: str
+) -> None:
+    """Each read that began after a writing was answered sees all of it, or what came later."""
+    path, shared, report = place.mountpoint / "file", tmp_path / "words", tmp_path / "report"
+    path.write_bytes(blocks(1))
+    shared.write_bytes(struct.pack("<QQQQ", 1, 1, 0, 0).ljust(4096, b"\0"))
+    command = [sys.executable, "-m", "tests.support.run_reader", path, shared, how]
+    with shared.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as memory:
+        words = memoryview(memory).cast("Q")
+        reader = subprocess.Popen(
+            [*PROGRAM, "run", "--", *command],
+            cwd=ROOT,
+            env={**os.environ, "CXLFS_RUN_REPORT": str(report)},
+        )
+        try:
+            for number in range(2, 26):
+                looks = words[LOOKS] + rng.choice([0, 1, 2, 12])
+                wait_until(
+                    lambda looks=looks: words[LOOKS] >= looks or reader.poll() is not None,
+                    "it looks",
+                )
+                words[BEGUN] = number
+                WRITERS[how](path, number)
+                words[ANSWERED] = number
+        finally:
+            words[END] = 1
+            assert reader.wait(60) == 0
+            words.release()
+    counts = [json.loads(line) for line in report.read_text().splitlines()]
+    assert sum(count["read_bytes"] for count in counts) > 20 * MIB
+    client.forget()
 
 
 def test_a_killed_writer_leaves_the_version_before(place: Workplace) -> None:

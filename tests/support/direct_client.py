@@ -233,7 +233,10 @@ class DirectFile:
         offset, size_bytes = 0, 1
         while offset < size_bytes:
             answer = ask(self.descriptor, Command.MAP, struct.pack("<Q", offset))
-            _, offset, size_bytes, row_count, crc_count = direct_wire.MAP_HEAD.unpack_from(answer)
+            _, offset, size_bytes, row_count, crc_count, _, watch = (
+                direct_wire.MAP_HEAD.unpack_from(answer)
+            )
+            assert watch == 0, "it was not asked for"
             payload = answer[direct_wire.MAP_HEAD.size :]
             crcs = list(struct.unpack_from(f"<{crc_count}I", payload, row_count * ROW_BYTES))
             for row in rows_of(payload, row_count):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from cxlfs.native.direct import SLIP_COPYING_AT
 from cxlfs.store import direct
 from cxlfs.store.direct import Direct
+from cxlfs.store.files import Files
 from cxlfs.store.mapped import MappedFiles
 from cxlfs.store.space import Space
 from tests.support import slips
@@ -70,6 +72,34 @@ def mapped_bytes_not_held(patch: Patch) -> None:
         return part
 
     patch.setattr(MappedFiles, "map", mapped)
+
+
+@mutant("one/LINE/direct_watched", 15)
+def watches_end_behind_the_answer(patch: Patch) -> None:
+    """Who reads by himself is not told that somebody can write from now on."""
+    patch.setattr(MappedFiles, "changing", nothing)
+
+
+@mutant("one/LINE/direct_watched", 15)
+def watched_beside_a_writer(patch: Patch) -> None:
+    """A file is watched although somebody has it open for writing."""
+    original = MappedFiles._hold
+
+    def hold(self: MappedFiles, handle: Any, *, watched: bool) -> Any:
+        files = self._files
+        self._files = cast("Files", SimpleNamespace(writers=()))
+        try:
+            return original(self, handle, watched=watched)
+        finally:
+            self._files = files
+
+    patch.setattr(MappedFiles, "_hold", hold)
+
+
+@mutant("one/LINE/direct_watched", 12)
+def watches_outlive_what_they_are_of(patch: Patch) -> None:
+    """The bytes of a closed file are let go, and whoever asks is told that they are there."""
+    patch.setattr(MappedFiles, "_end_watch", nothing)
 
 
 # --- what counts --------------------------------------------------------------------------------

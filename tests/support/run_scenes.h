@@ -1,4 +1,4 @@
-/* run_scenes.h - what both files of scenes use: bytes to write, and saying what a call answered. */
+/* run_scenes.h - what all files of scenes use: bytes to write, and saying what a call answered. */
 #ifndef RUN_SCENES_H
 #define RUN_SCENES_H
 
@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <spawn.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -59,7 +60,8 @@ static inline void sum(const char *what, const uint8_t *data, size_t length)
 
 
 
-/* One of run_processes.c; false: there is none of this name. */
+/* One of run_readers.c, of run_processes.c; false: there is none of this name. */
+bool play_readers(const char *name);
 bool play_other(const char *name, char *program);
 
 #endif

@@ -155,3 +155,18 @@ class Program:
         """SIGKILL: its mappings are gone, and with them its locks."""
         self.locks.drop(self)
         self._thread.shutdown()
+
+
+class Watches:
+    """Files that are watched, in the place of the kernel's locks, for one medium."""
+
+    def __init__(self, media: Media) -> None:
+        self.held: set[int] = set()
+        self._next = 1 << 61
+        media.begin_watch = self._begin  # type: ignore[method-assign]
+        media.end_watch = self.held.remove  # type: ignore[method-assign]
+
+    def _begin(self) -> int:
+        self._next += 1
+        self.held.add(self._next)
+        return self._next

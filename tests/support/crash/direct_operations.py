@@ -16,7 +16,7 @@ from cxlfs.verify import run_passes
 from tests.support.crash.bench import Bench
 from tests.support.crash.tape import MEDIA_BYTES, format_tiny
 from tests.support.model import write_bytes as write_model
-from tests.support.slips import Locks, Program
+from tests.support.slips import Locks, Program, Watches
 from tests.support.stores import read_file, write_file
 
 TRUNCATE = os.O_RDWR | os.O_TRUNC
@@ -341,4 +341,46 @@ def direct_mapped(bench: Bench) -> None:
     direct_overwrite(bench)
 
 
-DIRECT_SITUATIONS = [direct_survivor, direct_sleeper, direct_unlocked, direct_mapped]
+def direct_watched(bench: Bench) -> None:
+    """Whoever reads by himself asks again as soon as somebody may write, or nothing is held."""
+    store = bench.store
+    watches = Watches(store.media)
+    write_file(store, 1, b"watched", bench.fresh(5000))
+    ino = bench.inode(b"watched").ino
+    reader = store.open_file(ino, os.O_RDONLY)
+
+    def watch() -> int:
+        return store.direct.mapped.map(reader, 0, 16_000, watched=True).watch
+
+    def require_none(when: str) -> None:
+        invariant(not watches.held, f"the file is watched {when}")
+
+    invariant(watches.held == {watch()}, "it is watched")
+    writer = store.open_file(ino, os.O_WRONLY)
+    require_none("beside a writer")
+    with contextlib.suppress(BusyError):
+        watch()
+    require_none("beside a writer who was there before")
+    store.write(writer, 10, bench.fresh(100))
+    store.flush(writer, writer_killed=False)
+    store.release(writer)
+    watch()
+    store.set_attributes(ino, size=4000)
+    require_none("when it was cut")
+    watch()
+    store.release(reader)
+    require_none("when nobody holds it")
+    store.unlink(1, b"watched")
+    store.fsync_directory(1)
+    bench.contents.clear()
+    bench.tape.start()
+    direct_overwrite(bench)
+
+
+DIRECT_SITUATIONS = [
+    direct_survivor,
+    direct_sleeper,
+    direct_unlocked,
+    direct_mapped,
+    direct_watched,
+]

@@ -1,0 +1,119 @@
+"""``cxlfs.client.open`` for reading on real mounts: bytes of the medium, and never old ones."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cxlfs._native import ffi, lib
+
+from cxlfs import client
+from cxlfs.native.client import DirectReader
+from tests.support.mount import MIB, Workplace
+
+
+@pytest.fixture
+def saved(place: Workplace, rng: random.Random) -> Iterator[tuple[Path, bytes]]:
+    path = place.mountpoint / "file"
+    data = rng.randbytes(7 * MIB + 99)
+    with client.open(path, "wb") as file:
+        file.write(data)
+    yield path, data
+    gc.collect()  # an error that was caught refers to the frames that have the readers
+    client.forget()
+    assert client.counts().media == 0
+
+
+def test_what_is_read_comes_from_the_medium(saved: tuple[Path, bytes]) -> None:
+    path, data = saved
+    before = client.counts().read_bytes
+    with client.open(path) as file:
+        assert file.read() == data
+        assert file.read() == b""
+        file.seek(3 * MIB)
+        assert file.read(MIB) == data[3 * MIB : 4 * MIB]
+        file.seek(-5000, os.SEEK_END)
+        assert file.read(MIB) == data[-5000:]
+    assert client.counts().read_bytes == before + len(data) + MIB + 5000
+
+
+def test_a_reader_sees_what_is_written_later(saved: tuple[Path, bytes]) -> None:
+    path, data = saved
+    with client.open(path) as file:
+        assert file.read(2 * MIB) == data[: 2 * MIB]
+        reader = file._reader
+        assert reader is not None
+        with path.open("r+b") as other:
+            assert not reader.holds()
+            other.write(b"new")
+        file.seek(0)
+        assert file.read(2 * MIB) == b"new" + data[3 : 2 * MIB]
+        assert file._reader is None
+        file.seek(0)
+        for _ in range(12):  # until it is worth asking again
+            file.seek(0)
+            assert file.readall() == b"new" + data[3:]
+        assert file._reader is not None
+
+
+def test_what_was_copied_while_somebody_could_write_is_not_used(
+    saved: tuple[Path, bytes],
+) -> None:
+    """By the answer that is asked for behind the last byte."""
+    path, data = saved
+    target = ffi.new("char[]", MIB)
+    piece = ffi.cast("struct iovec *", pair := ffi.new("void *[]", 2))
+    pair[0], pair[1] = target, ffi.cast("void *", MIB)
+    with path.open("rb") as file:
+        reader = DirectReader(file.fileno())
+        assert lib.cxl_reader_copy(reader._handle, piece, 1, MIB) == 0
+        assert ffi.buffer(target)[:MIB] == data[MIB : 2 * MIB]
+        assert lib.cxl_reader_copy(reader._handle, piece, 1, len(data)) == -errno.ERANGE
+        with path.open("r+b"):
+            assert lib.cxl_reader_copy(reader._handle, piece, 1, MIB) == -errno.ESTALE
+            with pytest.raises(OSError, match="busy"):
+                DirectReader(file.fileno())
+        assert lib.cxl_reader_copy(reader._handle, piece, 1, MIB) == -errno.ESTALE
+        reader.close(file.fileno())
+
+
+def test_a_reader_notices_that_the_daemon_is_gone(
+    place: Workplace, saved: tuple[Path, bytes]
+) -> None:
+    path, data = saved
+    file = client.open(path)
+    assert file.read(2 * MIB) == data[: 2 * MIB]
+    reader = file._reader
+    assert reader is not None
+    assert reader.holds()
+    place.kill_daemon()
+    with pytest.raises(OSError, match="not connected"):
+        file.read(MIB)
+    assert file._reader is None
+    place.mount()
+    with pytest.raises(OSError, match="not connected"):
+        file.read(MIB)
+    with contextlib.suppress(OSError):
+        file.close()
+    assert path.read_bytes() == data
+
+
+def test_a_forked_child_reads_through_the_kernel(saved: tuple[Path, bytes]) -> None:
+    path, data = saved
+    with client.open(path) as file:
+        assert file.read(2 * MIB) == data[: 2 * MIB]
+        child = os.fork()
+        if child == 0:
+            before = client.counts().read_bytes
+            same = file.read(2 * MIB) == data[2 * MIB : 4 * MIB]
+            os._exit(0 if same and client.counts().read_bytes == before else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        before = client.counts().read_bytes
+        assert file.read(MIB) == data[2 * MIB : 3 * MIB]
+        assert client.counts().read_bytes == before + MIB
