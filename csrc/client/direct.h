@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-enum { CXL_DIRECT_VERSION = 1 };
+enum { CXL_DIRECT_VERSION = 2 };
 
 /* ---------------------------------------------------------------------------------- requests */
 
@@ -37,30 +37,37 @@ typedef struct {
 
 enum { CXL_DIRECT_SYNC = 1 };     /* map it with MAP_SYNC */
 
-/* Room for what is about to be written: an extent that is filled front to back. Nothing may be stored there before
- * CONFIRM. EBUSY: not now (somebody else has the file open, it is for appending, a write has failed). */
+enum { CXL_DIRECT_LEASES = 8 };   /* of one request */
+
+/* Room for what is about to be written: an extent that is filled front to back. */
 typedef struct {
-    uint64_t wanted_bytes;        /* in: room wished for */
-    uint64_t file_offset;         /* in: where in the file it will go first */
-    uint64_t lease_id;            /* out: of the extent */
-    uint64_t media_offset;        /* of its first byte, a multiple of the page size; what is locked begins here */
+    uint64_t lease_id;            /* of the extent */
+    uint64_t media_offset;        /* of its first byte, a multiple of 64; what is locked begins here */
     uint64_t capacity_bytes;      /* room for data, */
     uint64_t crc_offset;          /* behind it, on the medium: a uint32_t for each chunk of it; */
     uint64_t length_bytes;        /* and all of this is locked */
-    uint64_t slip_offset;         /* the file's slip, the same for every lease of it */
+} cxl_direct_room_given;
+
+/* Room: in one lease or, as each ends with its segment, in several. Nothing may be stored there before CONFIRM. EBUSY:
+ * not now (somebody else has the file open, it is for appending, a write has failed). */
+typedef struct {
+    uint64_t wanted_bytes;        /* in: room wished for, in all */
+    uint64_t file_offset;         /* in: where in the file it will go first */
+    uint64_t slip_offset;         /* out: the file's slip, the same for every lease of it */
     uint32_t slip_bytes;          /* CXL_SLIP_BYTES */
-    uint32_t reserved;
+    uint32_t count;               /* in: 1 to CXL_DIRECT_LEASES; out: of rooms, 1 at least */
+    uint64_t returned_lease_ids[CXL_DIRECT_LEASES]; /* in: nobody stores there any more, the rest goes back; 0: none */
+    cxl_direct_room_given rooms[CXL_DIRECT_LEASES];
 } cxl_direct_lease;
 
-/* The range of a lease, and that of the slip, is locked: it stays apart as long as it is. EINVAL: it is not. */
+/* The ranges of leases, and that of the slip, are locked: they stay apart as long as they are. EINVAL: they are not. */
 typedef struct {
-    uint64_t lease_id;            /* in; 0: what was mapped (CXL_DIRECT_MAP) */
-    uint64_t reserved;
+    uint64_t lease_ids[CXL_DIRECT_LEASES]; /* in; all of them 0: what was mapped (CXL_DIRECT_MAP) */
 } cxl_direct_confirm;
 
 /* Whatever was appended to the slip is content of the file when this returns. */
 typedef struct {
-    uint64_t returned_lease_id;   /* in: nobody stores into it any more, its rest goes back; 0: none */
+    uint64_t returned_lease_ids[CXL_DIRECT_LEASES]; /* in, as with a lease */
     uint32_t flags;               /* in: CXL_DIRECT_DONE */
     uint32_t reserved;
     uint64_t absorbed;            /* out: descriptors done since the slip was given */
@@ -141,9 +148,9 @@ typedef struct {
 } cxl_slip_descriptor;
 
 _Static_assert(sizeof(cxl_direct_attach) == 2048, "");
-_Static_assert(sizeof(cxl_direct_lease) == 72, "");
-_Static_assert(sizeof(cxl_direct_confirm) == 16, "");
-_Static_assert(sizeof(cxl_direct_settled) == 32, "");
+_Static_assert(sizeof(cxl_direct_lease) == 416, "");
+_Static_assert(sizeof(cxl_direct_confirm) == 64, "");
+_Static_assert(sizeof(cxl_direct_settled) == 88, "");
 _Static_assert(sizeof(cxl_direct_row) == 56, "");
 _Static_assert(sizeof(cxl_direct_map) == CXL_DIRECT_MAP_BYTES, "");
 _Static_assert(sizeof(cxl_direct_unmap) == 8, "");

@@ -16,6 +16,7 @@
 
 enum { SMALL_GRANULE = 4096, SUMS_AT_ONCE = 64, ZEROS = 4096 };
 static const uint8_t zeros[ZEROS];
+static const uint64_t SCATTER = UINT64_C(0x9e3779b97f4a7c15);   /* 2^64 divided by the golden ratio */
 
 placement direct_place(const direct_lease *lease, uint64_t granule, uint64_t file_offset, uint64_t length)
 {
@@ -59,32 +60,67 @@ static int store_sums(filling *state)
     return result;
 }
 
+/* Whole chunks, begun in the middle of them: programs that a barrier has let go store at the same places of their
+ * segments at the same time, and where these lie in the same banks of the memory, each gets half of what it could
+ * (two writers on a Zen 5: 18 instead of 35 GB/s each while their places differ by a multiple of 16 MiB). */
+static int store_chunks(filling *state, const uint8_t *bytes, uint32_t count)
+{
+    uint64_t chunk = state->client->identity.chunk_bytes, first = state->at / chunk;
+    uint32_t begin = (uint32_t)((state->lease->id * SCATTER >> 32) % count);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t n = (begin + i) % count;
+        uint64_t offset = state->lease->media_offset + (first + n) * chunk;
+        state->sums[state->sum_count + n] = client_chunk_seed(state->lease->id, first + n);
+        int result = cxl_media_copy_crc(state->client->media, offset, bytes + n * chunk, chunk,
+                                        &state->sums[state->sum_count + n]);
+        if (result != 0)
+            return result;
+    }
+    state->at += count * chunk;
+    state->sum_count += count;
+    return 0;
+}
+
+/* A part of a chunk, and its end, if that is reached. */
+static int store_part(filling *state, const uint8_t *bytes, uint64_t length)
+{
+    uint64_t chunk = state->client->identity.chunk_bytes;
+    if (state->at % chunk == 0)
+        state->crc = client_chunk_seed(state->lease->id, state->at / chunk);
+    uint64_t offset = state->lease->media_offset + state->at;
+    int result = cxl_media_copy_crc(state->client->media, offset, bytes, length, &state->crc);
+    if (result != 0)
+        return result;
+    state->at += length;
+    if (state->at % chunk == 0)
+        state->sums[state->sum_count++] = state->crc;
+    return 0;
+}
+
 /* bytes NULL: zeros. */
 static int store_bytes(filling *state, const uint8_t *bytes, uint64_t length)
 {
     uint64_t chunk = state->client->identity.chunk_bytes;
-    for (uint64_t done = 0; done < length;) {
-        if (state->at % chunk == 0)
-            state->crc = client_chunk_seed(state->lease->id, state->at / chunk);
-        uint64_t piece = chunk - state->at % chunk;
-        if (piece > length - done)
-            piece = length - done;
-        if (bytes == NULL && piece > ZEROS)
-            piece = ZEROS;
-        const uint8_t *source = bytes != NULL ? bytes + done : zeros;
-        uint64_t offset = state->lease->media_offset + state->at;
-        int result = cxl_media_copy_crc(state->client->media, offset, source, piece, &state->crc);
-        if (result != 0)
-            return result;
-        done += piece;
-        state->at += piece;
-        if (state->at % chunk != 0)
-            continue;
-        state->sums[state->sum_count++] = state->crc;
-        if (state->sum_count == SUMS_AT_ONCE && (result = store_sums(state)) != 0)
-            return result;
+    int result = 0;
+    while (length > 0 && result == 0) {
+        uint64_t piece = chunk - state->at % chunk, chunks = length / chunk;
+        if (piece == chunk && chunks > 0 && bytes != NULL) {
+            chunks = chunks < SUMS_AT_ONCE - state->sum_count ? chunks : SUMS_AT_ONCE - state->sum_count;
+            piece = chunks * chunk;
+            result = store_chunks(state, bytes, (uint32_t)chunks);
+        } else {
+            piece = piece < length ? piece : length;
+            if (bytes == NULL && piece > ZEROS)
+                piece = ZEROS;
+            result = store_part(state, bytes != NULL ? bytes : zeros, piece);
+        }
+        length -= piece;
+        if (bytes != NULL)
+            bytes += piece;
+        if (result == 0 && state->sum_count == SUMS_AT_ONCE)
+            result = store_sums(state);
     }
-    return store_sums(state);
+    return result != 0 ? result : store_sums(state);
 }
 
 /* ------------------------------------------------------------------------------- appending */

@@ -50,7 +50,7 @@ int cxl_direct_open(int fd, cxl_direct_file **out)
     return cxl_direct_open_through(fd, NULL, out);
 }
 
-/* An idle lease, at best the one whose last byte is the one before offset. */
+/* An idle lease, at best the one whose last byte is the one before offset, else one that nobody has begun. */
 static direct_lease *idle_lease(const cxl_direct_file *file, uint64_t offset, int *count)
 {
     direct_lease *found = NULL;
@@ -60,7 +60,11 @@ static direct_lease *idle_lease(const cxl_direct_file *file, uint64_t offset, in
         if (lease == NULL)
             continue;
         ++*count;
-        if (!lease->busy && (found == NULL || lease->file_end == offset))
+        if (lease->busy)
+            continue;
+        if (lease->used != 0 && lease->file_end == offset)
+            found = lease;
+        else if (found == NULL || (lease->used == 0 && found->used != 0 && found->file_end != offset))
             found = lease;
     }
     return found;
@@ -77,9 +81,10 @@ static int find_room(cxl_direct_file *file, uint64_t length, uint64_t offset, di
             continue;
         }
         if (lease == NULL) {
-            result = lease_ask(file, length, offset, &lease);
+            result = lease_ask(file, length, offset);
             if (result != 0)
                 return result;
+            continue;
         }
         *place = direct_place(lease, file->client->granule, offset, length);
         if (place->length > 0) {
@@ -158,7 +163,7 @@ int cxl_direct_settle(cxl_direct_file *file)
     if (atomic_load(&file->client->ended))
         return 0;
     pthread_mutex_lock(&file->lock);
-    int result = file->has_asked ? file_settle(file, 0, 0) : 0;
+    int result = file->has_asked ? file_settle(file, 0) : 0;
     if (file->has_asked && result == 0)
         tell_kernel_the_size(file);
     atomic_store(&file->refused_for, 0);
@@ -191,7 +196,7 @@ int cxl_direct_close(cxl_direct_file *file)
     }
     if (file->has_asked) {
         leases_drop_all(file);
-        result = file_settle(file, 0, CXL_DIRECT_DONE);
+        result = file_settle(file, CXL_DIRECT_DONE);
         if (result == 0)
             tell_kernel_the_size(file);
     }

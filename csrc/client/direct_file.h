@@ -10,9 +10,9 @@
 
 #include "client/parts.h"
 
-enum { LEASES_AT_ONCE = 8 };     /* of one file: more threads than this wait for each other */
+enum { LEASES_AT_ONCE = 16 };    /* of one file: more threads than this wait for each other */
 enum { DIRECT_FROM = 256 << 10 };/* bytes offered before room is asked for: below, the kernel's way is quicker */
-enum { LEASE_FIRST = 8 << 20, LEASE_LARGEST = 64 << 20 };
+enum { LEASE_FIRST = 32 << 20, LEASE_LARGEST = 128 << 20 };  /* of one request */
 enum { REFUSED_FOR = 16 << 20 }; /* bytes that go through the kernel before room is asked for again */
 enum { GAP_FROM = 64 << 10 };    /* shorter pieces are not worth a gap in front of them */
 enum { GRANULES_FOR_GAP = 16 };  /* nor is a large gap in a lease of fewer granules */
@@ -49,16 +49,18 @@ struct cxl_direct_file {
     pthread_cond_t idle;                 /* a lease is not busy any more, or gone */
     bool is_checked;                     /* the daemon has confirmed the medium since the file was opened */
     bool has_asked;                      /* for room, with success */
-    uint64_t next_bytes;                 /* of the next lease */
+    uint64_t next_bytes;                 /* of the next request */
     direct_slip *slip;
     direct_lease *leases[LEASES_AT_ONCE];
+    uint64_t returned[CXL_DIRECT_LEASES];/* leases that are not used any more, to be told with the next request */
+    uint32_t returned_count;
 };
 
 /* All with the file locked. */
-/* Room for a piece that begins at file offset: as much as is wanted, more, or less. 0 with a lease that is not busy,
+/* Room for a piece that begins at file offset: as much as is wanted, more, or less. 0 with leases that are not busy,
  * -EAGAIN, or an error. */
-int lease_ask(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset, direct_lease **out);
-/* Nothing more goes into it; the daemon gets the rest. 0, or what the daemon said. */
+int lease_ask(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset);
+/* Nothing more goes into it; the daemon gets the rest with the next request. 0, or what the daemon said. */
 int lease_return(cxl_direct_file *file, direct_lease *lease);
 /* The daemon wants no more of a slip: its leases are gone, those that are busy when they are not any more. */
 void slip_is_closed(cxl_direct_file *file, direct_slip *slip);
@@ -68,6 +70,6 @@ void leases_drop_all(cxl_direct_file *file);
 int slip_make_room(cxl_direct_file *file, direct_slip *slip);
 /* *state, as the daemon has left it. */
 int slip_state(const cxl_client *client, const direct_slip *slip, uint64_t *state);
-int file_settle(cxl_direct_file *file, uint64_t returned_lease_id, uint32_t flags);
+int file_settle(cxl_direct_file *file, uint32_t flags);
 
 #endif

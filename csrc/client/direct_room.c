@@ -94,9 +94,17 @@ void leases_drop_all(cxl_direct_file *file)
         slip_is_closed(file, file->slip);
 }
 
-int file_settle(cxl_direct_file *file, uint64_t returned_lease_id, uint32_t flags)
+/* What the next request returns. */
+static void tell_returned(cxl_direct_file *file, uint64_t lease_ids[CXL_DIRECT_LEASES])
 {
-    cxl_direct_settled request = {.returned_lease_id = returned_lease_id, .flags = flags};
+    memcpy(lease_ids, file->returned, file->returned_count * sizeof *lease_ids);
+    file->returned_count = 0;
+}
+
+int file_settle(cxl_direct_file *file, uint32_t flags)
+{
+    cxl_direct_settled request = {.flags = flags};
+    tell_returned(file, request.returned_lease_ids);
     atomic_fetch_add(&client_counted()->settles, 1);
     return client_request(file->channel, file->fd, CXL_DIRECT_SETTLE, &request);
 }
@@ -115,7 +123,7 @@ int slip_make_room(cxl_direct_file *file, direct_slip *slip)
             slip->absorbed = done;
         if (slip->appended - slip->absorbed < CXL_SLIP_DESCRIPTORS)
             return 0;
-        if (i == 0 && (result = file_settle(file, 0, 0)) != 0)
+        if (i == 0 && (result = file_settle(file, 0)) != 0)
             return result;
     }
     slip_is_closed(file, slip);     /* nobody absorbs this one any more */
@@ -129,52 +137,82 @@ static bool lies_in(uint64_t offset, uint64_t length, uint64_t start, uint64_t e
     return offset >= start && offset <= end && length <= end - offset;
 }
 
-static bool makes_sense(const cxl_client *client, const cxl_direct_lease *answer)
+static bool room_makes_sense(const cxl_client *client, const cxl_direct_room_given *room)
 {
-    uint64_t size = client->identity.media_bytes, chunk = client->identity.chunk_bytes;
-    uint64_t start = answer->media_offset;
-    if (answer->lease_id == 0 || answer->capacity_bytes == 0 || !lies_in(start, answer->length_bytes, 0, size))
+    uint64_t size = client->identity.media_bytes, chunk = client->identity.chunk_bytes, start = room->media_offset;
+    if (room->lease_id == 0 || room->capacity_bytes == 0 || !lies_in(start, room->length_bytes, 0, size))
         return false;
-    uint64_t end = start + answer->length_bytes, chunks = (answer->capacity_bytes - 1) / chunk + 1;
-    if (!lies_in(start, answer->capacity_bytes, start, end) || start % CXL_LINE != 0)
+    uint64_t end = start + room->length_bytes, chunks = (room->capacity_bytes - 1) / chunk + 1;
+    if (!lies_in(start, room->capacity_bytes, start, end) || start % CXL_LINE != 0)
         return false;
-    if (!lies_in(answer->crc_offset, chunks * sizeof(uint32_t), start + answer->capacity_bytes, end))
-        return false;
-    return answer->slip_bytes == CXL_SLIP_BYTES && answer->slip_offset % CXL_LINE == 0 &&
-           lies_in(answer->slip_offset, CXL_SLIP_BYTES, 0, size) && answer->crc_offset % sizeof(uint32_t) == 0;
+    return lies_in(room->crc_offset, chunks * sizeof(uint32_t), start + room->capacity_bytes, end) &&
+           room->crc_offset % sizeof(uint32_t) == 0;
 }
 
-static void fill(direct_lease *lease, const cxl_direct_lease *answer)
+static bool makes_sense(const cxl_client *client, const cxl_direct_lease *answer, uint32_t count_max)
 {
-    lease->id = answer->lease_id;
-    lease->media_offset = answer->media_offset;
-    lease->length = answer->length_bytes;
-    lease->capacity = answer->capacity_bytes;
-    lease->crc_offset = answer->crc_offset;
+    if (answer->count == 0 || answer->count > count_max || answer->slip_bytes != CXL_SLIP_BYTES ||
+        answer->slip_offset % CXL_LINE != 0 ||
+        !lies_in(answer->slip_offset, CXL_SLIP_BYTES, 0, client->identity.media_bytes))
+        return false;
+    for (uint32_t i = 0; i < answer->count; i++)
+        if (!room_makes_sense(client, &answer->rooms[i]))
+            return false;
+    return true;
 }
 
-/* Lock what was given, and have it confirmed. */
-static int take(cxl_direct_file *file, direct_lease *lease, uint64_t slip_offset)
+static direct_lease *lease_new(cxl_direct_file *file, const cxl_direct_room_given *room)
 {
-    cxl_direct_confirm request = {.lease_id = lease->id};
+    direct_lease *lease = calloc(1, sizeof *lease);
+    if (lease == NULL)
+        return NULL;
+    lease->slip = file->slip;
+    lease->id = room->lease_id;
+    lease->media_offset = room->media_offset;
+    lease->length = room->length_bytes;
+    lease->capacity = room->capacity_bytes;
+    lease->crc_offset = room->crc_offset;
+    if (client_range_add(file->client, lease->media_offset, lease->length) != 0) {
+        free(lease);
+        return NULL;
+    }
+    lease->slip->users++;
+    return lease;
+}
+
+/* Lock what was given, as far as that is possible, and have it confirmed. */
+static int take(cxl_direct_file *file, const cxl_direct_lease *answer)
+{
+    cxl_direct_confirm request = {{0}};
+    uint32_t taken = 0;
     int result = 0;
-    if (file->slip != NULL && file->slip->offset != slip_offset)
+    if (file->slip != NULL && file->slip->offset != answer->slip_offset)
         slip_is_closed(file, file->slip);
     if (file->slip == NULL)
-        result = slip_new(file, slip_offset);
+        result = slip_new(file, answer->slip_offset);
     if (result != 0)
         return result;
-    result = client_range_add(file->client, lease->media_offset, lease->length);
-    if (result != 0)
-        return result;
-    result = client_request(file->channel, file->fd, CXL_DIRECT_CONFIRM, &request);
-    if (result != 0) {
-        client_range_drop(file->client, lease->media_offset, lease->length);
-        return result;
+    for (int i = 0; i < LEASES_AT_ONCE && taken < answer->count; i++) {
+        if (file->leases[i] != NULL)
+            continue;
+        file->leases[i] = lease_new(file, &answer->rooms[taken]);
+        if (file->leases[i] == NULL)
+            break;
+        request.lease_ids[taken++] = file->leases[i]->id;
     }
-    lease->slip = file->slip;
-    lease->slip->users++;
-    return 0;
+    for (uint32_t i = taken; i < answer->count; i++)
+        file->returned[file->returned_count++] = answer->rooms[i].lease_id;
+    if (taken == 0)
+        return -ENOMEM;
+    atomic_fetch_add(&client_counted()->leases, taken);
+    result = client_request(file->channel, file->fd, CXL_DIRECT_CONFIRM, &request);
+    for (int i = 0; result != 0 && i < LEASES_AT_ONCE; i++)
+        for (uint32_t j = 0; file->leases[i] != NULL && j < taken; j++)
+            if (file->leases[i]->id == request.lease_ids[j]) {
+                lease_drop(file, file->leases[i]);
+                break;
+            }
+    return result;
 }
 
 /* Whether room is to be asked for again soon; what the writer is told. */
@@ -210,40 +248,43 @@ static int check_medium(cxl_direct_file *file)
     return 0;
 }
 
-int lease_ask(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset, direct_lease **out)
+/* Nothing of it is used. */
+static void give_back(cxl_direct_file *file, const cxl_direct_lease *answer)
 {
-    int place = 0;
-    while (place < LEASES_AT_ONCE && file->leases[place] != NULL)
-        place++;
-    if (place == LEASES_AT_ONCE)
+    if (file->returned_count > 0)
+        (void)file_settle(file, 0);
+    for (uint32_t i = 0; i < CXL_DIRECT_LEASES && i < answer->count; i++)
+        file->returned[file->returned_count++] = answer->rooms[i].lease_id;
+    (void)file_settle(file, 0);
+}
+
+int lease_ask(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset)
+{
+    uint32_t places = 0;
+    for (int i = 0; i < LEASES_AT_ONCE && places < CXL_DIRECT_LEASES; i++)
+        places += file->leases[i] == NULL;
+    if (places == 0)
         return -EAGAIN;
     int result = check_medium(file);
     if (result != 0)
         return refused(file, result);
     uint64_t size = wanted > file->next_bytes ? wanted : file->next_bytes;
     cxl_direct_lease answer = {
-        .wanted_bytes = size < LEASE_LARGEST ? size : LEASE_LARGEST, .file_offset = file_offset,
+        .wanted_bytes = size < LEASE_LARGEST ? size : LEASE_LARGEST, .file_offset = file_offset, .count = places,
     };
+    tell_returned(file, answer.returned_lease_ids);
     result = client_request(file->channel, file->fd, CXL_DIRECT_LEASE, &answer);
     if (result != 0)
         return refused(file, result);
     file->has_asked = true;
-    direct_lease *lease = calloc(1, sizeof *lease);
-    result = lease == NULL ? -ENOMEM : !makes_sense(file->client, &answer) ? -ENOTTY : 0;
-    if (result == 0) {
-        fill(lease, &answer);
-        result = take(file, lease, answer.slip_offset);
-    }
+    result = makes_sense(file->client, &answer, places) ? take(file, &answer) : -ENOTTY;
     if (result != 0) {
-        free(lease);
-        (void)file_settle(file, answer.lease_id, 0);
+        give_back(file, &answer);
         return refused(file, result);
     }
     if (file->next_bytes < LEASE_LARGEST)
         file->next_bytes *= 2;
     (void)cxl_guard_install();      /* the program may have put a handler of its own in its place */
-    atomic_fetch_add(&client_counted()->leases, 1);
-    file->leases[place] = *out = lease;
     return 0;
 }
 
@@ -251,5 +292,7 @@ int lease_return(cxl_direct_file *file, direct_lease *lease)
 {
     uint64_t id = lease->id;
     lease_drop(file, lease);
-    return file_settle(file, id, 0);
+    int result = file->returned_count == CXL_DIRECT_LEASES ? file_settle(file, 0) : 0;
+    file->returned[file->returned_count++] = id;
+    return result;
 }

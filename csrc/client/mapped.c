@@ -58,7 +58,7 @@ static int lock_all(const cxl_mapped *mapped)
 
 static int lock_and_confirm(const cxl_mapped *mapped)
 {
-    cxl_direct_confirm request = {.lease_id = 0};
+    cxl_direct_confirm request = {{0}};
     if (mapped->row_count == 0)
         return 0;
     int result = lock_all(mapped);

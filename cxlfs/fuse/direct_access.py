@@ -131,7 +131,11 @@ class DirectAccess:
         )
 
     def _lease(self, caller: Caller, handle: int, data: memoryview) -> bytes:
-        wanted_bytes, file_offset, *_ = direct_wire.LEASE.unpack(data)
+        wanted_bytes, file_offset, _, _, count_max, *returned = direct_wire.LEASE_HEAD.unpack_from(
+            data
+        )
+        if not 1 <= count_max <= direct_wire.LEASES_MAX:
+            raise InvalidArgumentError(f"{count_max} leases at once")
         file = self._files.get(handle)
         if not file.writable:
             raise BadHandleError("not open for writing")
@@ -140,37 +144,30 @@ class DirectAccess:
         grown = self._grown.get(file.ino)
         if grown is not None and self._clock() < grown.opening_until:
             raise BusyError("somebody is about to open the file")
-        lease = self._slips.lease(handle, wanted_bytes)
+        leases = self._slips.lease(
+            handle, wanted_bytes, count_max=count_max, returned_lease_ids=returned
+        )
         writer = self._processes.identify(caller.tid)
         if writer is not None:
             file.note_writer(writer, self._processes.is_alive)
         self._page_cache.written_directly(file.ino)
         self._grown[file.ino] = _Grown()
-        return direct_wire.LEASE.pack(
-            wanted_bytes,
-            file_offset,
-            lease.lease_id,
-            lease.media_offset,
-            lease.capacity_bytes,
-            lease.crc_offset,
-            lease.length_bytes,
-            lease.slip_offset,
-            lease.slip_bytes,
-            0,
-        )
+        slip = leases[0].slip_offset, leases[0].slip_bytes
+        head = direct_wire.LEASE_HEAD.pack(wanted_bytes, file_offset, *slip, len(leases), *returned)
+        rows = b"".join(direct_wire.LEASE_ROW.pack(*lease[:5]) for lease in leases)
+        return (head + rows).ljust(len(data), b"\0")
 
     def _confirm(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
-        lease_id, _ = direct_wire.CONFIRM.unpack(data)
-        self._slips.confirm(handle, lease_id)
-        return direct_wire.CONFIRM.pack(lease_id, 0)
+        self._slips.confirm(handle, [each for each in direct_wire.CONFIRM.unpack(data) if each])
+        return bytes(data)
 
     def _settle(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
-        returned, flags, *_ = direct_wire.SETTLE.unpack(data)
+        *returned, flags, _, _, _ = direct_wire.SETTLE.unpack(data)
         if flags & ~direct_wire.SETTLE_DONE:
             raise InvalidArgumentError(f"flags not known: {flags:#x}")
         done = bool(flags & direct_wire.SETTLE_DONE)
         settled = self._slips.settle(handle, returned, done=done)
-        return direct_wire.SETTLE.pack(returned, flags, 0, settled.absorbed, settled.size_bytes)
+        return direct_wire.SETTLE.pack(*returned, flags, 0, *settled)
 
     def _map(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
         offset, *_, flags, _ = direct_wire.MAP_HEAD.unpack_from(data)

@@ -18,12 +18,16 @@ __all__ = ["MAP_PAYLOAD_BYTES", "VERSION"]
 ATTACH = struct.Struct("<IIQQQQII16s32x1952s")
 """Version, granularity; bytes, device, inode and special device of the medium; bytes of a chunk,
 flags, uuid, path, ended by a zero."""
-LEASE = struct.Struct("<QQQQQQQQII")
-"""Bytes wanted and file offset; lease, media offset, capacity, place of the checksums, length,
-slip, bytes of the slip."""
-CONFIRM = struct.Struct("<QQ")
-SETTLE = struct.Struct("<QIIQQ")
-"""A lease that is returned, flags; descriptors done, bytes of the file."""
+LEASES_MAX = 8
+LEASE_HEAD = struct.Struct(f"<QQQII{LEASES_MAX}Q")
+"""Bytes wanted and file offset; slip, bytes of the slip; how many leases at most, and were given;
+those that are returned."""
+LEASE_ROW = struct.Struct("<QQQQQ")
+"""Lease, media offset, capacity, place of the checksums, length: LEASES_MAX of them."""
+CONFIRM = struct.Struct(f"<{LEASES_MAX}Q")
+"""Leases."""
+SETTLE = struct.Struct(f"<{LEASES_MAX}QIIQQ")
+"""Leases that are returned, flags; descriptors done, bytes of the file."""
 MAP_HEAD = struct.Struct("<QQQIIQQ")
 """Offset; the next one, bytes of the file, rows, checksums; flags; watch."""
 UNMAP = struct.Struct("<Q")
@@ -41,7 +45,7 @@ def _command(number: int, size_bytes: int) -> int:
 
 class Command(enum.IntEnum):
     ATTACH = _command(0x40, ATTACH.size)
-    LEASE = _command(0x41, LEASE.size)
+    LEASE = _command(0x41, LEASE_HEAD.size + LEASES_MAX * LEASE_ROW.size)
     CONFIRM = _command(0x42, CONFIRM.size)
     SETTLE = _command(0x43, SETTLE.size)
     MAP = _command(0x44, MAP_HEAD.size + MAP_PAYLOAD_BYTES)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cxlfs.errors import (
@@ -40,35 +41,30 @@ from cxlfs.native.direct import (
     SLIP_CLOSED,
     SLIP_COPYING_AT,
     SLIP_STATE_AT,
-    DirectRoom,
 )
+from cxlfs.store.direct_room import Room, Rooms
 from cxlfs.store.handle import Handle, UnfinishedError
-from cxlfs.store.leases import lease_whole
 from cxlfs.store.mapped import MappedFiles, require_locked
 from cxlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
     from cxlfs.store.files import Files
-    from cxlfs.store.namespace import Inode
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
 
 LEASE_BYTES_MIN = 256 * KIB
 """Less is not worth two requests: such a write goes through the kernel."""
-LEASE_BYTES_MAX = 64 * MIB
+GRANT_BYTES_MAX = 128 * MIB
+"""Of all leases that one request gets: two requests cost as much as copying some 4 MiB."""
 LEASES_MAX = 64
 """Of one file at a time: one for each thread that writes to it, and those that follow."""
 REFERENCES_MIN = 4096
 BLOCK_BYTES = 4096
 """A file may have so many references, and two for each block: a descriptor can make one of a byte,
 where a write through the kernel carries its whole block along."""
-_SHARE = 4
-"""A lease takes at most this part of the room there is."""
-_CRC_BYTES = 4
 _SLIP_HEAD_BYTES = 4096
 _SLIP_BYTES_SMALL = 8 * KIB
 """In the small geometry of tests: room for 64 descriptors, without a second round."""
-_ALIGNMENT_BYTES = 64
 
 
 class Attachment(NamedTuple):
@@ -86,7 +82,7 @@ class Attachment(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Room for one thread: data from ``media_offset`` on, then checksums. See csrc/client."""
+    """Room for one writer: data from ``media_offset`` on, then checksums. See csrc/client."""
 
     lease_id: int
     media_offset: int
@@ -119,16 +115,6 @@ class DirectState:
     bytes_written: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Room:
-    """An open extent that nobody but its program appends to."""
-
-    lease_id: int
-    media_offset: int
-    length_bytes: int
-    data: DirectRoom
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class _Apart:
     """Room of a closed slip, ``leases`` and its own, that waits until nobody can store into it.
@@ -136,24 +122,24 @@ class _Apart:
     """
 
     handle_id: int
-    leases: list[_Room]
-    slip: _Room
+    leases: list[Room]
+    slip: Room
     done: bool = False
 
     @property
-    def rooms(self) -> list[_Room]:
+    def rooms(self) -> list[Room]:
         return [*self.leases, self.slip]
 
 
 class _Slip:
     """One file that a program writes to by itself."""
 
-    def __init__(self, direct: Direct, handle: Handle, room: _Room) -> None:
+    def __init__(self, direct: Direct, handle: Handle, room: Room) -> None:
         self.direct = direct
         self.handle = handle
         self.room = room
         self.state_at = room.media_offset + SLIP_STATE_AT
-        self.leases: dict[int, _Room] = {}
+        self.leases: dict[int, Room] = {}
         self.absorbed = 0
 
     def absorb(self) -> None:
@@ -178,6 +164,7 @@ class Direct:
         files.on_release = self._released
         files.before_change = self.mapped.changing
         payload_bytes = volume.superblock.segment_payload_bytes
+        self._rooms = Rooms(volume)
         self._slip_bytes = SLIP_BYTES if payload_bytes >= 8 * SLIP_BYTES else _SLIP_BYTES_SMALL
         self._lease_bytes_min = min(LEASE_BYTES_MIN, payload_bytes // 8)
         self.leases_given = 0
@@ -231,8 +218,17 @@ class Direct:
 
     # --- giving room ----------------------------------------------------------------------------
 
-    def lease(self, handle_id: int, wanted_bytes: int) -> Lease:
-        """Room for what is about to be written through the handle, with which its change begins.
+    def lease(
+        self,
+        handle_id: int,
+        wanted_bytes: int,
+        *,
+        count_max: int = 1,
+        returned_lease_ids: Sequence[int] = (),
+    ) -> list[Lease]:
+        """Room for what is about to be written through the handle, with which its change begins:
+        one lease at least, and more until they have ``wanted_bytes``. ``returned_lease_ids``:
+        nobody stores into these any more.
 
         Raises BadHandleError, BusyError (the file has another opener, or a write to it failed),
         NoSpaceError (a write through the kernel makes room, or says how much is missing),
@@ -253,25 +249,42 @@ class Direct:
         slip = self._slips.get(inode.ino)
         if slip is None:
             slip = self._open_slip(handle)
-        elif len(slip.leases) >= LEASES_MAX:
+        else:
+            self._return(slip, returned_lease_ids)
+        count_max = min(count_max, LEASES_MAX - len(slip.leases))
+        if count_max <= 0:
             raise BusyError(f"{LEASES_MAX} leases of the file are in use")
-        room = self._take(inode, self._lease_bytes_min, wanted_bytes)
-        slip.leases[room.lease_id] = room
-        self.leases_given += 1
-        return Lease(
-            room.lease_id,
-            room.media_offset,
-            room.data.capacity_bytes,
-            room.data.crc_offset,
-            room.length_bytes,
-            slip.room.media_offset,
-            slip.room.length_bytes,
+        rooms = self._rooms.take_some(
+            self._lease_bytes_min,
+            min(wanted_bytes, GRANT_BYTES_MAX),
+            kept_bytes=self.versions.promises.bytes_open(inode),
+            count_max=count_max,
         )
+        slip.leases.update((room.lease_id, room) for room in rooms)
+        self.leases_given += len(rooms)
+        return [
+            Lease(
+                room.lease_id,
+                room.media_offset,
+                room.data.capacity_bytes,
+                room.data.crc_offset,
+                room.length_bytes,
+                slip.room.media_offset,
+                slip.room.length_bytes,
+            )
+            for room in rooms
+        ]
+
+    def _return(self, slip: _Slip, lease_ids: Sequence[int]) -> None:
+        """What was appended to these is absorbed already."""
+        rooms = [room for each in lease_ids if (room := slip.leases.pop(each, None)) is not None]
+        self._rooms.give_back(rooms)
 
     def _open_slip(self, handle: Handle) -> _Slip:
         inode = handle.inode
         self.versions.leases.close(inode.content)  # what was given ahead of writes by the kernel
-        room = self._take(inode, self._slip_bytes, self._slip_bytes)
+        kept_bytes = self.versions.promises.bytes_open(inode)
+        room = self._rooms.take(self._slip_bytes, self._slip_bytes, kept_bytes=kept_bytes)
         self.volume.media.store(room.media_offset, bytes(_SLIP_HEAD_BYTES))
         slip = _Slip(self, handle, room)
         self._slips[inode.ino] = slip
@@ -280,57 +293,28 @@ class Direct:
             inode.port.ask(True)  # noqa: FBT003  nothing else can be meant
         return slip
 
-    def _take(self, inode: Inode, least_bytes: int, wanted_bytes: int) -> _Room:
-        """An open extent. Raises NoSpaceError."""
-        volume = self.volume
-        kept_bytes = self.versions.promises.bytes_open(inode)
-        share_bytes = self._share_bytes(kept_bytes)
-        if share_bytes < least_bytes and volume.release_dead():
-            share_bytes = self._share_bytes(kept_bytes)
-        if share_bytes < least_bytes:
-            raise volume.space.shortfall(least_bytes, kept_bytes)
-        wanted_bytes = min(max(wanted_bytes, least_bytes), share_bytes, LEASE_BYTES_MAX)
-        offset, length = lease_whole(
-            volume.space,
-            least_bytes,
-            wanted_bytes,
-            kept_bytes=kept_bytes,
-            bytes_max=LEASE_BYTES_MAX,
-        )
-        lease_id = volume.allocate_extent_id()
-        volume.engine.lease(lease_id, offset, length)
-        chunks = -(-length // volume.superblock.chunk_bytes)
-        crc_bytes = -(-chunks * _CRC_BYTES // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        data = DirectRoom(lease_id, offset + length - crc_bytes, length - crc_bytes)
-        return _Room(lease_id, offset, length, data)
-
-    def _share_bytes(self, kept_bytes: int) -> int:
-        """What one lease may have of the room there is."""
-        if self.volume.is_nearly_used_up:  # which counts the reserve anew
-            return 0
-        return (self.volume.space.available_bytes - kept_bytes) // _SHARE
-
-    def confirm(self, handle_id: int, lease_id: int) -> None:
-        """The program has locked its lease and the slip, or (0) what it mapped: from here on they
-        stay apart as long as they are locked. Raises InvalidArgumentError when they are not, or it
+    def confirm(self, handle_id: int, lease_ids: Sequence[int]) -> None:
+        """The program has locked these leases and the slip, or (none) what it mapped: from here on
+        they stay apart as long as they are locked. Raises InvalidArgumentError when one is not, or
         is none of this file's.
         """
         handle = self.files.get(handle_id)
-        if lease_id == 0:
+        if not lease_ids:
             self.mapped.confirm(handle_id)
             return
         slip = self._slips.get(handle.inode.ino)
-        room = None if slip is None else slip.leases.get(lease_id)
-        if slip is None or room is None:
-            raise InvalidArgumentError(f"no lease {lease_id} of this file")
-        for each in (slip.room, room):
-            require_locked(self.volume.media, each.media_offset, each.length_bytes)
+        if slip is None or not all(lease_id in slip.leases for lease_id in lease_ids):
+            raise InvalidArgumentError(f"no leases {lease_ids} of this file")
+        for room in (slip.room, *(slip.leases[lease_id] for lease_id in lease_ids)):
+            require_locked(self.volume.media, room.media_offset, room.length_bytes)
 
     # --- taking in ------------------------------------------------------------------------------
 
-    def settle(self, handle_id: int, returned_lease_id: int = 0, *, done: bool = False) -> Settled:
-        """What was appended is content when this returns. ``returned_lease_id``: nobody stores into
-        that lease any more; ``done``: nor into any other. Raises BadHandleError.
+    def settle(
+        self, handle_id: int, returned_lease_ids: Sequence[int] = (), *, done: bool = False
+    ) -> Settled:
+        """What was appended is content when this returns. ``returned_lease_ids``: nobody stores
+        into these any more; ``done``: nor into any other. Raises BadHandleError.
         """
         handle = self.files.get(handle_id)  # which absorbs
         inode = handle.inode
@@ -338,9 +322,7 @@ class Direct:
         absorbed = 0
         if slip is not None:
             absorbed = slip.absorbed
-            room = slip.leases.pop(returned_lease_id, None)
-            if room is not None:
-                self._give_back([room])
+            self._return(slip, returned_lease_ids)
             if done:
                 slip.close()
                 absorbed = slip.absorbed
@@ -421,17 +403,7 @@ class Direct:
         apart = _Apart(slip.handle.id, [*slip.leases.values()], slip.room)
         self._apart.append(apart)
         self._give_back_or_keep(apart)
-        apart.leases = [self._kept(room) for room in apart.leases]
-
-    def _kept(self, room: _Room) -> _Room:
-        """The extent of a lease ends, so that others can refer to it; the room behind it becomes
-        one of its own, which keeps it, and its segment, from being handed out.
-        """
-        offset, length = self.volume.engine.close_lease(room.lease_id)
-        start = -(-offset // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        lease_id = self.volume.allocate_extent_id()
-        self.volume.engine.lease(lease_id, start, offset + length - start)
-        return dataclasses.replace(room, lease_id=lease_id)
+        apart.leases = [self._rooms.keep(room) for room in apart.leases]
 
     def _give_back_or_keep(self, apart: _Apart) -> None:
         if self._try_give_back(apart):
@@ -442,11 +414,11 @@ class Direct:
         count itself at any time: once it has said that it is done, or cannot. True: that was all.
         """
         if apart.leases and (apart.done or not self._copies(apart) or not self._is_locked(apart)):
-            self._give_back(apart.leases)
+            self._rooms.give_back(apart.leases)
             apart.leases = []
         if apart.leases or not (apart.done or not self._is_locked(apart)):
             return False
-        self._give_back([apart.slip])
+        self._rooms.give_back([apart.slip])
         return True
 
     def _copies(self, apart: _Apart) -> bool:
@@ -458,11 +430,6 @@ class Direct:
     def _is_locked(self, apart: _Apart) -> bool:
         places = ((room.media_offset, room.length_bytes) for room in apart.rooms)
         return any(self.volume.media.locked_ranges(at, at + size) for at, size in places)
-
-    def _give_back(self, rooms: list[_Room]) -> None:
-        for room in rooms:
-            offset, length = self.volume.engine.close_lease(room.lease_id)
-            self.volume.space.give_back(offset, length)
 
     def close_all(self) -> None:
         """Room is needed: whoever writes on asks for some again."""

@@ -8,158 +8,24 @@ import errno
 import os
 import random
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cxlfs.fuse import direct_wire, kernel
 from cxlfs.fuse.attributes import CACHE_SECONDS
-from cxlfs.fuse.direct import Direct
 from cxlfs.fuse.direct_wire import Command, size_of
 from cxlfs.fuse.handles import Caller
 from cxlfs.fuse.kernel import Opcode
-from cxlfs.fuse.operations import Operations
-from cxlfs.media import MemoryMedia
 from cxlfs.media.base import Identity
-from cxlfs.native.transport import Answer, Upcall
-from cxlfs.store import Store
-from cxlfs.store.direct import Lease
-from cxlfs.verify import run_passes
+from cxlfs.native.transport import Upcall
+from tests.support.direct_client import lease_request, settle_request
+from tests.support.direct_daemon import ROOT, TID, Daemon
 from tests.support.fuse_api import finish
-from tests.support.slips import Locks, Program, Watches
+from tests.support.slips import Watches
 
-ROOT = 1
 NOBODY = 65534
-TID = os.getpid()
 ENTRY_SECONDS = struct.Struct("=16xQQ")
-ATTRIBUTES_SECONDS = struct.Struct("=Q")
-
-
-class Plane:
-    """A data plane that lets all files be mapped, and remembers what it is told."""
-
-    direct_mapping = True
-    writes_past_store = True
-
-    def __init__(self) -> None:
-        self.allowed: list[int] = []
-
-    def opened(self, handle: int, ino: int, *, readable: bool) -> None: ...
-
-    def released(self, handle: int, ino: int) -> None: ...
-
-    def allow_writes(self, handle: int, _tid: int) -> None:
-        self.allowed.append(handle)
-
-    def describe(self) -> dict[str, object]:
-        return {}
-
-    def invalidate(self, ino: int, attributes_only: bool) -> None: ...
-
-    def invalidate_name(self, parent: int, name: bytes) -> None: ...
-
-
-class Replies:
-    """Stands for the transport: answers that are given while the lock is held."""
-
-    def __init__(self) -> None:
-        self.given: list[bytes] = []
-
-    def reply(self, _unique: int, data: bytes | memoryview) -> None:
-        self.given.append(bytes(data))
-
-
-class Daemon:
-    """A store in memory and those who serve it, as far as direct access goes."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.locks = Locks(store.media)
-        self.plane = Plane()
-        self.requests = Operations(store, data_plane=self.plane)
-        self.replies = Replies()
-        transport: Any = self.replies
-        self.direct = Direct(self.requests, transport)
-        self.access = self.requests.direct_access
-        self.time = 1000.0
-        self.access._clock = lambda: self.time
-        self.programs: list[Program] = []
-
-    def call(self, opcode: int, inode: int, arguments: bytes, *, uid: int = 0) -> Answer:
-        """Whatever way the answer goes."""
-        upcall = Upcall(opcode, 1, inode, uid, 0, TID, memoryview(arguments), 0, False)
-        del self.replies.given[:]
-        answer = self.direct.serve(upcall)
-        if answer is None and self.replies.given:
-            return Answer(1, 0, self.replies.given[0])
-        assert isinstance(answer, Answer)
-        return answer
-
-    def ask(self, handle: int, command: int, data: bytes = b"", *, uid: int = 0) -> Answer:
-        """An ioctl, its data filled up with zeros where it is too short."""
-        data = data.ljust(size_of(command), b"\0")
-        head = kernel.IOCTL.pack(handle, 0, command, 0, len(data), len(data))
-        answer = self.call(Opcode.IOCTL, 1, head + data, uid=uid)
-        if answer.error:
-            return answer
-        assert answer.data[: kernel.IOCTL_ANSWER.size] == bytes(kernel.IOCTL_ANSWER.size)
-        return answer._replace(data=answer.data[kernel.IOCTL_ANSWER.size :])
-
-    def create(self, name: bytes = b"file", flags: int = os.O_RDWR) -> tuple[int, int]:
-        """Inode and handle."""
-        with self.requests.lock:
-            caller = Caller(0, 0, TID)
-            attributes, opened = self.requests.create_file(ROOT, name, 0o644, flags, caller)
-        return attributes.ino, opened.handle
-
-    def open(self, ino: int, flags: int) -> Answer:
-        return self.call(Opcode.OPEN, ino, kernel.OPEN.pack(flags, 0))
-
-    def opened(self, ino: int, flags: int) -> int:
-        answer = self.open(ino, flags)
-        assert answer.error == 0
-        return int.from_bytes(answer.data[:8], "little")
-
-    def close(self, handle: int) -> None:
-        assert self.call(Opcode.FLUSH, 0, kernel.NUMBER.pack(handle)).error == 0
-        assert self.call(Opcode.RELEASE, 0, kernel.NUMBER.pack(handle)).error == 0
-
-    def program(self, handle: int) -> Program:
-        """One that has asked for room, through the kernel, and has it locked."""
-        made = Program(self.store, handle, self.locks)
-        self.programs.append(made)
-        answer = self.ask(handle, Command.LEASE, struct.pack("<QQ", 4096, 0))
-        assert answer.error == 0
-        wanted, place, *given, reserved = direct_wire.LEASE.unpack(answer.data)
-        assert (wanted, place, reserved) == (4096, 0, 0)
-        made.lease = Lease(*given)
-        self.locks.take(made, made.lease.media_offset, made.lease.length_bytes)
-        self.locks.take(made, made.lease.slip_offset, made.lease.slip_bytes)
-        confirmed = self.ask(handle, Command.CONFIRM, struct.pack("<Q", made.lease.lease_id))
-        assert confirmed.error == 0
-        return made
-
-    def attributes_seconds(self, ino: int) -> tuple[int, bool]:
-        """How long the kernel may keep the answer to GETATTR, and whether it has it already."""
-        answer = self.call(Opcode.GETATTR, ino, bytes(16))
-        return int(ATTRIBUTES_SECONDS.unpack_from(answer.data)[0]), bool(self.replies.given)
-
-
-@pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    media = MemoryMedia(64 << 20)
-    Store.format(media)
-    store = Store.open(media)
-    made = Daemon(store)
-    yield made
-    for program in made.programs:
-        program.die()
-    made.requests.lookups.forget_all()
-    store.close()
-    assert not made.requests.failures.counts
-    assert not list(run_passes(media, structure_only=False))
-    media.close()
 
 
 # --- who, and what of it --------------------------------------------------------------------------
@@ -216,7 +82,7 @@ def test_random_bytes_do_no_harm(daemon: Daemon, rng: random.Random) -> None:
         command = rng.choice(list(Command))
         error = daemon.ask(handle, command, rng.randbytes(size_of(command))).error
         assert error in (0, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSPC, errno.EBUSY)
-    assert daemon.ask(handle, Command.SETTLE, struct.pack("<QI", 0, 1)).error == 0
+    assert daemon.ask(handle, Command.SETTLE, settle_request(flags=1)).error == 0
     daemon.close(handle)
 
 
@@ -247,7 +113,8 @@ def test_attach_says_what_the_medium_is(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "path"), [(0, "/m"), (2, "/m"), (2**32 - 1, "/m"), (1, "/" + "m" * 1951)]
+    ("version", "path"),
+    [(0, "/m"), (direct_wire.VERSION + 1, "/m"), (2**32 - 1, "/m"), (1, "/" + "m" * 1951)],
 )
 def test_what_cannot_be_told_is_not_supported(daemon: Daemon, version: int, path: str) -> None:
     _, handle = daemon.create()
@@ -256,83 +123,6 @@ def test_what_cannot_be_told_is_not_supported(daemon: Daemon, version: int, path
     assert answer.error == errno.EOPNOTSUPP
     identify(daemon, path[:1951])
     assert daemon.ask(handle, Command.ATTACH, VERSION).error == 0
-    daemon.close(handle)
-
-
-# --- LEASE, CONFIRM, SETTLE -----------------------------------------------------------------------
-
-
-def test_what_is_stored_is_content(daemon: Daemon, rng: random.Random) -> None:
-    ino, handle = daemon.create()
-    program = daemon.program(handle)
-    data = rng.randbytes(3000)
-    assert program.write(0, data)
-    settled = daemon.ask(handle, Command.SETTLE)
-    assert direct_wire.SETTLE.unpack(settled.data) == (0, 0, 0, 1, 3000)
-    assert program.write(3000, data)
-    done = daemon.ask(handle, Command.SETTLE, struct.pack("<QI", program.held().lease_id, 1))
-    assert direct_wire.SETTLE.unpack(done.data)[3:] == (2, 6000)
-    assert not daemon.store.direct.is_open(ino)
-    daemon.close(handle)
-    assert daemon.store.get_attributes(ino).size == 6000
-
-
-def test_who_is_given_room_is_a_writer(daemon: Daemon) -> None:
-    _, handle = daemon.create()
-    file = daemon.requests.files.get(handle)
-    file.opener = None
-    assert not file.writers
-    daemon.program(handle)
-    assert {writer.tgid for writer in file.writers} == {TID}
-    daemon.close(handle)
-
-
-def test_room_that_is_not_locked_is_not_confirmed(daemon: Daemon) -> None:
-    _, handle = daemon.create()
-    answer = daemon.ask(handle, Command.LEASE, struct.pack("<QQ", 4096, 0))
-    lease_id = direct_wire.LEASE.unpack(answer.data)[2]
-    for asked in (lease_id, lease_id + 1, 0, 2**64 - 1):
-        answer = daemon.ask(handle, Command.CONFIRM, struct.pack("<Q", asked))
-        assert answer.error == errno.EINVAL
-    daemon.close(handle)
-
-
-@pytest.mark.parametrize("flags", [2, 1 << 31, 3])
-def test_flags_that_nobody_knows_are_refused(daemon: Daemon, flags: int) -> None:
-    _, handle = daemon.create()
-    answer = daemon.ask(handle, Command.SETTLE, struct.pack("<QI", 0, flags))
-    assert answer.error == errno.EINVAL
-    daemon.close(handle)
-
-
-LEASE = struct.pack("<QQ", 4096, 0)
-
-
-def test_handles_that_the_kernel_writes_through_get_no_room(daemon: Daemon) -> None:
-    for flags in (os.O_WRONLY | os.O_APPEND, os.O_RDWR | os.O_APPEND):
-        _, handle = daemon.create(f"appends-{flags}".encode(), flags)
-        assert daemon.ask(handle, Command.LEASE, LEASE).error == errno.EBUSY
-        daemon.close(handle)
-    daemon.plane.direct_mapping = False
-    _, handle = daemon.create(b"cached")
-    assert daemon.ask(handle, Command.LEASE, LEASE).error == errno.EBUSY
-    daemon.close(handle)
-
-
-def test_handles_that_do_not_write_get_no_room(daemon: Daemon) -> None:
-    ino, handle = daemon.create()
-    daemon.close(handle)
-    reader = daemon.opened(ino, os.O_RDONLY)
-    assert daemon.ask(reader, Command.LEASE, LEASE).error == errno.EBADF
-    daemon.close(reader)
-
-
-def test_a_file_that_loses_privileges_by_writing_is_the_kernels(daemon: Daemon) -> None:
-    ino, handle = daemon.create()
-    daemon.requests.files.get(handle).may_keep_set_id = False
-    daemon.store.set_attributes(ino, mode=0o4755)
-    daemon.requests.privileges_changed(ino)
-    assert daemon.ask(handle, Command.LEASE, LEASE).error == errno.EBUSY
     daemon.close(handle)
 
 
@@ -368,11 +158,13 @@ def test_who_opens_such_a_file_is_sent_back_once(daemon: Daemon) -> None:
     assert program.write(0, b"data")
     assert daemon.open(ino, os.O_RDONLY).error == errno.ESTALE
     assert not daemon.store.direct.is_open(ino)
-    assert daemon.ask(handle, Command.LEASE, LEASE).error == errno.EBUSY, "he is about to come"
+    assert daemon.ask(handle, Command.LEASE, lease_request(4096)).error == errno.EBUSY, (
+        "he is about to come"
+    )
     assert daemon.attributes_seconds(ino)[0] == CACHE_SECONDS
     reader = daemon.opened(ino, os.O_RDONLY)
     daemon.close(reader)
-    assert daemon.ask(handle, Command.LEASE, LEASE).error == 0
+    assert daemon.ask(handle, Command.LEASE, lease_request(4096)).error == 0
     daemon.close(handle)
 
 
@@ -390,9 +182,9 @@ def test_an_opener_that_never_comes_back_keeps_nobody_waiting(daemon: Daemon) ->
     daemon.program(handle)
     assert daemon.open(ino, os.O_RDONLY).error == errno.ESTALE
     daemon.time += 0.9
-    assert daemon.ask(handle, Command.LEASE, LEASE).error == errno.EBUSY
+    assert daemon.ask(handle, Command.LEASE, lease_request(4096)).error == errno.EBUSY
     daemon.time += 0.2
-    assert daemon.ask(handle, Command.LEASE, LEASE).error == 0
+    assert daemon.ask(handle, Command.LEASE, lease_request(4096)).error == 0
     daemon.close(handle)
 
 

@@ -11,6 +11,10 @@ from cxlfs.fuse import direct_wire, kernel
 from cxlfs.fuse.direct_wire import Command, size_of
 from tests.native.compiling import CSRC, STRICT, needs_compiler
 
+LEASES = range(direct_wire.LEASES_MAX)
+LEASE = [direct_wire.LEASE_HEAD, *(direct_wire.LEASE_ROW for _ in LEASES)]
+RETURNED = [f"returned_lease_ids[{i}]" for i in LEASES]
+ROOM = ["lease_id", "media_offset", "capacity_bytes", "crc_offset", "length_bytes"]
 PAYLOAD = struct.Struct(f"<{direct_wire.MAP_PAYLOAD_BYTES}s")
 
 STRUCTURES: dict[str, tuple[list[struct.Struct], list[str]]] = {
@@ -22,16 +26,17 @@ STRUCTURES: dict[str, tuple[list[struct.Struct], list[str]]] = {
         ],
     ),
     "cxl_direct_lease": (
-        [direct_wire.LEASE],
+        LEASE,
         [
-            *("wanted_bytes", "file_offset", "lease_id", "media_offset", "capacity_bytes"),
-            *("crc_offset", "length_bytes", "slip_offset", "slip_bytes", "reserved"),
+            *("wanted_bytes", "file_offset", "slip_offset", "slip_bytes", "count"),
+            *RETURNED,
+            *(f"rooms[{i}].{name}" for i in LEASES for name in ROOM),
         ],
     ),
-    "cxl_direct_confirm": ([direct_wire.CONFIRM], ["lease_id", "reserved"]),
+    "cxl_direct_confirm": ([direct_wire.CONFIRM], [f"lease_ids[{i}]" for i in LEASES]),
     "cxl_direct_settled": (
         [direct_wire.SETTLE],
-        ["returned_lease_id", "flags", "reserved", "absorbed", "size_bytes"],
+        [*RETURNED, "flags", "reserved", "absorbed", "size_bytes"],
     ),
     "cxl_direct_map": (
         [direct_wire.MAP_HEAD, PAYLOAD],
@@ -52,6 +57,7 @@ NUMBERS = {
     "CXL_DIRECT_VERSION": direct_wire.VERSION,
     "CXL_DIRECT_PATH_BYTES": direct_wire.PATH_BYTES_MAX + 1,
     "CXL_DIRECT_SYNC": direct_wire.ATTACH_SYNCHRONOUS,
+    "CXL_DIRECT_LEASES": direct_wire.LEASES_MAX,
     "CXL_DIRECT_DONE": direct_wire.SETTLE_DONE,
     "CXL_DIRECT_WATCH": direct_wire.MAP_WATCH,
     "CXL_DIRECT_MAP_PAYLOAD": direct_wire.MAP_PAYLOAD_BYTES,
@@ -125,7 +131,7 @@ def test_a_command_says_how_long_it_is() -> None:
     for command in Command:
         parts = {
             Command.ATTACH: [direct_wire.ATTACH],
-            Command.LEASE: [direct_wire.LEASE],
+            Command.LEASE: LEASE,
             Command.CONFIRM: [direct_wire.CONFIRM],
             Command.SETTLE: [direct_wire.SETTLE],
             Command.MAP: [direct_wire.MAP_HEAD, PAYLOAD],

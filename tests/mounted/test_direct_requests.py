@@ -18,7 +18,7 @@ import pytest
 
 from cxlfs.fuse import direct_wire
 from cxlfs.fuse.direct_wire import Command
-from tests.support.direct_client import DirectFile, Medium
+from tests.support.direct_client import DirectFile, Medium, lease_request, settle_request
 from tests.support.direct_scenes import (
     CREATE,
     Writer,
@@ -236,14 +236,14 @@ def test_nobody_else_may_ask_for_anything(unmounted: Workplace) -> None:
 @pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_APPEND, os.O_RDWR | os.O_APPEND])
 def test_who_appends_has_no_room_of_his_own(place: Workplace, flags: int) -> None:
     descriptor = os.open(place.mountpoint / "file", flags | os.O_CREAT)
-    assert refused(descriptor, Command.LEASE, struct.pack("<QQ", MIB, 0)) == errno.EBUSY
+    assert refused(descriptor, Command.LEASE, lease_request(MIB)) == errno.EBUSY
     os.close(descriptor)
 
 
 def test_who_only_reads_has_none_either(place: Workplace) -> None:
     (place.mountpoint / "file").touch()
     descriptor = os.open(place.mountpoint / "file", os.O_RDONLY)
-    assert refused(descriptor, Command.LEASE, struct.pack("<QQ", MIB, 0)) == errno.EBADF
+    assert refused(descriptor, Command.LEASE, lease_request(MIB)) == errno.EBADF
     os.close(descriptor)
 
 
@@ -252,7 +252,7 @@ def test_a_store_that_is_not_written_gives_none(unmounted: Workplace) -> None:
     (unmounted.mountpoint / "file").write_bytes(b"data")
     unmounted.remount("ro")
     descriptor = os.open(unmounted.mountpoint / "file", os.O_RDONLY)
-    assert refused(descriptor, Command.LEASE) in (errno.EBADF, errno.EROFS)
+    assert refused(descriptor, Command.LEASE, lease_request(MIB)) in (errno.EBADF, errno.EROFS)
     direct = DirectFile(descriptor)
     assert direct.read_in_place() == b"data"
     os.close(descriptor)
@@ -261,11 +261,11 @@ def test_a_store_that_is_not_written_gives_none(unmounted: Workplace) -> None:
 
 def test_nonsense_is_refused(place: Workplace, writer: Writer) -> None:
     descriptor = writer.descriptor
-    assert refused(descriptor, Command.ATTACH, struct.pack("<I", 2)) == errno.EOPNOTSUPP
+    assert refused(descriptor, Command.ATTACH, struct.pack("<I", 1)) == errno.EOPNOTSUPP
     assert refused(descriptor, Command.CONFIRM, struct.pack("<Q", 5)) == errno.EINVAL
     assert refused(descriptor, Command.CONFIRM) == errno.EINVAL
-    assert refused(descriptor, Command.SETTLE, struct.pack("<QI", 0, 2)) == errno.EINVAL
-    assert refused(descriptor, Command.SETTLE, struct.pack("<QI", 2**64 - 1, 1)) is None
+    assert refused(descriptor, Command.SETTLE, settle_request(flags=2)) == errno.EINVAL
+    assert refused(descriptor, Command.SETTLE, settle_request(2**64 - 1, flags=1)) is None
     assert refused(descriptor, Command.MAP, struct.pack("<Q", 2**64 - 1)) == errno.EINVAL
     lease = writer.direct.request_lease(2**64 - 1, 2**64 - 1)
     assert refused(descriptor, Command.CONFIRM, struct.pack("<Q", lease.lease_id)) == errno.EINVAL

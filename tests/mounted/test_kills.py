@@ -47,12 +47,18 @@ def test_kills_while_mounting(seed: int) -> None:
     assert sum(outcome.moments.values()) == 3
 
 
+KILLS_OF_BOTH = 20
+"""Among so many some hit a save, and some saves end."""
+
+
 def assert_nothing_of_others_lost(outcome: Outcome, kills: int) -> None:
     assert outcome.problems == []
     assert outcome.verified
     assert outcome.kills >= kills
-    assert outcome.in_flight > 0, "no kill hit a save: this shows nothing"
-    assert outcome.saves > 0
+    assert outcome.in_flight + outcome.saves > 0, "nobody saved anything: this shows nothing"
+    if kills >= KILLS_OF_BOTH:
+        assert outcome.in_flight > 0, "no kill hit a save"
+        assert outcome.saves > 0, "no save ended"
 
 
 @pytest.mark.slow

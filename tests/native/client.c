@@ -57,6 +57,7 @@ typedef struct {
     uint64_t places[ROOMS], lengths[ROOMS], room_count;
     uint64_t next_segment, next_id, slip_at, absorbed;
     uint64_t lease_bytes;        /* at most */
+    bool one_at_a_time;          /* a request gets one lease, whatever it asks */
     int refuse;                  /* what LEASE answers */
     int gone;                    /* what everything answers */
     uint64_t leases, settles, confirms, requests;
@@ -118,14 +119,26 @@ static void close_slip(daemon_state *d)
     d->slip_at = 0;
 }
 
-static int serve_lease(daemon_state *d, cxl_direct_lease *request)
+static void take_back(daemon_state *d, const uint64_t lease_ids[CXL_DIRECT_LEASES])
 {
-    if (d->refuse != 0)
-        return d->refuse;
-    if (d->room_count == ROOMS)
-        return -EBUSY;
-    if (d->next_segment >= SEGMENTS)
-        return -ENOSPC;
+    uint64_t place, length;
+    for (int j = 0; j < CXL_DIRECT_LEASES; j++) {
+        for (uint64_t i = 0; i < d->room_count; i++) {
+            if (d->rooms[i].id != lease_ids[j])
+                continue;
+            CHECK(!is_locked(d, d->places[i], d->lengths[i]), "a lease was returned that is locked");
+            CHECK(cxl_engine_close_lease(d->engine, d->rooms[i].id, &place, &length) == 0, "a lease cannot be closed");
+            d->room_count--;
+            d->rooms[i] = d->rooms[d->room_count];
+            d->places[i] = d->places[d->room_count];
+            d->lengths[i] = d->lengths[d->room_count];
+            break;
+        }
+    }
+}
+
+static void give_room(daemon_state *d, cxl_direct_room_given *room)
+{
     uint64_t at = d->next_segment++ * SEGMENT, skew = random_below(64) * 64;
     if (d->slip_at == 0) {
         d->slip_at = at;
@@ -141,21 +154,51 @@ static int serve_lease(daemon_state *d, cxl_direct_lease *request)
     d->rooms[d->room_count] = (cxl_direct_room){id, place + length - sums, length - sums};
     d->places[d->room_count] = place;
     d->lengths[d->room_count++] = length;
-    request->lease_id = id;
-    request->media_offset = place;
-    request->capacity_bytes = length - sums;
-    request->crc_offset = place + length - sums;
-    request->length_bytes = length;
+    room->lease_id = id;
+    room->media_offset = place;
+    room->capacity_bytes = length - sums;
+    room->crc_offset = place + length - sums;
+    room->length_bytes = length;
+    d->leases++;
+}
+
+static int serve_lease(daemon_state *d, cxl_direct_lease *request)
+{
+    if (d->refuse != 0)
+        return d->refuse;
+    CHECK(request->count >= 1 && request->count <= CXL_DIRECT_LEASES, "%u leases at once", request->count);
+    absorb(d);
+    take_back(d, request->returned_lease_ids);
+    if (d->room_count == ROOMS)
+        return -EBUSY;
+    if (d->next_segment >= SEGMENTS)
+        return -ENOSPC;
+    /* Writes through the kernel need the other half. */
+    bool several = d->next_segment < SEGMENTS / 2 && !d->one_at_a_time;
+    uint64_t given = 0, bytes = 0, count_max = several ? 1 + random_below(request->count) : 1;
+    while (given < count_max && (given == 0 || bytes < request->wanted_bytes) && d->room_count < ROOMS &&
+           d->next_segment < SEGMENTS) {
+        give_room(d, &request->rooms[given]);
+        bytes += request->rooms[given++].length_bytes;
+    }
+    request->count = (uint32_t)given;
     request->slip_offset = d->slip_at;
     request->slip_bytes = CXL_SLIP_BYTES;
-    d->leases++;
     return 0;
+}
+
+static bool is_locked_lease(daemon_state *d, uint64_t lease_id)
+{
+    for (uint64_t i = 0; i < d->room_count; i++)
+        if (d->rooms[i].id == lease_id)
+            return is_locked(d, d->places[i], d->lengths[i]) && is_locked(d, d->slip_at, CXL_SLIP_BYTES);
+    return false;
 }
 
 static int serve_confirm(daemon_state *d, const cxl_direct_confirm *request)
 {
     d->confirms++;
-    if (request->lease_id == 0) {
+    if (request->lease_ids[0] == 0) {
         cxl_span *spans;
         uint64_t count;
         bool locked = d->held != NULL && cxl_held_ranges(d->held, &spans, &count) == 0;
@@ -164,28 +207,17 @@ static int serve_confirm(daemon_state *d, const cxl_direct_confirm *request)
         cxl_free(spans);
         return locked ? 0 : -EINVAL;
     }
-    for (uint64_t i = 0; i < d->room_count; i++)
-        if (d->rooms[i].id == request->lease_id)
-            return is_locked(d, d->places[i], d->lengths[i]) && is_locked(d, d->slip_at, CXL_SLIP_BYTES) ? 0 : -EINVAL;
-    return -EINVAL;
+    for (int i = 0; i < CXL_DIRECT_LEASES && request->lease_ids[i] != 0; i++)
+        if (!is_locked_lease(d, request->lease_ids[i]))
+            return -EINVAL;
+    return 0;
 }
 
 static int serve_settle(daemon_state *d, cxl_direct_settled *request)
 {
-    uint64_t place, length;
     d->settles++;
     absorb(d);
-    for (uint64_t i = 0; i < d->room_count; i++) {
-        if (d->rooms[i].id != request->returned_lease_id)
-            continue;
-        CHECK(!is_locked(d, d->places[i], d->lengths[i]), "a lease was returned that is locked");
-        CHECK(cxl_engine_close_lease(d->engine, d->rooms[i].id, &place, &length) == 0, "a lease cannot be closed");
-        d->room_count--;
-        d->rooms[i] = d->rooms[d->room_count];
-        d->places[i] = d->places[d->room_count];
-        d->lengths[i] = d->lengths[d->room_count];
-        break;
-    }
+    take_back(d, request->returned_lease_ids);
     request->absorbed = d->absorbed;
     request->size_bytes = cxl_map_size(d->map);
     if ((request->flags & CXL_DIRECT_DONE) != 0)

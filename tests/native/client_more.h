@@ -199,6 +199,7 @@ static void test_errors(void)
     d->gone = 0;
     close_slip(d);
     /* A fault of the medium: the second half of it is gone. */
+    d->one_at_a_time = true;
     CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
     CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == SIZE, "a large one");
     if (ftruncate(d->medium_fd, (off_t)(d->next_segment - 1) * SEGMENT + CXL_SLIP_BYTES + SIZE + SIZE / 2) != 0)

@@ -104,8 +104,8 @@ def test_the_short_end_of_a_segment_is_no_want_of_room(shop: Shop, rng: random.R
         ino = write_file(store, 1, b"file", _bytes(rng, rng.randrange(MIB)))
         assert not store.volume.is_nearly_used_up, number
         handle = store.open_file(ino, os.O_RDWR)
-        lease = store.direct.lease(handle, MIB)
-        assert lease.length_bytes >= LEASE_BYTES_MIN
+        for lease in store.direct.lease(handle, 64 * MIB, count_max=8):
+            assert lease.length_bytes >= LEASE_BYTES_MIN
         store.direct.settle(handle, done=True)
         _close(store, handle)
 
@@ -220,7 +220,7 @@ def test_a_file_in_shreds_goes_through_the_kernel(shop: Shop, rng: random.Random
     written = 0
     while store.direct.is_open(ino) and written < 7000:
         if program.length == program.held().capacity_bytes:
-            store.direct.settle(handle, program.held().lease_id)
+            store.direct.settle(handle, [program.held().lease_id])
             program.ask()
         offset = 2 * (6999 - written)
         data = _bytes(rng, 1)
@@ -334,7 +334,7 @@ def test_nothing_is_confirmed_that_is_not_locked(store: Store) -> None:
     attributes, handle = store.create(1, b"file", 0o644, 1, 1, os.O_RDWR)
     del attributes
     locks = Locks(store.media)
-    lease = store.direct.lease(handle, 4096)
+    [lease] = store.direct.lease(handle, 4096)
     for ranges in (
         [],
         [(lease.media_offset, lease.length_bytes)],
@@ -343,10 +343,10 @@ def test_nothing_is_confirmed_that_is_not_locked(store: Store) -> None:
         for offset, length in ranges:
             locks.take("program", offset, length)
         with pytest.raises(InvalidArgumentError, match="not locked"):
-            store.direct.confirm(handle, lease.lease_id)
+            store.direct.confirm(handle, [lease.lease_id])
         locks.drop("program")
     with pytest.raises(InvalidArgumentError, match="no lease"):
-        store.direct.confirm(handle, lease.lease_id + 1)
+        store.direct.confirm(handle, [lease.lease_id + 1])
     _close(store, handle)
 
 

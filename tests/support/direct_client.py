@@ -9,7 +9,7 @@ import fcntl
 import mmap
 import os
 import struct
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from cxlfs.fuse import direct_wire
 from cxlfs.fuse.direct_wire import Command, size_of
@@ -23,6 +23,7 @@ from cxlfs.native.direct import (
     SLIP_DESCRIPTORS,
     SLIP_DESCRIPTORS_AT,
 )
+from cxlfs.store.direct import Lease
 from tests.support.direct_format import Row, by_chunks, chunk_seed, descriptor, rows_of
 
 FLOCK = struct.Struct("hhqqi4x")
@@ -44,19 +45,26 @@ def ask(descriptor: int, command: int, request: bytes) -> bytes:
     return bytes(data)
 
 
-class Lease(NamedTuple):
-    """What LEASE answers."""
+def lease_request(
+    wanted_bytes: int, file_offset: int = 0, *, count: int = 1, returned: Sequence[int] = ()
+) -> bytes:
+    """LEASE."""
+    none = [0] * (direct_wire.LEASES_MAX - len(returned))
+    return direct_wire.LEASE_HEAD.pack(wanted_bytes, file_offset, 0, 0, count, *returned, *none)
 
-    wanted_bytes: int
-    file_offset: int
-    lease_id: int
-    media_offset: int
-    capacity_bytes: int
-    crc_offset: int
-    length_bytes: int
-    slip_offset: int
-    slip_bytes: int
-    reserved: int
+
+def settle_request(*returned: int, flags: int = 0) -> bytes:
+    """SETTLE of these leases."""
+    none = [0] * (direct_wire.LEASES_MAX - len(returned))
+    return direct_wire.SETTLE.pack(*returned, *none, flags, 0, 0, 0)
+
+
+def leases_of(answer: bytes | memoryview) -> list[Lease]:
+    """What LEASE was answered."""
+    _, _, slip_offset, slip_bytes, count, *_ = direct_wire.LEASE_HEAD.unpack_from(answer)
+    head, row = direct_wire.LEASE_HEAD.size, direct_wire.LEASE_ROW
+    rows = (row.unpack_from(answer, head + i * row.size) for i in range(count))
+    return [Lease(*each, slip_offset, slip_bytes) for each in rows]
 
 
 class Medium:
@@ -127,9 +135,9 @@ class DirectFile:
 
     def request_lease(self, wanted_bytes: int = 1 << 20, file_offset: int = 0) -> Lease:
         """LEASE alone. Raises OSError."""
-        request = struct.pack("<QQ", wanted_bytes, file_offset)
-        answer = ask(self.descriptor, Command.LEASE, request)
-        return Lease._make(direct_wire.LEASE.unpack(answer))
+        request = lease_request(wanted_bytes, file_offset)
+        [lease] = leases_of(ask(self.descriptor, Command.LEASE, request))
+        return lease
 
     def confirm(self, lease_id: int) -> None:
         ask(self.descriptor, Command.CONFIRM, struct.pack("<Q", lease_id))
@@ -218,7 +226,7 @@ class DirectFile:
 
     def settle(self, *, returned: int = 0, done: bool = False) -> tuple[int, int]:
         """SETTLE: descriptors done, bytes of the file."""
-        request = struct.pack("<QI", returned, direct_wire.SETTLE_DONE if done else 0)
+        request = settle_request(returned, flags=direct_wire.SETTLE_DONE if done else 0)
         answer = ask(self.descriptor, Command.SETTLE, request)
         *_, absorbed, size_bytes = direct_wire.SETTLE.unpack(answer)
         if done:

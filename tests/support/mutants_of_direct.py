@@ -37,7 +37,7 @@ def slip_of_a_sleeper_given_away(patch: Patch) -> None:
     def give_back(self: Direct, apart: Any) -> bool:
         if self._copies(apart):
             return False
-        self._give_back(apart.rooms)
+        self._rooms.give_back(apart.rooms)
         return True
 
     patch.setattr(Direct, "_try_give_back", give_back)
@@ -133,11 +133,11 @@ def second_opener_beside_a_slip(patch: Patch) -> None:
     """A lease is given although somebody else has the file open."""
     original = Direct.lease
 
-    def lease(self: Direct, handle_id: int, wanted_bytes: int) -> Any:
+    def lease(self: Direct, handle_id: int, wanted_bytes: int, **more: Any) -> Any:
         inode = self.files.get(handle_id).inode
         handles, inode.handles = inode.handles, 1
         try:
-            return original(self, handle_id, wanted_bytes)
+            return original(self, handle_id, wanted_bytes, **more)
         finally:
             inode.handles = handles
 
@@ -161,9 +161,9 @@ def checksums_lie_in_the_data(patch: Patch) -> None:
     """The place for checksums that a program is told overlaps the room for its data."""
     original = Direct.lease
 
-    def lease(self: Direct, handle_id: int, wanted_bytes: int) -> Any:
-        given = original(self, handle_id, wanted_bytes)
-        return given._replace(crc_offset=given.media_offset)
+    def lease(self: Direct, handle_id: int, wanted_bytes: int, **more: Any) -> Any:
+        given = original(self, handle_id, wanted_bytes, **more)
+        return [each._replace(crc_offset=each.media_offset) for each in given]
 
     patch.setattr(Direct, "lease", lease)
 

@@ -302,10 +302,10 @@ def direct_unlocked(bench: Bench) -> None:
     """A program that has not locked its room is not told to go on."""
     handle = bench.create(b"new")
     locks = bench.locks = Locks(bench.store.media)
-    lease = bench.store.direct.lease(handle or 0, WANTED_BYTES)
+    [lease] = bench.store.direct.lease(handle or 0, WANTED_BYTES)
     locks.take("program", lease.media_offset, lease.length_bytes - 1)
     try:
-        bench.store.direct.confirm(handle or 0, lease.lease_id)
+        bench.store.direct.confirm(handle or 0, [lease.lease_id])
     except InvalidArgumentError:
         pass
     else:
