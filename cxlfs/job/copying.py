@@ -3,12 +3,13 @@
     sender      manifest ─►            pieces of all files, one behind the other ─►
     receiver    ◄─ there is room, or why not            ◄─ durable and verified, or why not
 
-Never: which shards go where (``protocol.placement``), how a piece travels (``engines``).
+Never: which shards go where (``protocol.placement``), how a piece travels (``engines``), what is
+done with files (``outgoing``, ``incoming``).
 
 Invariants
 - Room for every file is reserved before the first piece is sent: a full store refuses at once.
-- Nothing counts in the receiving store before each file's CRC32C was that of the manifest, once as
-  it came in and once as it was read back, and all of it is durable.
+- Nothing counts in the receiving store before all of it is durable, was read back, and has the
+  CRC32C of the manifest, as it came in and as it lies there.
 - What a peer says is bounded, and a manifest of another rank, attempt or digest than the one that
   is expected is refused, before anything is made for it.
 """
@@ -16,32 +17,25 @@ Invariants
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
-from cxlfs.durable import opened_file, promised_crc32c, size_and_crc32c
 from cxlfs.errors import JobFilesError, JobLinkError, JobMessageError
-from cxlfs.job import files
+from cxlfs.job import files, pieces
 from cxlfs.job.engines import Link, Pending
 from cxlfs.job.files import Manifest, Shard
+from cxlfs.job.incoming import Incoming
+from cxlfs.job.outgoing import Outgoing
+from cxlfs.job.pieces import Part
 from cxlfs.job.protocol import Attempt
-from cxlfs.native import crc32c
 from cxlfs.plain import PlainError, fields, number, parse, text
 
-PIECE_BYTES = 4 << 20
-PIECES_IN_FLIGHT = 4
-"""So much memory each link takes, at each end."""
-STRETCH_BYTES = 32 << 20
-"""So much of a file is read back at once."""
-READERS = 2
-"""Threads that do, while more comes."""
 _FRAME_BYTES = 4096
 _REASON_MAX = 500
 
@@ -56,47 +50,6 @@ class Wanted:
     rank: int
     world: int
     manifest: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Part:
-    """Some bytes of one file, at ``begin`` of their piece."""
-
-    shard: int
-    offset: int
-    begin: int
-    size_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Of one file, from ``begin`` on; ``sum``: the checksum of what is before it."""
-
-    shard: int
-    begin: int
-    sum: int
-
-
-def _pieces(shards: tuple[Shard, ...]) -> Iterator[list[_Part]]:
-    """All bytes of all files in their order, cut without regard to where one ends."""
-    parts: list[_Part] = []
-    filled = 0
-    for index, shard in enumerate(shards):
-        offset = 0
-        while offset < shard.size_bytes:
-            size = min(shard.size_bytes - offset, PIECE_BYTES - filled)
-            parts.append(_Part(index, offset, filled, size))
-            offset += size
-            filled += size
-            if filled == PIECE_BYTES:
-                yield parts
-                parts, filled = [], 0
-    if parts:
-        yield parts
-
-
-def _size(parts: list[_Part]) -> int:
-    return parts[-1].begin + parts[-1].size_bytes
 
 
 # --- what is said about them --------------------------------------------------------------------
@@ -119,9 +72,11 @@ def _hear(link: Link) -> tuple[int, str]:
         raise JobMessageError(f"not an answer: {error}") from None
 
 
-def _hear_consent(link: Link) -> None:
+def _hear_consent(link: Link, blame: Callable[[], None] = lambda: None) -> None:
+    """``blame``: what is done behind a refusal."""
     _, reason = _hear(link)
     if reason:
+        blame()
         raise JobLinkError(f"refused: {reason}")
 
 
@@ -143,9 +98,31 @@ def send(link: Link, directory: Path, data: bytes) -> None:
     _tell(link, len(data))
     link.send(bytearray(data)).wait()
     _hear_consent(link)
-    with _Reader(directory, manifest.shards) as reader:
-        _stream(manifest.shards, reader.fill, link.send, lambda _parts, _piece: None)
-    _hear_consent(link)
+    with Outgoing(directory, manifest.shards) as source:
+        _send_pieces(link, source, manifest.shards)
+        _hear_consent(link, source.blame)
+
+
+def _send_pieces(link: Link, source: Outgoing, shards: tuple[Shard, ...]) -> None:
+    free: list[memoryview] = []
+    waiting: collections.deque[tuple[memoryview | None, Pending]] = collections.deque()
+
+    def end_one() -> None:
+        buffer, pending = waiting.popleft()
+        pending.wait()
+        if buffer is not None:
+            free.append(buffer)
+
+    for parts in pieces.pieces(shards):
+        if len(waiting) == pieces.PIECES_IN_FLIGHT:
+            end_one()
+        buffer, piece = None, source.in_place(parts)
+        if piece is None:
+            buffer = free.pop() if free else memoryview(bytearray(pieces.PIECE_BYTES))
+            piece = source.read(parts, buffer)
+        waiting.append((buffer, link.send(piece)))
+    while waiting:
+        end_one()
 
 
 def send_sealed(link: Link, directory: Path, digest: str) -> None:
@@ -156,77 +133,6 @@ def send_sealed(link: Link, directory: Path, digest: str) -> None:
         refuse(link, error)
         raise
     send(link, directory, data)
-
-
-def _stream(
-    shards: tuple[Shard, ...],
-    before: Callable[[list[_Part], memoryview], None],
-    begin: Callable[[memoryview], Pending],
-    after: Callable[[list[_Part], memoryview], None],
-) -> None:
-    """Each piece: ``before``, its way, ``after``; so many are on their way at once."""
-    free: list[memoryview] = []
-    waiting: collections.deque[tuple[list[_Part], memoryview, Pending]] = collections.deque()
-
-    def end_one() -> None:
-        parts, buffer, pending = waiting.popleft()
-        pending.wait()
-        after(parts, buffer)
-        free.append(buffer)
-
-    for parts in _pieces(shards):
-        if len(waiting) == PIECES_IN_FLIGHT:
-            end_one()
-        buffer = free.pop() if free else memoryview(bytearray(_size(parts)))
-        before(parts, buffer)
-        waiting.append((parts, buffer, begin(buffer[: _size(parts)])))
-    while waiting:
-        end_one()
-
-
-class _Files:
-    """The files of a directory, one open at a time."""
-
-    flags = os.O_RDONLY
-
-    def __init__(self, directory: Path, shards: tuple[Shard, ...]) -> None:
-        self._directory = directory
-        self._shards = shards
-        self._open: tuple[int, int] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._open is not None:
-            os.close(self._open[1])
-            self._open = None
-
-    def path(self, shard: int) -> Path:
-        return self._directory / self._shards[shard].name
-
-    def descriptor(self, shard: int) -> int:
-        if self._open is None or self._open[0] != shard:
-            self.close()
-            path = self.path(shard)
-            self._open = shard, os.open(path, self.flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-        return self._open[1]
-
-
-class _Reader(_Files):
-    def fill(self, parts: list[_Part], buffer: memoryview) -> None:
-        for part in parts:
-            descriptor = self.descriptor(part.shard)
-            done = 0
-            while done < part.size_bytes:
-                view = buffer[part.begin + done : part.begin + part.size_bytes]
-                found = os.preadv(descriptor, [view], part.offset + done)
-                if not found:
-                    raise JobFilesError(f"{self.path(part.shard)}: shorter than its manifest says")
-                done += found
 
 
 # --- receiving ----------------------------------------------------------------------------------
@@ -241,9 +147,9 @@ def receive(link: Link, root: Path, wanted: Wanted) -> None:
     staged = files.staging_path(root, wanted.attempt, wanted.rank)
     try:
         manifest = _answered(link, lambda: _reserve(_hear_manifest(link, wanted), root))
-        with _Writer(staged, manifest.shards) as writer:
-            _stream(manifest.shards, lambda _parts, _piece: None, link.receive, writer.take)
-            _answered(link, lambda: _finish(writer, manifest, root))
+        with Incoming(staged, manifest.shards) as target:
+            _receive_pieces(link, target, manifest.shards)
+            _answered(link, lambda: _finish(target, manifest, root))
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise
@@ -300,72 +206,26 @@ def _reserve(manifest: Manifest, root: Path) -> Manifest:
     return manifest
 
 
-class _Writer(_Files):
-    """What was written of a file is synced and read back while more comes."""
+def _receive_pieces(link: Link, target: Incoming, shards: tuple[Shard, ...]) -> None:
+    free: list[memoryview] = []
+    waiting: collections.deque[tuple[list[Part], memoryview, Pending]] = collections.deque()
 
-    flags = os.O_WRONLY
+    def end_one() -> None:
+        parts, buffer, pending = waiting.popleft()
+        pending.wait()
+        target.take(parts, buffer)
+        free.append(buffer)
 
-    def __init__(self, directory: Path, shards: tuple[Shard, ...]) -> None:
-        super().__init__(directory, shards)
-        self._sums = [0] * len(shards)
-        self._stretch = _Stretch(-1, 0, 0)
-        self._read_back: list[concurrent.futures.Future[None]] = []
-        self._readers = concurrent.futures.ThreadPoolExecutor(READERS, "cxlfs-read-back")
-        for index, shard in enumerate(shards):
-            if not shard.size_bytes:
-                self._end_stretch(_Stretch(index, 0, 0), 0)
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self._readers.shutdown(cancel_futures=True)
-
-    def take(self, parts: list[_Part], buffer: memoryview) -> None:
-        for part in parts:
-            index, view = part.shard, buffer[part.begin : part.begin + part.size_bytes]
-            if not part.offset:
-                self._stretch = _Stretch(index, 0, 0)
-            self._sums[index] = crc32c(view, self._sums[index])
-            descriptor, done = self.descriptor(index), 0
-            while done < part.size_bytes:
-                done += os.pwrite(descriptor, view[done:], part.offset + done)
-            end = part.offset + done
-            is_whole = end == self._shards[index].size_bytes
-            if is_whole or end - self._stretch.begin >= STRETCH_BYTES:
-                self._end_stretch(self._stretch, end)
-                self._stretch = _Stretch(index, end, self._sums[index])
-
-    def _end_stretch(self, stretch: _Stretch, end: int) -> None:
-        index, wanted = stretch.shard, self._sums[stretch.shard]
-        shard = self._shards[index]
-        if end == shard.size_bytes:
-            self.close()
-
-        def compare() -> None:
-            with opened_file(self.path(index), JobFilesError) as (descriptor, size_bytes):
-                os.fsync(descriptor)
-                found = size_and_crc32c(descriptor, stretch.begin, end, stretch.sum)
-            is_right = found == (end - stretch.begin, wanted) and size_bytes == shard.size_bytes
-            if is_right and end == shard.size_bytes:
-                is_right = promised_crc32c(self.path(index)) in {None, shard.crc32c}
-            if not is_right:
-                raise JobFilesError(
-                    f"{self.path(index)}: read back, it is not what its manifest says"
-                )
-
-        self._read_back.append(self._readers.submit(compare))
-
-    def judge(self) -> None:
-        """Raises JobFilesError: what came in, or what is there now, is not what the manifest says;
-        OSError.
-        """
-        for index, (shard, found) in enumerate(zip(self._shards, self._sums, strict=True)):
-            if found != shard.crc32c:
-                path, wanted = self.path(index), shard.crc32c
-                raise JobFilesError(f"{path}: CRC32C {found:08x} on arrival, not {wanted:08x}")
-        for compared in self._read_back:
-            compared.result()
+    for parts in pieces.pieces(shards):
+        if len(waiting) == pieces.PIECES_IN_FLIGHT:
+            end_one()
+        size = pieces.size_of(parts)
+        buffer = free.pop() if free else memoryview(bytearray(size))
+        waiting.append((parts, buffer, link.receive(buffer[:size])))
+    while waiting:
+        end_one()
 
 
-def _finish(writer: _Writer, manifest: Manifest, root: Path) -> None:
-    writer.judge()
+def _finish(target: Incoming, manifest: Manifest, root: Path) -> None:
+    target.judge()
     files.seal(root, manifest)

@@ -54,6 +54,13 @@ def _require(result: int) -> int:
     return result
 
 
+def lent(view: memoryview) -> memoryview:
+    """The same memory, without the word that it may not be written to: for interfaces that take no
+    other, and read it only.
+    """
+    return memoryview(ffi.buffer(ffi.from_buffer(view)))
+
+
 class DirectFile:
     """A descriptor through which this process stores file data by itself. Threads may share it."""
 

@@ -245,17 +245,17 @@ def test_a_node_that_lost_its_store(place: Workplace, tmp_path: Path) -> None:
 DYING = """
 import os, signal
 import torch.distributed as dist
-from cxlfs.job import Checkpointer, copying
+from cxlfs.job import Checkpointer, incoming, pieces
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-copying.PIECE_BYTES = 1 << 16
-take, taken = copying._Writer.take, []
+pieces.PIECE_BYTES = 1 << 16
+take, taken = incoming.Incoming.take, []
 def taking(self, parts, buffer):
     taken.append(len(parts))
     if rank == 1 and len(taken) == 7:
         os.kill(os.getpid(), signal.SIGKILL)
     take(self, parts, buffer)
-copying._Writer.take = taking
+incoming.Incoming.take = taking
 def save(directory): (directory / "weights").write_bytes(bytes(4 << 20))
 made = Checkpointer(f"{ROOT}/node{rank}", replicas=2, domain=f"node{rank}", deadline_seconds=20,
                     allow_volatile=True)

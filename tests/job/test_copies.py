@@ -27,6 +27,8 @@ from cxlfs.job import (
     Restored,
     copying,
     files,
+    incoming,
+    pieces,
 )
 from tests.support import job_copy_mutants as mutants
 from tests.support.job_links import QueueLink
@@ -118,7 +120,7 @@ def test_any_files_in_pieces_of_any_size(
     job: Job, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     """Empty ones, in a row and at the end; ones that end where a piece does, and many in one."""
-    monkeypatch.setattr(copying, "PIECE_BYTES", piece)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", piece)
     sizes = {"a": 0, "b/c": 3, "b/d": 0, "b/e/f": 11, "g": 4096 if piece > 1 else 64, "z": 0}
 
     def save(directory: Path) -> None:
@@ -278,8 +280,8 @@ def test_what_a_store_writes_wrong_is_found_before_the_vote(
 ) -> None:
     """It came in right, and is not what lies there: in whichever stretch of a file."""
     pwrite = os.pwrite
-    monkeypatch.setattr(copying, "PIECE_BYTES", 4096)
-    monkeypatch.setattr(copying, "STRETCH_BYTES", 10_000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(incoming, "STRETCH_BYTES", 10_000)
 
     def wrong(descriptor: int, data: memoryview, offset: int) -> int:
         changed = bytearray(data)

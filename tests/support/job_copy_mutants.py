@@ -1,5 +1,6 @@
 """Mistakes of programs that keep copies in other nodes' stores, planted one at a time: each makes a
-test of ``tests/job/test_copies.py``, ``test_copying.py`` or ``test_resharding.py`` fail.
+test of ``tests/job/test_copies.py``, ``test_copying.py`` or ``test_resharding.py``, or of
+``tests/mounted/test_job_copies.py``, fail.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from cxlfs.errors import JobFilesError
-from cxlfs.job import Reachable, copies, copying, files, resharding
+from cxlfs.job import Reachable, copies, copying, files, incoming, outgoing, resharding
 from cxlfs.job.copies import Copies
 from cxlfs.job.offers import Choice, Head, choose
 from cxlfs.job.protocol import Inventory, Placement, missing_copies, place_copies, planning
@@ -39,15 +39,11 @@ def assert_found(
 
 def what_comes_in_is_not_compared(patch: Patch) -> None:
     """Replica bytes wrong, and no check."""
-    patch.setattr(copying._Writer, "judge", lambda _self: None)
+    patch.setattr(incoming.Incoming, "judge", lambda _self: None)
 
 
 def what_was_written_is_not_read_back(patch: Patch) -> None:
-    def judge(self: copying._Writer) -> None:
-        if self._sums != [shard.crc32c for shard in self._shards]:
-            raise JobFilesError("on arrival")
-
-    patch.setattr(copying._Writer, "judge", judge)
+    patch.setattr(incoming, "_compare_by_reading", lambda *_: None)
 
 
 def it_is_reported_before_it_is_there(patch: Patch) -> None:
@@ -55,7 +51,7 @@ def it_is_reported_before_it_is_there(patch: Patch) -> None:
     heard: dict[int, int] = {}
     hear = copying._hear_consent
 
-    def once(link: Any) -> None:
+    def once(link: Any, *_blame: Any) -> None:
         heard[id(link)] = heard.get(id(link), 0) + 1
         if heard[id(link)] == 1:
             hear(link)
@@ -64,13 +60,27 @@ def it_is_reported_before_it_is_there(patch: Patch) -> None:
 
 
 def the_last_of_a_file_alone_is_read_back(patch: Patch) -> None:
-    end_stretch = copying._Writer._end_stretch
+    compare = incoming._compare_by_reading
 
-    def at_the_end(self: copying._Writer, stretch: Any, end: int) -> None:
-        if end == self._shards[stretch.shard].size_bytes:
-            end_stretch(self, stretch, end)
+    def at_the_end(path: Path, shard: files.Shard, begin: int, end: int, *sums: int) -> None:
+        if end == shard.size_bytes:
+            compare(path, shard, begin, end, *sums)
 
-    patch.setattr(copying._Writer, "_end_stretch", at_the_end)
+    patch.setattr(incoming, "_compare_by_reading", at_the_end)
+
+
+def pages_are_not_compared(patch: Patch) -> None:
+    """Of what was stored directly the sums alone are looked at."""
+    patch.setattr(incoming, "_comparison", lambda *_: lambda: None)
+
+
+def sums_are_not_those_of_the_manifest(patch: Patch) -> None:
+    """What was stored directly is what it was summed as; not that it is what was sent."""
+    patch.setattr(incoming, "_is_summed_as", lambda *_: True)
+
+
+def nobody_looks_whose_fault_it_was(patch: Patch) -> None:
+    patch.setattr(outgoing.Outgoing, "blame", lambda _self: None)
 
 
 def room_is_not_reserved(patch: Patch) -> None:

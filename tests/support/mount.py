@@ -285,10 +285,10 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def workplace(*, size_bytes: int = STORE_BYTES) -> Iterator[Workplace]:
+def workplace(*, size_bytes: int = STORE_BYTES, below: Path | None = None) -> Iterator[Workplace]:
     """A fresh store in a fresh place; on a clean exit of the block everything is checked."""
     # Not pytest's directory: its names are too long for sockets, and other users cannot enter it.
-    root = Path(tempfile.mkdtemp(prefix="cxlfs-", dir=fast_directory()))
+    root = Path(tempfile.mkdtemp(prefix="cxlfs-", dir=below or fast_directory()))
     root.chmod(0o755)
     before = os.environ.get(discovery.ENVIRONMENT_OVERRIDE)
     os.environ[discovery.ENVIRONMENT_OVERRIDE] = str(root / "run")

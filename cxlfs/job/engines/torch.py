@@ -39,6 +39,7 @@ from typing import Protocol, cast
 
 from cxlfs.errors import JobEngineError, JobLinkError
 from cxlfs.job.engines.interface import Link, Pending, World, group_size_of
+from cxlfs.native.client import lent
 
 _INCARNATION_SECONDS = 300.0
 LANES = 2
@@ -304,6 +305,8 @@ class TorchLink:
 
     def _tensor(self, data: bytearray | memoryview) -> object:
         """The same bytes, as gloo takes them."""
+        if isinstance(data, memoryview) and data.readonly:
+            data = lent(data)
         return self._torch.frombuffer(data, dtype=self._torch.uint8)
 
     def _pending(self, begin: Callable[[], _Work]) -> Pending:

@@ -1,7 +1,7 @@
 """One of two processes that copy shards to each other's store: raw gloo, the least that a copy can
 be, and the copy, in turns. ``scripts/bench-copies`` runs two of these.
 
-    python -m tests.support.bench.copies DIRECTORY SIZE_BYTES FILES RUNS
+    python -m tests.support.bench.copies DIRECTORY SIZE_BYTES FILES RUNS RUNS_BEFORE
 
 Each line of what the receiving one prints is a turn: how many seconds each took, and how much
 processor time at both ends and, where it is given (CXLFS_BENCH_DAEMON), in the mount's process.
@@ -20,10 +20,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cxlfs.job import copying, files
-from cxlfs.job.copying import PIECE_BYTES, PIECES_IN_FLIGHT
+from cxlfs.job import copying, files, incoming
 from cxlfs.job.engines import Link, Pending
 from cxlfs.job.engines.torch import TorchEngine
+from cxlfs.job.pieces import PIECE_BYTES, PIECES_IN_FLIGHT
 from cxlfs.job.protocol import Attempt
 
 ATTEMPT = Attempt(1, 1, "0" * 16)
@@ -65,7 +65,7 @@ def least_received(link: Link, buffers: list[memoryview], paths: list[Path], eac
     """Received, written, synced and read back: nothing reserved, nothing compared."""
     waiting: collections.deque[Pending] = collections.deque()
     count = each // PIECE_BYTES
-    with concurrent.futures.ThreadPoolExecutor(copying.READERS) as readers:
+    with concurrent.futures.ThreadPoolExecutor(incoming.READERS) as readers:
         read: list[concurrent.futures.Future[None]] = []
         for number in range(len(paths) * count + PIECES_IN_FLIGHT):
             buffer = buffers[number % PIECES_IN_FLIGHT]
@@ -157,10 +157,10 @@ def main() -> None:
     import torch
     from torch import distributed
 
-    where, size_bytes, count, runs = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    where, size_bytes, count, runs, before = Path(sys.argv[1]), *map(int, sys.argv[2:6])
     distributed.init_process_group("gloo")
     end = End(where, size_bytes, count)
-    for run in range(runs + 1):  # the first does not count
+    for run in range(before + runs):
         took: dict[str, float] = {}
         for what in ("raw", "least", "copy"):
             with end.link(f"{what}{run}") as link:
@@ -173,7 +173,7 @@ def main() -> None:
                 distributed.all_reduce(spent)
                 took[f"{what} processors"] = float(spent)
             end.clear()
-        if end.rank == 1 and run:
+        if end.rank == 1 and run >= before:
             print(json.dumps(took), flush=True)
     distributed.destroy_process_group()
 
