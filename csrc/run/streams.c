@@ -11,6 +11,7 @@
  * - A stream into which something was pushed back, or that libc maps, is libc's alone.
  */
 #include <fcntl.h>
+#include <wchar.h>
 
 #include "run/run.h"
 
