@@ -154,6 +154,7 @@ def test_a_library_does_the_same(
         ("fuse_bytes", saved.fuse_bytes),
         ("mapped_bytes", mapped.mapped_bytes),
         ("copied_bytes", mapped.copied_bytes),
+        ("read_bytes", mapped.read_bytes),
         ("varied", sorted(varied)),
     ):
         record_property(key, value)
