@@ -62,6 +62,8 @@ uint64_t cxl_mapped_copied(const cxl_mapped *mapped);    /* bytes of it that are
 /* Compare all chunks that lie in a part of [offset, offset + length) with their checksums, each once. 0; -EIO with
  * the damaged part of the file in *bad_offset and *bad_length (may be NULL); -ERANGE. */
 int cxl_mapped_verify(cxl_mapped *mapped, uint64_t offset, uint64_t length, uint64_t *bad_offset, uint64_t *bad_length);
+/* What was compared through other, which is open, need not be again where both are of the same chunks of the medium. */
+void cxl_mapped_trust(cxl_mapped *mapped, const cxl_mapped *other);
 void cxl_mapped_close(cxl_mapped *mapped);
 
 /* ----------------------------------------------------------------------------------- reading */

@@ -250,6 +250,18 @@ class MappedRegion:
         """As :meth:`read`, filling ``target``, whose content after an error is undefined."""
         self._read_into(offset, ffi.from_buffer(target, require_writable=True))
 
+    def read_into_crc32c(self, offset: int, target: Target, seed: int = 0) -> int:
+        """As :meth:`read_into`, and the CRC32C of what was read from the same pass."""
+        buffer = ffi.from_buffer(target, require_writable=True)
+        length = len(buffer)
+        self._check_range(offset, length)
+        crc, fault = ffi.new("uint32_t *", seed), ffi.new("uint64_t *", offset)
+        code = lib.cxl_media_read_crc(self.handle, offset, buffer, length, crc, fault)
+        del buffer  # see _read_into
+        if code != 0:
+            self._raise_error(code, "read", offset, length, fault_offset=fault[0])
+        return int(crc[0])
+
     def _read_into(self, offset: int, buffer: Any) -> None:
         length = len(buffer)
         self._check_range(offset, length)

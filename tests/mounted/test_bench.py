@@ -89,7 +89,7 @@ def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
     figures = json.loads(path.read_text())
     assert figures["missing"] == {}
     assert figures["settings"]["quick"] is True
-    raw = ("copy", "crc32c", "crc32c_of_memory")
+    raw = ("copy", "crc32c", "crc32c_of_memory", "read_crc32c")
     assert_positive(figures, *(f"data.raw.{name}_bytes_per_s" for name in raw))
     for target in (*TRANSPORTS, "tmpfs"):
         assert_positive(figures, *(f"data.pwrite_4kib.{target}.{level}" for level in LEVELS))

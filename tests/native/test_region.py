@@ -35,6 +35,9 @@ Call = Callable[[MappedRegion, int, int], object]
 ACCESSES: dict[str, Call] = {
     "read": lambda region, offset, length: region.read(offset, length),
     "read_into": lambda region, offset, length: region.read_into(offset, bytearray(length)),
+    "read_into_crc32c": lambda region, offset, length: region.read_into_crc32c(
+        offset, bytearray(length)
+    ),
     "crc32c": lambda region, offset, length: region.crc32c(offset, length),
     "store": lambda region, offset, length: region.store(offset, bytes(length)),
     "copy": lambda region, offset, length: region.copy(offset, bytes(length)),
@@ -328,3 +331,11 @@ def test_unknown_switch_is_refused() -> None:
     with pytest.raises(InvariantError):
         set_fault(len(FaultKind), 1)  # type: ignore[arg-type]
     assert fault_count(len(FaultKind)) == 0  # type: ignore[arg-type]
+
+
+def test_reading_and_summing_in_one_pass(region: MappedRegion) -> None:
+    data = bytes(range(256)) * 33
+    region.store(100, data)
+    target = bytearray(len(data) - 7)
+    assert region.read_into_crc32c(100, target, 5) == crc32c(data[:-7], 5)
+    assert target == data[:-7]

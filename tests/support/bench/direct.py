@@ -39,11 +39,14 @@ COUNTS = (1, 2)
 WAYS = {
     "kernel": ("write", "read"),
     "client": ("client_write", "client_read"),
+    "mapped": (None, "mapped_read"),
     "preloaded": ("write", "read"),
     "tmpfs": ("write", "read"),
     "memcpy": ("memcpy", None),
 }
 """Kinds of jobs for writers and readers."""
+FILES = {"mapped": "client"}
+"""Whose files are read, where not one's own."""
 MAP_TIMES = 5
 
 
@@ -87,7 +90,13 @@ def _measure(  # noqa: PLR0917  what one run needs
             directory = memory if way in {"tmpfs", "memcpy"} else store
             job = WAYS[way][kind == "read"]
             jobs = [
-                Job(str(job), str(directory / f"{way}-{i}"), MIB, file_bytes, sync=False)
+                Job(
+                    str(job),
+                    str(directory / f"{FILES.get(way, way)}-{i}"),
+                    MIB,
+                    file_bytes,
+                    sync=False,
+                )
                 for i in range(count)
             ]
             rate = bytes_per_second(jobs, (under if way == "preloaded" else plain).run(jobs))
@@ -98,12 +107,12 @@ def _measure(  # noqa: PLR0917  what one run needs
         taken = yardstick.take()
         if run:
             raw.append(taken)
-    units = {"write": [each["copy"] for each in raw]}
-    units["read"] = [each["crc32c_of_memory"] for each in raw]
+    units = {"write": "copy", "read": "read_crc32c"}
     result: Figures = {"file_bytes": file_bytes, "raw": raw_figures(raw)}
     for (kind, way, count), values in rates.items():
         place = result.setdefault(kind, {}).setdefault(way, {})
-        place[str(count)] = rate_figures(values, units[kind])
+        unit = "crc32c_of_memory" if way == "mapped" else units[kind]
+        place[str(count)] = rate_figures(values, [each[unit] for each in raw])
     for count in COUNTS:
         beside = rates["write", "kernel", count]
         for way in ("client", "preloaded"):

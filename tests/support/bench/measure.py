@@ -83,16 +83,17 @@ class Progress:
 
 
 class Yardstick:
-    """Non-temporal copy into a touched mapping on tmpfs, CRC32C of a block in the cache, and CRC32C
-    of the mapping itself: each of one core, in bytes per second.
+    """Non-temporal copy into a touched mapping on tmpfs, CRC32C of a block in the cache, CRC32C of
+    the mapping itself, and copying it out with its CRC32C: each of one core, in bytes per second.
     """
 
-    NAMES = ("copy", "crc32c", "crc32c_of_memory")
+    NAMES = ("copy", "crc32c", "crc32c_of_memory", "read_crc32c")
 
     def __init__(self, directory: Path, *, quick: bool) -> None:
         self._passes = 1 if quick else RAW_PASSES
         self._path = directory / "raw.img"
         self._block = random.Random(1).randbytes(MIB)
+        self._target = bytearray(MIB)
         self._media = open_media(str(self._path), create_size_bytes=RAW_BYTES)
         self.samples: dict[str, list[float]] = {name: [] for name in self.NAMES}
         self.sample()  # touches every page
@@ -110,6 +111,7 @@ class Yardstick:
             "copy": lambda i: self._media.copy(i * MIB, self._block),
             "crc32c": lambda _i: crc32c(self._block),
             "crc32c_of_memory": lambda i: self._media.crc32c(i * MIB, MIB),
+            "read_crc32c": lambda i: self._media.read_into_crc32c(i * MIB, self._target),
         }
         for name, action in actions.items():
             began = time.perf_counter()

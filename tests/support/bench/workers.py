@@ -31,7 +31,8 @@ PATIENCE_SECONDS = 600.0
 class Job(NamedTuple):
     """``kind``: ``write``, ``read``, ``pwrite``, which times every call by itself, or ``scatter``,
     which writes as many blocks as there are at random places of a file that ``write`` made;
-    ``client_write`` and ``client_read`` by the client library; ``memcpy`` into a mapped file.
+    ``client_write``, ``client_read`` and ``mapped_read`` by the client library; ``memcpy`` into a
+    mapped file.
     """
 
     kind: str
@@ -169,7 +170,22 @@ def _client_write(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.m
     return Done(began, time.perf_counter(), [])
 
 
-def _client_read(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
+def _client_read(job: Job, barrier: Barrier, source: mmap.mmap, target: mmap.mmap) -> Done:
+    """What ``_client_write`` wrote, verified and copied out."""
+    block = memoryview(target)[: job.block_bytes]
+    barrier.wait()
+    began = time.perf_counter()
+    with client.open(job.path) as file:
+        for _ in range(0, job.total_bytes, job.block_bytes):
+            if file.readinto(block) != job.block_bytes:
+                raise WorkError("a short read")
+    ended = time.perf_counter()
+    if block != memoryview(source)[: job.block_bytes]:
+        raise WorkError("read something else than what was written")
+    return Done(began, ended, [])
+
+
+def _mapped_read(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
     """What ``_client_write`` wrote, verified where it lies."""
     barrier.wait()
     began = time.perf_counter()
@@ -239,5 +255,6 @@ _ACTS = {
     "scatter": _scatter,
     "client_write": _client_write,
     "client_read": _client_read,
+    "mapped_read": _mapped_read,
     "memcpy": _memcpy,
 }
