@@ -117,6 +117,7 @@ struct cxl_media {
     uint32_t granularity;
     bool read_only;
     bool anonymous;
+    bool fenced_by_others;       /* PAGE: nothing is remembered here, and a fence of this mapping syncs nothing */
     atomic_bool populates;       /* touching pages ahead costs memory alone, and works here */
     cxl_recorder recorder;
     /* PAGE: what the next fence must msync: sorted, further apart than DIRTY_GAP, joined where the
@@ -133,7 +134,8 @@ struct cxl_media {
     atomic_bool failed;          /* PAGE: an msync failed once */
 };
 
-/* For cxl_media_map: no byte can be reached before cxl_media_permit, and (either) a forked child has none of it. */
+/* For cxl_media_map: no byte can be reached before cxl_media_permit, and what is stored is fenced by others; (either) a
+ * forked child has none of it. */
 enum { CXL_MAP_CLOSED = 4, CXL_MAP_ALONE = 8 };
 /* Let the pages of a range be reached (or not), that end at multiples of the granule, a power of two. 0 or -errno.
  * The tables of the pages stay: what was touched before meets no faults again. */
