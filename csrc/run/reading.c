@@ -147,10 +147,7 @@ bool run_read(int fd, const struct iovec *pieces, int count, off_t offset, ssize
         return false;
     bool known = read_inside(fd, pieces, count, offset, &result);
     run_leave(&visit);
-    if (!known)
-        return false;
-    if (result < 0)
-        errno = (int)-result;
-    *done = result < 0 ? -1 : (ssize_t)result;
-    return true;
+    if (known)
+        *done = run_answer(result);
+    return known;
 }

@@ -202,6 +202,14 @@ bool run_is_still(int fd, dev_t device, ino_t inode);
 
 enum { RUN_POSITION = -1 };      /* at the file offset, which moves on */
 
+/* A count or -errno as a system call has it: the count, or -1 with errno set. */
+static inline ssize_t run_answer(int64_t result)
+{
+    if (result < 0)
+        errno = (int)-result;
+    return result < 0 ? -1 : (ssize_t)result;
+}
+
 /* Store pieces; false: nothing was done, the kernel is to do it. *done: what write(2) would return, errno set. */
 bool run_write(int fd, const struct iovec *pieces, int count, off_t offset, ssize_t *done);
 /* Bytes of all pieces, as far as the kernel would take them at once, as *used of out (IOV_MAX); the last piece is cut.

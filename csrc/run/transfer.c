@@ -184,10 +184,7 @@ bool run_write(int fd, const struct iovec *pieces, int count, off_t offset, ssiz
         return false;
     bool known = write_inside(fd, pieces, count, offset, &result);
     run_leave(&visit);
-    if (!known)
-        return false;
-    if (result < 0)
-        errno = (int)-result;
-    *done = result < 0 ? -1 : (ssize_t)result;
-    return true;
+    if (known)
+        *done = run_answer(result);
+    return known;
 }
