@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import random
 import re
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import pytest
 from cxlfs.control.mountinfo import find_mount
 from cxlfs.units import MIB
 from tests.support.bench import openings, scaling
+from tests.support.bench.bare import bare_mount
 from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
 from tests.support.bench.fragmentation import QUICK_REFERENCES
 from tests.support.bench.huge_pages import RATES, TIMES
@@ -118,6 +121,41 @@ def test_a_quick_run_measures_saves_in_units(tmp_path: Path) -> None:
     for key in (f"units.{shape}_{way}" for shape in SHAPES for way in WAYS):
         assert_positive(figures, f"{key}.inside_s", f"{key}.outside_s", f"{key}.ratio")
         assert done.stdout.count(f"`{key}.ratio`") == 1
+
+
+@pytest.mark.mounted
+@pytest.mark.skipif(os.geteuid() != 0, reason="a bare FUSE server is mounted as root only")
+def test_a_bare_server_keeps_what_is_written(tmp_path: Path) -> None:
+    block = random.Random(1).randbytes(MIB + 4097)
+    with bare_mount(Path(fast_directory() or tmp_path)) as target:
+        (target / "new").write_bytes(block)
+        (target / "new").rename(target / "final")
+        (target / "new").write_bytes(block[:5])
+        assert (target / "final").read_bytes() == block
+        (target / "new").rename(target / "final")
+        assert (target / "final").read_bytes() == block[:5]
+        assert not (target / "new").exists()
+    assert not target.exists()
+
+
+@pytest.mark.mounted
+@pytest.mark.skipif(os.geteuid() != 0, reason="a bare FUSE server is mounted as root only")
+def test_a_quick_run_measures_a_store_beside_a_bare_server(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ["--quick", "--only", "fuse", "--size", "256M", "--runs", "1", "--json", str(path)]
+    arguments += ["--memory", str(fast_directory() or tmp_path)]
+    done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(path.read_text())
+    assert figures["missing"] == {}
+    for name in ("store", "bare"):
+        for key in (f"fuse.write.{name}.{count}" for count in (1, 2)):
+            assert_positive(figures, f"{key}.bytes_per_s", f"{key}.ratio", f"{key}.of_bare")
+    for name in ("store", "bare", "bare_one_core"):
+        for key in (f"fuse.{kind}.{name}" for kind in ("pwrite_4kib", "save")):
+            assert_positive(figures, *(f"{key}.{level}" for level in (*LEVELS, "mean_s")))
+            assert_positive(figures, f"{key}.p50_times_bare", f"{key}.mean_times_bare")
+    assert done.stdout == f"{table(figures)}\n"
 
 
 @pytest.mark.mounted

@@ -92,11 +92,11 @@ def _calls(target: Target, count: int) -> dict[str, list[float]]:
         began = clock()
         os.rename(directory / "closed", final)  # noqa: PTH104  the call itself is timed
         samples["rename"].append(clock() - began)
-        samples["replace"].append(_replace(directory / "new", final, sync=target.sync))
+        samples["replace"].append(replace(directory / "new", final, sync=target.sync))
     return samples
 
 
-def _replace(temporary: Path, final: Path, *, sync: bool) -> float:
+def replace(temporary: Path, final: Path, *, sync: bool) -> float:
     """Create, write 4 KiB, close, and rename over an older file."""
     began = time.perf_counter()
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

@@ -114,6 +114,50 @@ def _data_rows() -> Iterator[Row]:
         yield Row(f"4 KiB pwrite, p99{suffix}", f"{key}.p99_s", "us")
 
 
+_SERVERS = {
+    "store": "store",
+    "bare": "bare FUSE server",
+    "bare_one_core": "bare FUSE server and client on one core",
+}
+_TIMES = {"pwrite_4kib": ("4 KiB pwrite", 15.0), "save": ("save of a small file", 300.0)}
+_AVERAGES = {"p50": "median", "mean": "mean"}
+
+
+def _fuse_rate_rows() -> Iterator[Row]:
+    """To the raw copy."""
+    for count in (1, 2):
+        for name in ("store", "bare"):
+            key = f"fuse.write.{name}.{count}"
+            must = 0.55 if (name, count) == ("store", 2) else None
+            text = f"{count} writer{'s' * (count > 1)}, 1 MiB, {_SERVERS[name]}"
+            yield Row(text, f"{key}.bytes_per_s", "GB/s", f"{key}.ratio", must)
+
+
+def _fuse_bare_rows() -> Iterator[Row]:
+    for count in (1, 2):
+        key = f"fuse.write.store.{count}"
+        text = f"{count} writer{'s' * (count > 1)}, 1 MiB, beside a bare FUSE server"
+        yield Row(text, f"{key}.bytes_per_s", "GB/s", f"{key}.of_bare")
+
+
+def _fuse_time_rows() -> Iterator[Row]:
+    for kind, (text, must) in _TIMES.items():
+        for name, server in _SERVERS.items():
+            for level, called in _AVERAGES.items():
+                key = f"fuse.{kind}.{name}.{level}_s"
+                wanted = must if name == "store" else None
+                yield Row(f"{text}, {called}, {server}", key, "us", None, wanted)
+
+
+def _fuse_beside_rows() -> Iterator[Row]:
+    for kind, (text, _) in _TIMES.items():
+        for name in ("store", "bare_one_core"):
+            for level, called in _AVERAGES.items():
+                key = f"fuse.{kind}.{name}"
+                what = f"{text}, {called}, {_SERVERS[name]}, beside a bare FUSE server"
+                yield Row(what, f"{key}.{level}_s", "us", f"{key}.{level}_times_bare")
+
+
 _DIRECT_MUSTS = {
     ("write", "client", 1): 0.85,
     ("write", "client", 2): 1.5,
@@ -271,6 +315,7 @@ def _unit_rows() -> Iterator[Row]:
 ROWS = {
     "of the raw copy": (
         *_data_rows(),
+        *_fuse_rate_rows(),
         *_direct_rows("write", _DIRECT_WAYS),
         _torch_row("raw copy of a state, which no cache holds, one core", "raw_state"),
         _torch_row("cxlfs.torch.save", "save"),
@@ -278,11 +323,14 @@ ROWS = {
         _torch_row("cxlfs.torch.async_save, until it returns", "async_save"),
     ),
     "": (
+        *_fuse_time_rows(),
         *_latency_rows(),
         *_unit_rows(),
         Row("a file mapped by the client library, unverified", "direct.map_s", "us"),
         Row("cxlfs.torch.load, nothing verified", "direct_torch.load_unverified_s", "us"),
     ),
+    "of the bare server": tuple(_fuse_bare_rows()),
+    "times the bare server's": tuple(_fuse_beside_rows()),
     "of tmpfs": (
         *_framework_rows(),
         _torch_row("cxlfs.torch.save, to torch.save", "save", "of_tmpfs", 3.0),
