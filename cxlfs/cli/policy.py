@@ -144,8 +144,9 @@ def command(context: click.Context, *, as_json: bool) -> None:
     "--done",
     multiple=True,
     metavar="NAME",
-    help="The file that a saver publishes last; may be repeated: any of them. '*': each file is a"
-    " checkpoint of its own, there for good when it is closed.",
+    help="The file that a saver publishes last; may be repeated: any of them. '*', or a pattern"
+    " with it: each file of such a name is a checkpoint of its own, there for good when it is"
+    " closed or renamed.",
 )
 @click.option(
     "--quiet",

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from cxlfs.store.health import HIDDEN_PREFIX
-from cxlfs.store.unit_rules import EACH_FILE, QUIET_SECONDS, QUIET_UNMARKED_SECONDS, Rule
+from cxlfs.store.unit_rules import QUIET_SECONDS, QUIET_UNMARKED_SECONDS, Rule, has_pattern
 
 UNITS_XATTR: Final = HIDDEN_PREFIX + b"units"
 POLICIES_XATTR: Final = HIDDEN_PREFIX + b"policies"
@@ -107,7 +107,7 @@ def policy_rule(
 ) -> Rule:
     """The rule that a policy asks for."""
     names = tuple(done)
-    has_last_file = bool(names) and EACH_FILE not in names
+    has_last_file = bool(names) and not has_pattern(names)
     quiet = QUIET_SECONDS if has_last_file else QUIET_UNMARKED_SECONDS
     return Rule(
         name="policy",

@@ -26,8 +26,8 @@ _NAMES_KNOWN = 4096
 ITSELF = b"."
 """As a pattern of a policy: the directory that has the policy."""
 EACH_FILE = b"*"
-"""As the marker of a policy: each file is a checkpoint of its own, there for good when it is closed
-or renamed and nothing else in the unit is being written."""
+"""In the marker of a policy: a pattern, and each file of such a name is a checkpoint of its own,
+there for good when it is closed or renamed and nothing else in the unit is being written."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,16 @@ class Rule:
 
     @property
     def ends_with_each_file(self) -> bool:
-        return EACH_FILE in self.done
+        return has_pattern(self.done)
+
+    def ends_with(self, name: bytes) -> bool:
+        """Where each file is a checkpoint: one of that name is."""
+        return matches(name, self.done)
+
+
+def has_pattern(done: Iterable[bytes]) -> bool:
+    """One of these markers stands for many files."""
+    return any(EACH_FILE in name for name in done)
 
 
 RECEIVING_NAME = b".cxlfs-receiving"

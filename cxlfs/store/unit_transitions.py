@@ -35,7 +35,7 @@ class OpensAndEnds(Protocol):
     policies: Policies
     opened: OpenUnits
 
-    def decide_named(self, parent: int, inode: Inode) -> tuple[OpenUnit | None, Decision]: ...
+    def decide_named(self, named: Named) -> tuple[OpenUnit | None, Decision]: ...
 
     def operations_for(self, over: list[OpenUnit], begun: list[OpenUnit]) -> list[Operation]: ...
 
@@ -101,8 +101,8 @@ def transition_of_names(
     """
     over = [unit for unit in units.opened.values() if _is_named(unit, names, replaced)]
     kept: list[OpenUnit] = []
-    for parent, _, inode in names if units.opened.has_each_file else ():
-        unit, decision = units.decide_named(parent, inode)
+    for named in names if units.opened.has_each_file else ():
+        unit, decision = units.decide_named(named)
         if unit is not None and unit not in over + kept:
             {Decision.DONE: over, Decision.KEEP: kept}.get(decision, []).append(unit)
     return UnitTransition(units, over, [], kept=kept) if over or kept else NO_TRANSITION

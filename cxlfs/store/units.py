@@ -282,16 +282,15 @@ class Units:
         """See ``unit_transitions``."""
         return transition_of_names(self, names, replaced) if self.opened else NO_TRANSITION
 
-    def decide_named(self, parent: int, inode: Inode) -> tuple[OpenUnit | None, Decision]:
-        """Where each file is a checkpoint: the unit, and what the file's name there means for it;
-        its content is published in the same record.
-        """
+    def decide_named(self, named: Named) -> tuple[OpenUnit | None, Decision]:
+        """Where each file is a checkpoint: the unit, and what the name means for it."""
+        parent, name, inode = named
         unit = self.places.unit_of(self._namespace.get(parent))
         if unit is None or unit.kept or inode.live is None or not unit.each_file:
             return None, Decision.WAIT
         facts = self._facts(unit, closing=False, but=inode)
-        closed = unit.unclosed <= {inode.ino}
-        return unit, unit_rules.decide(dataclasses.replace(facts, marked=closed))[0]
+        marked = unit.unclosed <= {inode.ino} and (unit.marked or unit.rule.ends_with(name))
+        return unit, unit_rules.decide(dataclasses.replace(facts, marked=marked))[0]
 
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None:
         """A file of that name is about to be published: a marker that lies beside units names them,
@@ -325,7 +324,8 @@ class Units:
         unit = self.places.unit_of(inode) if self.opened.has_each_file else None
         if unit is not None and unit.each_file and inode.ino in unit.published:
             unit.unclosed.discard(inode.ino)
-            unit.marked = self.pending = True
+            unit.marked |= unit.rule.ends_with(inode.name)
+            self.pending |= unit.marked
 
     def _seen(self, inode: Inode, writer: Hashable | None, *, incomplete: bool) -> None:
         unit = self.places.unit_of(inode)

@@ -103,7 +103,13 @@ def agents(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(ROOT),
+                # PyTorch's, of what other libraries have brought along
+                "PYTHONWARNINGS": "ignore:The pynvml package:FutureWarning",
+            },
         )
         for rank, root in enumerate(roots)
     ]

@@ -312,6 +312,70 @@ def test_no_marker_is_missing(store: Store) -> None:
     assert store.units.problem_of(directory) is None
 
 
+# --- files of certain names -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_two_names(store: Store) -> Store:
+    """In ``runs`` each ``*.h5`` is a checkpoint: what is saved has another name until it is whole."""
+    rules = (policy_rule((b".",), (b"*.h5",), None),)
+    store.units.set_policy(store.namespace.get(runs(store)), rules)
+    return store
+
+
+@pytest.mark.parametrize("ending", [Ending.KILLED, Ending.BADLY, Ending.UNKNOWN])
+@pytest.mark.parametrize("where", ["written", "closed", "named"])
+def test_a_saver_by_two_names_leaves_a_whole_file_or_none(
+    by_two_names: Store, where: str, ending: Ending
+) -> None:
+    store = by_two_names
+    writers = Writers(store)
+    handle = open_writing(store, runs(store), b"new.dirty", b"new")
+    if where != "written":
+        close(store, handle)
+        store.units.maintain()
+        assert not store.units.open_units()[0].kept
+    if where == "named":
+        store.rename(runs(store), b"new.dirty", runs(store), b"new.h5")
+        store.units.maintain()
+        assert store.units.open_units()[0].kept
+    if where == "written":
+        close(store, handle, killed=True)
+    writers.endings["trainer"] = ending
+    store.units.maintain()
+    stays = where == "named" and ending is not Ending.BADLY
+    assert tree(store, b"runs") == OLD | ({b"new.h5": b"new"} if stays else {})
+    assert open_count(store) == 0
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_crash_of_a_saver_by_two_names(
+    shop: Shop, by_two_names: Store, monkeypatch: pytest.MonkeyPatch, *, is_named: bool
+) -> None:
+    """That it stays is said in the record that names it."""
+    store = by_two_names
+    Writers(store)
+    write_file(store, runs(store), b"new.dirty", b"new")
+    store.units.maintain()
+    monkeypatch.setattr(store.units, "settle", lambda **_: False)
+    if is_named:
+        store.rename(runs(store), b"new.dirty", runs(store), b"new.h5")
+    store = shop.reopen(store)
+    assert tree(store, b"runs") == OLD | ({b"new.h5": b"new"} if is_named else {})
+
+
+def test_a_closed_file_waits_for_one_of_another_name(shop: Shop, by_two_names: Store) -> None:
+    store = by_two_names
+    Writers(store)
+    handle = open_writing(store, runs(store), b"other.dirty", b"half")
+    write_file(store, runs(store), b"new.h5", b"new")
+    assert not store.units.open_units()[0].kept
+    close(store, handle)
+    assert store.units.open_units()[0].kept
+    store = shop.reopen(store)
+    assert tree(store, b"runs") == OLD | {b"new.h5": b"new", b"other.dirty": b"half"}
+
+
 # --- what the next save has to copy -------------------------------------------------------------
 
 
