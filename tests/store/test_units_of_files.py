@@ -317,7 +317,7 @@ def test_no_marker_is_missing(store: Store) -> None:
 
 @pytest.fixture
 def by_two_names(store: Store) -> Store:
-    """In ``runs`` each ``*.h5`` is a checkpoint: what is saved has another name until it is whole."""
+    """In ``runs`` each ``*.h5`` is a checkpoint: what is not whole has another name."""
     rules = (policy_rule((b".",), (b"*.h5",), None),)
     store.units.set_policy(store.namespace.get(runs(store)), rules)
     return store

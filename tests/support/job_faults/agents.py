@@ -27,7 +27,9 @@ from cxlfs.job.agent import Event, Pace, Settings, Tending, serve
 from cxlfs.job.engines import Engine
 from cxlfs.job.engines.rendezvous import Group, came_anew, unheard
 from tests.support.job_faults.engine import DirectoryEngine
+from tests.support.job_faults.in_pieces import cut_small
 from tests.support.job_faults.judge import BrokenError
+from tests.support.job_faults.moments import EVENTS
 
 PAUSE_SECONDS = 0.01
 DEADLINE_SECONDS = 10.0
@@ -38,7 +40,6 @@ _TICK_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
 _CALLS_OF_WORK, _CALLS_OF_A_COPY = 70, 14
 """Into the file system; as many as it makes, or a few less."""
-_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree", "os.link"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,6 +194,7 @@ class Agents:
             line = {"epoch": meeting.epoch, **dataclasses.asdict(event)}
             os.write(file, json.dumps(line).encode() + b"\n")
 
+        cut_small(lambda: None)
         seat = self._seats[node]
         settings = Settings(self._replicas, seat.name, DEADLINE_SECONDS)
         work = Tending(seat, settings, tell)
@@ -211,7 +213,7 @@ def _die(work: Tending, death: Death) -> None:
 
     def audit(event: str, _arguments: object) -> None:
         nonlocal left
-        if left and event in _EVENTS:
+        if left and event in EVENTS:
             left -= 1
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)

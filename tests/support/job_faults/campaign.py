@@ -27,7 +27,13 @@ from tests.support.job_faults.judge import BrokenError, Judge
 from tests.support.job_faults.kinds import AGENT, KINDS, Kind
 from tests.support.job_faults.moments import RESTORE, Moment, a_moment, call_of
 from tests.support.job_faults.nodes import STORE_BYTES, Beside, Nodes
-from tests.support.job_faults.ranks import Start, launch, wait_for
+from tests.support.job_faults.ranks import (
+    COPIED_DIRECTLY,
+    SAVED_DIRECTLY,
+    Start,
+    launch,
+    wait_for,
+)
 from tests.support.mount import fast_directory, workplace
 
 DEADLINE_SECONDS = 20.0
@@ -63,6 +69,8 @@ class Outcome:
         self.phases[phase] = self.phases.get(phase, 0) + 1
         for line in (line for row in told for line in row):
             what = str(line.get("outcome", line.get("error", "")))
+            if line["kind"] in {SAVED_DIRECTLY, COPIED_DIRECTLY}:
+                what = str(line["kind"])
             if what:
                 self.told[what] = self.told.get(what, 0) + 1
 

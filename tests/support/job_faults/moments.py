@@ -15,6 +15,7 @@ from typing import Any
 from cxlfs.job import Checkpointer
 from cxlfs.job.engines import Engine
 from cxlfs.job.tier import Tier
+from tests.support.job_faults.in_pieces import PIECE_EVENT
 
 PREPARED, VOTES, COMMIT, RESTORE = PHASES = (
     "before PREPARED",
@@ -36,7 +37,9 @@ ACTIONS = {
 }
 DRAIN = "Drain"
 OF_COPIES = {"Replicate", "saved"}
-_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree", "os.link"}
+EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree", "os.link"} | {
+    PIECE_EVENT
+}
 _CALLS_IN_AN_ACTION = 12
 
 
@@ -102,7 +105,7 @@ class Fate:
             self._come()
 
     def _audit(self, event: str, _arguments: object) -> None:
-        if self._calls_left and event in _EVENTS:
+        if self._calls_left and event in EVENTS:
             self._calls_left -= 1
             if not self._calls_left:
                 self._come()

@@ -20,9 +20,11 @@ from typing import Any
 from cxlfs.errors import CxlfsError, JobFilesError, NotRestoredError
 from cxlfs.job import Nothing, Reachable, Resharded, Restored
 from tests.support.job_faults.engine import DirectoryEngine, Partition
+from tests.support.job_faults.in_pieces import a_shard, cut_small, write
 from tests.support.job_faults.moments import Fate, Moment, watched
 
 YEAR_SECONDS = 365 * 86400
+SAVED_DIRECTLY, COPIED_DIRECTLY = "shard saved directly", "shard copied directly"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,14 +121,16 @@ def _live(start: Start, rank: int) -> int:
 
 def _work(start: Start, rank: int, tell: _Teller) -> None:
     is_mine = start.moment is not None and start.moment.rank == rank
+    cut_small(lambda: tell(COPIED_DIRECTLY))
     fate = Fate(start.moment if is_mine else None, lambda: _deed(start, tell))
     engine, kind = watched(DirectoryEngine(start.directory, rank, start.world), fate)
     numbers = random.Random(f"{start.seed} {rank}")
 
     def save(directory: Path) -> None:
-        data = numbers.randbytes(numbers.randint(1, 40_000))
+        data = a_shard(numbers)
         tell("saving", attempt=directory.parent.name, sha256=hashlib.sha256(data).hexdigest())
-        (directory / "shard.bin").write_bytes(data)
+        if write(directory / "shard.bin", data, numbers):
+            tell(SAVED_DIRECTLY)
 
     def load(directory: Path, part: int = rank) -> None:
         data = (directory / "shard.bin").read_bytes()
