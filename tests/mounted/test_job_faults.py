@@ -14,7 +14,15 @@ FAULTS_UNTIL_FOUND = 40
 
 @pytest.mark.parametrize(
     ("kind", "replicas"),
-    [("daemon", 1), ("daemon", 2), ("full", 1), ("power", 2), ("clock", 1), ("agent", 2)],
+    [
+        ("daemon", 1),
+        ("daemon", 2),
+        ("full", 1),
+        ("power", 2),
+        ("power-lines", 2),
+        ("clock", 1),
+        ("agent", 2),
+    ],
 )
 def test_faults(kind: str, replicas: int, seed: int) -> None:
     outcome = run_campaign(kind, 1, seed, replicas=replicas, nodes=2)
@@ -23,10 +31,13 @@ def test_faults(kind: str, replicas: int, seed: int) -> None:
 
 
 @pytest.mark.campaign
-def test_a_medium_that_forgets_is_found(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "beside"),
+    [("power", Beside.FORGOTTEN), ("power-lines", Beside.LINES_FORGOTTEN)],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_medium_that_forgets_is_found(kind: str, beside: Beside, seed: int) -> None:
     """It says of everything that it is durable, and has nothing of it when the power fails."""
-    outcome = run_campaign(
-        "power", FAULTS_UNTIL_FOUND, seed, replicas=1, nodes=2, beside=Beside.FORGOTTEN
-    )
+    outcome = run_campaign(kind, FAULTS_UNTIL_FOUND, seed, replicas=1, nodes=2, beside=beside)
     print(outcome)
     assert outcome.problems != []

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
+import multiprocessing
 import os
 import random
 import re
@@ -18,7 +20,9 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 from cxlfs.errors import CxlfsError
 from tests.support.job_faults.agent_faults import AgentFault
@@ -26,7 +30,7 @@ from tests.support.job_faults.engine import Partition
 from tests.support.job_faults.judge import BrokenError, Judge
 from tests.support.job_faults.kinds import AGENT, KINDS, Kind
 from tests.support.job_faults.moments import RESTORE, Moment, a_moment, call_of
-from tests.support.job_faults.nodes import STORE_BYTES, Beside, Nodes
+from tests.support.job_faults.nodes import STORE_BYTES, Beside, Nodes, environment_of_lines
 from tests.support.job_faults.ranks import (
     COPIED_DIRECTLY,
     SAVED_DIRECTLY,
@@ -242,7 +246,7 @@ class Campaign:
         if daemon:
             os.kill(daemon, signal.SIGCONT)
         self._is_done &= any(line["kind"] == "fate" for line in _told_of_moment(start))
-        may_be_killed = start.deed == "kill" or self.kind.name == "power"
+        may_be_killed = start.deed == "kill" or self.kind.name.startswith("power")
         wanted = {0, -signal.SIGKILL if may_be_killed else 0}
         if set(statuses) - wanted:
             rows = [start.told(rank) for rank in range(start.world)]
@@ -278,7 +282,7 @@ class Campaign:
             self.nodes.kill_daemon(node)
         elif self._agents is not None:
             self._agents.at_moment()
-        elif kind == "power":
+        elif kind.startswith("power"):
             self._cut_power(start, node)
         elif kind == "full":
             self.nodes.fill(node)
@@ -381,10 +385,32 @@ def run_campaign(
     cannot be mounted, or is not clean in the end, is a problem, too.
     """
     outcome = Outcome(kind, replicas, nodes)
+    beside = beside or KINDS[kind].beside
+    if in_stores and beside.is_of_lines:
+        return _in_a_process_of_lines(outcome, faults, seed, beside)
+    return _run_to_the_end(outcome, faults, seed, beside, in_stores=in_stores)
+
+
+def _in_a_process_of_lines(outcome: Outcome, faults: int, seed: int, beside: Beside) -> Outcome:
+    """Ranks are forked, and have what their parent began with."""
+    with tempfile.TemporaryDirectory(prefix="cxlfs-") as directory:
+        environment = environment_of_lines(Path(directory), beside)
+        context = multiprocessing.get_context("spawn")
+        with (
+            mock.patch.dict(os.environ, environment),
+            ProcessPoolExecutor(max_workers=1, mp_context=context) as pool,
+        ):
+            run = functools.partial(_run_to_the_end, outcome, faults, seed, beside, in_stores=True)
+            return pool.submit(run).result()
+
+
+def _run_to_the_end(
+    outcome: Outcome, faults: int, seed: int, beside: Beside, *, in_stores: bool
+) -> Outcome:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # where a workplace shows its log
-            _run_in_places(outcome, faults, seed, beside or KINDS[kind].beside, in_stores=in_stores)
-    except (AssertionError, CxlfsError) as error:
+            _run_in_places(outcome, faults, seed, beside, in_stores=in_stores)
+    except (AssertionError, CxlfsError, OSError) as error:
         outcome.problems.append(
             f"fault {outcome.faults + 1}: {type(error).__name__}: {error}"[:2000]
         )

@@ -44,6 +44,15 @@ _ALL = (
         beside=Beside.KEPT,
         errors=_DEAD_MOUNT,
     ),
+    Kind(
+        "power-lines",
+        "the same of media that are mapped directly: of what was not written back by line, and "
+        "fenced, nothing is left, or all, or some of it",
+        "go",
+        needs_stores=True,
+        beside=Beside.LINES_KEPT,
+        errors=_DEAD_MOUNT,
+    ),
     Kind("wipe", "a rank is killed, and its node's store is a new one"),
     Kind(
         "full",

@@ -1,5 +1,5 @@
 """The nodes of a job: a directory each, of a mounted store or not, and what is done to them. What a
-power cut leaves is made of what ``preloaded.c`` keeps.
+power cut leaves is made of what ``preloaded.c`` and ``preloaded_lines.c`` keep.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from cxlfs.media import open_media
 from cxlfs.store import Store
 from tests.support.job_faults.ranks import YEAR_SECONDS
 from tests.support.mount import MIB, Workplace, wait_for_exit
+from tests.support.repository import ROOT
 
 STORE_BYTES = 64 * MIB
-WORD_BYTES, SECTOR_BYTES, PAGE_BYTES = 8, 512, 4096
+WORD_BYTES, LINE_BYTES, SECTOR_BYTES, PAGE_BYTES = 8, 64, 512, 4096
 _SHIM = Path(__file__).with_name("preloaded.c")
+_SHIM_OF_LINES = Path(__file__).with_name("preloaded_lines.c")
+_FORGETS = "CXLFS_TEST_MEDIUM_FORGETS"
 
 
 class Beside(enum.Enum):
@@ -38,6 +41,17 @@ class Beside(enum.Enum):
     """The same of a medium that lies."""
     CLOCK = enum.auto()
     """A clock that can be set back."""
+    LINES_KEPT = enum.auto()
+    """What a power cut leaves of a medium that is written back by line; beside ranks, too."""
+    LINES_FORGOTTEN = enum.auto()
+
+    @property
+    def keeps(self) -> bool:
+        return self is not Beside.NOTHING and self is not Beside.CLOCK
+
+    @property
+    def is_of_lines(self) -> bool:
+        return self in {Beside.LINES_KEPT, Beside.LINES_FORGOTTEN}
 
 
 class Nodes:
@@ -49,7 +63,7 @@ class Nodes:
         self.root = root
         self.places = places
         self._environment = _environment(root, beside)
-        self._keeps = beside in {Beside.KEPT, Beside.FORGOTTEN}
+        self._keeps = beside.keeps
         tops = [place.mountpoint for place in places] or [root] * count
         self.roots = [top / f"node{number}" for number, top in enumerate(tops)]
         for place in places:
@@ -146,6 +160,7 @@ class Nodes:
         """What is there, nobody writes to, and is there after a power cut."""
         if self._keeps:
             shutil.copyfile(place.source, _durable(place.source))
+            place.source.with_name(f"{place.source.name}.lines").unlink(missing_ok=True)
 
 
 def _durable(source: Path) -> Path:
@@ -154,16 +169,17 @@ def _durable(source: Path) -> Path:
 
 def image_of(source: Path, numbers: random.Random) -> bytes:
     """What a power cut leaves of it: what is sure to be durable; and of what was stored beside it
-    nothing, all, or some pages, sectors or words.
+    nothing, all, or some pages, sectors, lines or words.
     """
     stored = np.fromfile(source, dtype=np.uint64)
     image = np.fromfile(_durable(source), dtype=np.uint64)
     differing = np.flatnonzero(stored != image)
-    unit_bytes = numbers.choice([0, 0, WORD_BYTES, SECTOR_BYTES, PAGE_BYTES, source.stat().st_size])
+    units = [0, 0, WORD_BYTES, LINE_BYTES, SECTOR_BYTES, PAGE_BYTES, source.stat().st_size]
+    unit_bytes = numbers.choice(units)
     if unit_bytes:
-        units, of_unit = np.unique(differing * WORD_BYTES // unit_bytes, return_inverse=True)
+        touched, of_unit = np.unique(differing * WORD_BYTES // unit_bytes, return_inverse=True)
         share = 1.0 if unit_bytes > PAGE_BYTES else numbers.choice([0.1, 0.5, 0.9])
-        left = np.array([numbers.random() < share for _ in units], dtype=bool)
+        left = np.array([numbers.random() < share for _ in touched], dtype=bool)
         differing = differing[left[of_unit]]
         image[differing] = stored[differing]
     return image.tobytes()
@@ -178,12 +194,24 @@ def _environment_of(place: Workplace, more: dict[str, str] | None = None) -> Ite
 
 
 def _environment(root: Path, beside: Beside) -> dict[str, str]:
-    if beside is Beside.NOTHING:
+    if beside is Beside.NOTHING or beside.is_of_lines:
         return {}
-    library = root / "preloaded.so"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, _SHIM]
-    subprocess.run([*command, "-lpthread"], check=True)
-    found = {"LD_PRELOAD": str(library)}
+    found = {"LD_PRELOAD": str(_compiled(_SHIM, root))}
     if beside is Beside.FORGOTTEN:
-        found["CXLFS_TEST_MEDIUM_FORGETS"] = "1"
+        found[_FORGETS] = "1"
     return found
+
+
+def environment_of_lines(root: Path, beside: Beside) -> dict[str, str]:
+    """For the process that forks ranks, and all that it begins."""
+    found = {"LD_PRELOAD": str(_compiled(_SHIM_OF_LINES, root))}
+    if beside is Beside.LINES_FORGOTTEN:
+        found[_FORGETS] = "1"
+    return found
+
+
+def _compiled(source: Path, root: Path) -> Path:
+    library = root / f"{source.stem}.so"
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", f"-I{ROOT / 'csrc'}"]
+    subprocess.run([*command, "-o", library, source, "-lpthread"], check=True)
+    return library
