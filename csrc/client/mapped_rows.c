@@ -57,7 +57,9 @@ static int take_part(cxl_mapped *mapped, const cxl_direct_map *answer, uint64_t 
         *file_from = row.is.file_offset + row.is.length_bytes;
         mapped->rows[mapped->row_count++] = row;
     }
-    memcpy(mapped->sums + mapped->sum_count, answer->payload + rows * sizeof(cxl_direct_row), sums * sizeof(uint32_t));
+    if (sums > 0)
+        memcpy(mapped->sums + mapped->sum_count, answer->payload + rows * sizeof(cxl_direct_row),
+               sums * sizeof(uint32_t));
     mapped->sum_count += sums;
     return 0;
 }
