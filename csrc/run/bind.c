@@ -68,6 +68,7 @@ run_mount *run_mount_of(int fd, dev_t device)
         found = &mounts[count];
         found->device = device;
         atomic_store(&found->verdict, 0);
+        atomic_store(&found->no_private, false);
         atomic_store_explicit(&mount_count, count + 1, memory_order_release);
     }
     pthread_mutex_unlock(&mounts_lock);

@@ -7,12 +7,14 @@
  *
  * Invariants
  * - Each mapping has an open file description of its own, which holds the bytes: the program may close its descriptor.
- * - Address space goes back as a whole, when all of it was unmapped: until then parts become pages that cannot be used.
+ * - Address space goes back as a whole, when all of it was unmapped: until then parts become pages that cannot be used,
+ *   where these are not parts of pages themselves (a DAX device, hugetlbfs).
  * - A child has the memory of its parent, and nothing else of this: there munmap is the kernel's.
  */
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/mman.h>
+#include <sys/sysmacros.h>
 
 #include "run/run.h"
 
@@ -94,6 +96,14 @@ static int open_mapped(int fd, bool for_writing, cxl_mapped **out)
     return result;
 }
 
+/* Once for each mount: a private mapping that may be written to is the kernel's there. */
+static void tell_no_private(run_mount *mount)
+{
+    if (!atomic_exchange(&mount->no_private, true))
+        run_log("mount %u:%u: mappings that are written to go through the kernel: the medium has no private pages",
+                major(mount->device), minor(mount->device));
+}
+
 static void remember(cxl_mapped *mapped, int fd, uintptr_t start, uintptr_t end, bool *done)
 {
     *done = false;
@@ -121,7 +131,8 @@ static void *map_inside(size_t length, int protection, int fd, off64_t offset)
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &found) != 0)
         return NULL;
     run_mount *mount = S_ISREG(found.stx_mode) ? run_mount_of(fd, run_device_of(&found)) : NULL;
-    if (mount == NULL || atomic_load(&mount->verdict) < 0 || (REAL(fcntl)(fd, F_GETFL) & O_ACCMODE) != O_RDONLY)
+    if (mount == NULL || atomic_load(&mount->verdict) < 0 || (REAL(fcntl)(fd, F_GETFL) & O_ACCMODE) != O_RDONLY ||
+        (for_writing && atomic_load(&mount->no_private)))
         return NULL;
     int again = open_again(fd);
     if (again < 0)
@@ -140,6 +151,8 @@ static void *map_inside(size_t length, int protection, int fd, off64_t offset)
             return base;
         }
         cxl_mapped_close(mapped);
+    } else if (result == -EINVAL && for_writing) {
+        tell_no_private(mount);
     }
     REAL(close)(again);
     run_detach_internal(again);
@@ -244,7 +257,7 @@ static uintptr_t unmap_first(uintptr_t start, uintptr_t end, int *result)
             uintptr_t until = range.end < end ? range.end : end;
             void *place = REAL(mmap64)((void *)start, until - start, PROT_NONE,
                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-            if (place == MAP_FAILED) {
+            if (place == MAP_FAILED && errno != EINVAL) {   /* that is a part of a large page, which stays there */
                 *result = -1;
                 return end;
             }

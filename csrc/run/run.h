@@ -103,6 +103,7 @@ extern _Atomic(uintptr_t) run_slots[RUN_DESCRIPTORS];
 typedef struct {
     dev_t device;
     atomic_int verdict;          /* 0: not asked; 1: direct; -errno: through the kernel */
+    atomic_bool no_private;      /* the medium has no private pages */
 } run_mount;
 
 /* An open file description of a regular file on a mount that may be one of cxlfs. */

@@ -35,7 +35,7 @@ from cxlfs.errors import (
     UsageError,
 )
 from cxlfs.format import superblock
-from cxlfs.media import Media, open_media, signatures
+from cxlfs.media import Media, locks, open_media, signatures
 from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.media.signatures import Found
 from cxlfs.store import Store, StoreOptions
@@ -142,6 +142,7 @@ def make(source: Path, *, size: str | None, label: str, force: bool) -> Made:
         found = _contents(media)
         if found and not force:
             _refuse_to_overwrite(source, found)
+        locks.refuse_locked(media.path, media.locked_ranges())  # nothing has been changed yet
         media.preallocate()
         _wipe(media, found)
         Store.format(media, label=label)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import logging
 import mmap
 import os
 from typing import TYPE_CHECKING, Self
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from _typeshed import StrOrBytesPath
+
+
+_log = logging.getLogger("cxlfs.client")
+_told: set[int] = set()
+"""Mounts of which the log has said that they have no private pages."""
 
 
 class Verify(enum.Enum):
@@ -69,7 +75,7 @@ class MappedFile:
                 steps.callback(_close, descriptor)
                 if error.errno == errno.EIO:
                     raise OSError(errno.EIO, error.strerror, os.fspath(path)) from error
-                self.why_not = error.strerror
+                self.why_not = _why_not(error, descriptor, private=private)
                 self._view = _mapped_by_kernel(descriptor, private=private)
         self._size_bytes = len(self.view)
 
@@ -141,6 +147,20 @@ class MappedFile:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _why_not(error: OSError, descriptor: int, *, private: bool) -> str:
+    """Why the kernel has to map it; the log says so of pages that may be written to, once for each
+    mount.
+    """
+    if not private or error.errno != errno.EINVAL:
+        return error.strerror or "unknown"
+    why = "the medium has no private pages"
+    mount = os.fstat(descriptor).st_dev
+    if mount not in _told:
+        _told.add(mount)
+        _log.info("what is mapped to be written to goes through the kernel: %s", why)
+    return why
 
 
 def _close(descriptor: int) -> None:

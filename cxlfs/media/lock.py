@@ -33,13 +33,14 @@ def refuse_other_users(descriptor: int, path: str, proc: Path = PROC) -> None:
     """Raises BusyError when another process has the source open, or mapped and closed: what knows
     nothing of our lock, like a virtual machine that has a DAX device for its memory. Programs that
     store file data by themselves are no others: what they may store into is locked, and stays
-    apart. Only processes that this one may look into are seen: root sees all.
+    apart. Nor are their children, which inherit what was mapped to be read, and bear no mark. Only
+    processes that this one may look into are seen: root sees all.
     """
     status = os.fstat(descriptor)
     clients = locks.marked_processes(descriptor)
     for has_it, users in (("open", _processes_with_open), ("mapped", _processes_with_mapping)):
         for pid in users(status, proc):
-            if pid in clients:
+            if pid in clients or _has_locked_ranges(status, proc / str(pid)):
                 continue
             command = _command_line(proc / str(pid)) or "command unknown"
             raise BusyError(
@@ -113,6 +114,21 @@ def _processes_with_open(status: os.stat_result, proc: Path) -> Iterator[int]:
                     if _is_same(descriptor.stat(), status):
                         yield int(process.name)
                         break
+
+
+def _has_locked_ranges(status: os.stat_result, process: Path) -> bool:
+    """One of its descriptors of the source is of an open file description with locks of ranges,
+    whatever the number of the process that took them: the kernel shows them in lines like
+    ``lock: 1: OFDLCK ADVISORY READ -1 00:06:109 0 4095``.
+    """
+    with contextlib.suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                if _is_same(descriptor.stat(), status):
+                    shown = (process / "fdinfo" / descriptor.name).read_text(encoding="ascii")
+                    if "OFDLCK" in shown:
+                        return True
+    return False
 
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import stat
+import struct
 import tempfile
 import uuid
 from pathlib import Path
@@ -291,6 +293,17 @@ def test_content_of_an_unknown_kind_is_somebodys_too(run: Run, tmp_path: Path) -
     found = run("mkfs", path, "--force", "--json").document
     assert found["overwrote"] == ["data of an unknown kind"]
     assert run("list", path).stdout == "no checkpoints in /\n"
+
+
+def test_a_source_that_a_program_can_store_into_is_left_as_it_is(run: Run, source: Path) -> None:
+    before = source.read_bytes()
+    with source.open("r+b") as file:
+        lock = struct.pack("=hh4xqqi4x", fcntl.F_RDLCK, 0, 8 << 20, 4096, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+        said = run("mkfs", source, "--force")
+        assert_two_lines(said, 11, "cxlfs mkfs", "a program still has 4.0 KiB", "fuser")
+    assert source.read_bytes() == before
+    assert run("mkfs", source, "--force").code == 0
 
 
 def test_force_does_not_break_a_lock(run: Run, source: Path) -> None:

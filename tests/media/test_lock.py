@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cxlfs.errors import BusyError
-from cxlfs.media import open_media
+from cxlfs.media import locks, open_media
 from cxlfs.media.lock import describe_owner, refuse_other_users
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,6 +144,36 @@ def test_a_stranger_without_a_lock_is_seen(how: str) -> None:
             with pytest.raises(BusyError, match=f"(?s)process {process.pid} .*has it {how}$"):
                 refuse_other_users(file.fileno(), file.name)
         refuse_other_users(file.fileno(), file.name)
+
+
+HEIR = """
+import fcntl, os, struct, sys
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+lock = struct.pack("=hh4xqqi4x", fcntl.F_RDLCK, 0, 4096, 4096, 0)
+fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
+child = os.fork()
+if child:
+    print(child, flush=True)
+else:
+    sys.stdin.read()
+"""
+
+
+def test_the_child_of_a_program_that_has_locked_what_it_mapped_is_no_stranger() -> None:
+    """It has no mark of its own, and outlives its parent."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.truncate(SIZE)
+        with subprocess.Popen(
+            [sys.executable, "-c", HEIR, file.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            child = int(process.stdout.readline())
+            process.wait()
+            assert Path(f"/proc/{child}/fd").exists()
+            assert locks.locked_ranges(file.fileno(), 0, SIZE) == [(4096, 8192)]
+            refuse_other_users(file.fileno(), file.name)
 
 
 def fake_proc(folder: Path, image: Path, *, pid: int, where: str | None = None) -> Path:
