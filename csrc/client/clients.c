@@ -153,6 +153,7 @@ static int map_medium(cxl_client *client, const cxl_client_channel *channel)
     if (S_ISREG(file.st_mode) && (uint64_t)file.st_size < identity->media_bytes)
         return -ENXIO;
     client->granule = channel != NULL && channel->granule != 0 ? channel->granule : medium_granule(client->medium_fd);
+    client->has_private_pages = !S_ISCHR(file.st_mode) && client->granule == (uint64_t)sysconf(_SC_PAGESIZE);
     int result = set_mark(client->medium_fd);
     if (result != 0)
         return result;

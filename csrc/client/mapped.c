@@ -112,6 +112,8 @@ static int stitch(cxl_mapped *mapped, uint64_t first, uint64_t last)
     uint64_t from = (file + mask) & ~mask, to = file_end & ~mask;
     if (((media - file) & mask) != 0 || from >= to || to - from < STITCH_FROM)
         return 0;
+    if (mapped->is_private && !mapped->client->has_private_pages)
+        return -EINVAL;
     void *place = mmap(mapped->base + from, to - from, PROT_READ, mode | MAP_FIXED, mapped->medium_fd,
                        (off_t)(media + (from - file)));
     if (place == MAP_FAILED)

@@ -49,6 +49,7 @@ typedef struct cxl_client {
     uint64_t granule;            /* pages can be mapped in multiples of this, */
     uint64_t reach_granule;      /* and are made reachable in those of this: a large page at least, which would be
                                   * divided into small ones otherwise */
+    bool has_private_pages;      /* a DAX device has none, and hugetlbfs takes them from a pool that may be empty */
     _Atomic uint8_t *touched;    /* for each piece of TOUCH_BYTES: its pages are mapped */
     pthread_mutex_t ranges_lock; /* of the three below */
     client_range *ranges;

@@ -86,7 +86,7 @@ static int open_mapped(int fd, bool for_writing, cxl_mapped **out)
 {
     int result = cxl_mapped_open(fd, CXL_MAPPED_PRIVATE, out);
     if ((result == -EINVAL || result == -EOPNOTSUPP) && !for_writing)
-        result = cxl_mapped_open(fd, 0, out);   /* a DAX device has no private pages */
+        result = cxl_mapped_open(fd, 0, out);   /* a DAX device, hugetlbfs */
     if (result != 0 || !run_set.verifies)
         return result;
     trust_earlier(*out);

@@ -1,8 +1,8 @@
 """What runs inside the guest: uses cxlfs like a user, saves like a training script, and tells the
 witness port about each thing it does before and after it does it.
 
-Judges nothing: what was found goes to the host, which knows what must be there.
-Standard library only, but for the one way of saving that is about numpy.
+Judges nothing but what direct_scenes does: what was found goes to the host, which knows what must
+be there. Standard library only, but for the ways of saving that are about numpy and cxlfs.client.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ COMMAND_TIMEOUT_S = 240.0
 STATE_ATTRIBUTE = "user.cxlfs.state"
 MIB = 1 << 20
 KEPT = 3
+MEMORY_STORE_BYTES = 192 * MIB
 EXIT_NOT_PERSISTENT = 15
 EXIT_IN_USE = 11
 
@@ -89,15 +91,38 @@ def save_words(path: Path, data: bytes, middle: Callable[[], None]) -> None:
         os.close(fd)
 
 
+def save_directly(path: Path, data: bytes, middle: Callable[[], None]) -> None:
+    """With ``cxlfs.client``: stored by this process, in two leases at least."""
+    from cxlfs import client
+
+    before = client.counts().direct_bytes
+    with client.open(path, "wb") as file:
+        file.write(data[: len(data) // 2])
+        file.flush()
+        middle()
+        file.write(data[len(data) // 2 :])
+    stored = client.counts().direct_bytes - before
+    if stored != len(data):
+        raise CommandFailedError(f"{stored} of {len(data)} bytes were stored directly: {path}")
+
+
 class Saver:
     """Does the file operations of a training run, one at a time, each announced."""
 
     def __init__(
-        self, witness: Witness, directory: Path, size: int, *, with_numpy: bool, hold_at: str
+        self, witness: Witness, directory: Path, size: int, *, ways: str, hold_at: str
     ) -> None:
+        """``ways``: of those to overwrite a file in place, the third is "numpy" or "direct";
+        "all-direct": each file is written so.
+        """
         self._witness, self._directory, self._size = witness, directory, size
         self._number = 0
-        self._with_numpy = with_numpy
+        third = {"numpy": save_numpy, "direct": save_directly}.get(ways, save_bytes)
+        self._in_place = (save_bytes, save_words, third)
+        self._plain = save_bytes
+        if ways == "all-direct":
+            self._in_place = (save_directly,) * 3
+            self._plain = save_directly
         self._hold_at = hold_at
 
     def _do(self, kind: str, path: str, act: Callable[[], object], **more: str | int) -> None:
@@ -141,15 +166,14 @@ class Saver:
         """Overwrite one name in place; write a temporary file and rename it over an older one;
         every second step a folder of shards, renamed as a whole, the oldest one deleted.
         """
-        in_place = (save_bytes, save_words, save_numpy if self._with_numpy else save_bytes)
-        self.write("latest.bin", step, self._size, in_place[step % 3])
-        self.write("checkpoint.tmp", step, self._size // 2 + 8 * step, save_bytes)
+        self.write("latest.bin", step, self._size, self._in_place[step % 3])
+        self.write("checkpoint.tmp", step, self._size // 2 + 8 * step, self._plain)
         self.rename("checkpoint.tmp", f"checkpoint-{step % KEPT}.bin")
         if step % 2:
             return
         self._do("make_directory", "shards.tmp", (self._directory / "shards.tmp").mkdir)
         for shard in range(2):
-            self.write(f"shards.tmp/{shard}.bin", step, self._size // 8 + step, save_bytes)
+            self.write(f"shards.tmp/{shard}.bin", step, self._size // 8 + step, self._plain)
         self.rename("shards.tmp", f"shards-{step:04d}")
         kept = sorted(child.name for child in self._directory.glob("shards-*"))
         for old in kept[:-KEPT]:
@@ -216,16 +240,10 @@ class Agent:
     def list(self) -> None:
         self._witness.send("listing", entries=dict(entries(MOUNT_POINT)))
 
-    def save(self, first: str, last: str, numpy: str = "", hold_at: str = "") -> None:
-        saver = Saver(
-            self._witness,
-            MOUNT_POINT,
-            self._size,
-            with_numpy=numpy == "numpy",
-            hold_at=hold_at,
-        )
-        if numpy:
-            importlib.import_module("numpy")  # takes seconds in an emulated CPU: not in mid-save
+    def save(self, first: str, last: str, ways: str = "", hold_at: str = "") -> None:
+        saver = Saver(self._witness, MOUNT_POINT, self._size, ways=ways, hold_at=hold_at)
+        module = "numpy" if ways == "numpy" else "cxlfs.client"
+        importlib.import_module(module)  # takes seconds in an emulated CPU: not in mid-save
         self._witness.send("saving")
         saver.clear_leftovers()
         for step in range(int(first), int(last) + 1):
@@ -266,6 +284,41 @@ class Agent:
         for source in dict.fromkeys((self._source, device)):
             self._run("mkfs", source, "--force", expected=EXIT_IN_USE)
             self._witness.send("in_use", what=source)
+
+    def direct(self) -> None:
+        """What programs do by themselves: see there."""
+        self._scenes(MOUNT_POINT, self._source)
+
+    def _scenes(self, mount_point: Path, source: str, place: str = "") -> None:
+        from tests.vm.direct_scenes import SceneError, Scenes
+
+        def tell(scene: str, facts: dict[str, object]) -> None:
+            self._witness.send("scene", scene=place + scene, facts=facts)
+
+        scenes = Scenes(mount_point, source, self._run, tell)
+        try:
+            if place:
+                scenes.play_in_memory()
+            else:
+                scenes.play()
+        except (SceneError, OSError) as error:
+            raise CommandFailedError(traceback.format_exc()) from error
+
+    def direct_in_memory(self) -> None:
+        """The same where the pages are large: on tmpfs with huge=always, and on hugetlbfs."""
+        Path("/proc/sys/vm/nr_hugepages").write_text(str(MEMORY_STORE_BYTES // (2 * MIB)))
+        for system, options in (("tmpfs", "huge=always"), ("hugetlbfs", "pagesize=2M")):
+            folder, mount_point = Path("/run/vm", system), Path("/run/vm", f"mnt-{system}")
+            folder.mkdir()
+            mount_point.mkdir()
+            subprocess.run(["mount", "-t", system, "-o", options, system, folder], check=True)
+            source = str(folder / "store")
+            self._run("mkfs", source, "--size", str(MEMORY_STORE_BYTES))
+            self._run("mount", source, str(mount_point))
+            self._scenes(mount_point, source, f"{system}: ")
+            self._run("umount", str(mount_point))
+            self._run("verify", source)
+            Path(source).unlink()
 
     def act(self, action: str) -> None:
         name, *arguments = action.split(":")

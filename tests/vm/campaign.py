@@ -10,6 +10,7 @@ random time; the random numbers come from one seed, which is printed.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,8 @@ from tests.vm.needs import Kernel
 STEPS_WITHOUT_END = 100_000
 STORE_FILE_SIZE = "256M"
 CHECKPOINT_BYTES = 4 * MIB
+REFUSALS = {"nvdimm-devdax": 3, "nvdimm-xfs": 2, "nvdimm-ext4": 2}
+"""So many sources that are in use must have been refused."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class Round:
     files_compared: int = 0
     operations: int = 0
     commands: dict[str, float] = field(default_factory=dict)
+    scenes: dict[str, dict[str, object]] = field(default_factory=dict)
     seconds_to_start: float = 0.0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -71,8 +75,10 @@ class Campaign:
         directory: Path,
         environment: Mapping[str, str],
         say: Callable[[str], None],
+        direct: bool = False,
     ) -> None:
-        self._target, self._say = target, say
+        """``direct``: programs store by themselves (direct_scenes), and all saves are like that."""
+        self._target, self._say, self._direct = target, say, direct
         self._python = python
         self._directory, self._environment = directory, environment
         media = work / "media"
@@ -146,6 +152,10 @@ class Campaign:
         report = event["report"]
         for line in expected.status_problems(self._target, report, after_cut=self._after_cut):
             self._problem(f"status: {line}")
+
+    def _on_scene(self, event: Event) -> None:
+        self._round.scenes[event["scene"]] = event["facts"]
+        self._say(f"{self._target.name}: {event['scene']}: {json.dumps(event['facts'])}")
 
     def _on_refused(self, _event: Event) -> None:
         self.result.volatile_refused = True
@@ -229,8 +239,10 @@ class Campaign:
         """The action that saves from the next step on: without end, or two steps."""
         first = self._step + 1 if self._ledger.operations_done else 1
         last = first + 1 if cut is None else first + STEPS_WITHOUT_END
-        numpy = "numpy" if cut is not None and cut.kind == "delay" else ""
-        return f"save:{first}:{last}:{numpy}:{cut.version if cut else ''}"
+        ways = "numpy" if cut is not None and cut.kind == "delay" else "direct"
+        if self._direct:
+            ways = "all-direct"
+        return f"save:{first}:{last}:{ways}:{cut.version if cut else ''}"
 
     def _named(self, cut: Cut) -> Cut:
         """The same cut, with a step number instead of "so many steps from now"."""
@@ -249,9 +261,12 @@ class Campaign:
         """All rounds; stops at the first problem, since nothing after it can be judged. ``reboot``
         after the clean unmount: a minute for what the verify before it nearly says.
         """
-        size = STORE_FILE_SIZE if self._target.mode == "xfs" else ""
+        size = "" if self._target.mode == "devdax" else STORE_FILE_SIZE
         actions = [f"make:{size}", "mount"]
-        if self._target.device == "nvdimm":
+        if self._direct:
+            actions.append("direct")
+            actions += ["direct_in_memory"] if self._target.name == "nvdimm-devdax" else []
+        elif self._target.device == "nvdimm":
             actions.append("refuse_mounted")
         if self._refuses_all:
             actions = ["refuse", "refuse_system_memory", "refuse_mapped", *actions]
@@ -273,7 +288,7 @@ class Campaign:
     @property
     def _refuses_all(self) -> bool:
         """Whether every refusal of a device is tried: on one target, for they take their time."""
-        return self._target.device == "nvdimm" and self._target.mode == "devdax"
+        return self._target.name == "nvdimm-devdax" and not self._direct
 
     def _check_refusals(self) -> None:
         result = self.result
@@ -281,6 +296,6 @@ class Campaign:
             return
         if self._refuses_all and not result.volatile_refused:
             self._problem("no volatile region came up, so that its refusal was not seen")
-        wanted = {"nvdimm-devdax": 3, "nvdimm-xfs": 2}.get(self._target.name, 0)
+        wanted = REFUSALS.get(self._target.name, 0) if not self._direct else 0
         if len(result.in_use_refused) != wanted:
             self._problem(f"{wanted} refusals of what is in use, not {result.in_use_refused}")

@@ -15,6 +15,7 @@ exactly those that the guest had sent.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -49,7 +50,7 @@ class Target:
 
     name: str
     device: str  # "nvdimm" or "cxl"
-    mode: str  # "devdax", or "xfs": an fsdax namespace with that file system, mounted dax=always
+    mode: str  # "devdax", or "xfs", "ext4": an fsdax namespace with that, mounted dax=always
     size_bytes: int
 
 
@@ -57,7 +58,17 @@ TARGETS = (
     Target("nvdimm-devdax", "nvdimm", "devdax", 256 * MIB),
     Target("nvdimm-xfs", "nvdimm", "xfs", 640 * MIB),
     Target("cxl-devdax", "cxl", "devdax", 256 * MIB),
+    Target("nvdimm-ext4", "nvdimm", "ext4", 640 * MIB),
 )
+DIRECT_DEVICE_BYTES = 2048 * MIB
+"""Of a DAX device on which programs store by themselves: its segments have room for large pages."""
+
+
+def with_room_for_pages(target: Target) -> Target:
+    """The same, larger where it is a DAX device."""
+    if target.mode != "devdax":
+        return target
+    return dataclasses.replace(target, size_bytes=DIRECT_DEVICE_BYTES)
 
 
 def some_targets(seed: int) -> list[Target]:
@@ -247,8 +258,8 @@ class Machine:
         modules = ["nfit"] if self.target.device == "nvdimm" else []
         if self.target.device == "cxl":
             modules += ["cxl_acpi", "cxl_pci", "cxl_port", "cxl_mem", "cxl_pmem"]
-        if self.target.mode == "xfs":
-            modules.append("xfs")
+        if self.target.mode != "devdax":
+            modules.append(self.target.mode)
         archive = initramfs.build(self.kernel, modules, settings + "\n", script)
         (self.work / "initramfs").write_bytes(archive)
         boot = self._boot_once(self.accel, on_event, timeout_s)

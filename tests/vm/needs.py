@@ -26,6 +26,7 @@ TOOLS = (
     ("cxl", "ndctl"),
     ("daxctl", "daxctl"),
     ("mkfs.xfs", "xfsprogs"),
+    ("mkfs.ext4", "e2fsprogs"),
     ("blkid", "util-linux"),
     ("setpriv", "util-linux"),
     ("fusermount3", "fuse3"),

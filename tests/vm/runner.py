@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.vm import needs
 from tests.vm.campaign import Campaign
 from tests.vm.cuts import cuts_of
-from tests.vm.machine import Target, qemu_version, usable_kvm
+from tests.vm.machine import Target, qemu_version, usable_kvm, with_room_for_pages
 
 IMPORT_TEST = "import cxlfs.cli, cxlfs.fuse, cxlfs.store, numpy, pyfuse3"
 # An emulated processor is slow, and what the guest compiles itself is lost with its RAM.
@@ -71,10 +71,11 @@ def run(
     root: Path,
     work: Path,
     say: Callable[[str], None],
+    direct: bool = False,
 ) -> dict[str, object]:
     """The report: ``passed``, and for each target its rounds and problems. ``work`` gets a folder
     for each target; ``jobs`` virtual machines run at a time. Everything needed must be there
-    (``needs``). ``say`` is called from several threads.
+    (``needs``). ``direct``: programs store by themselves. ``say`` is called from several threads.
     """
     kernel = needs.find_kernel()
     if kernel is None:
@@ -90,7 +91,7 @@ def run(
         folder = work / target.name
         folder.mkdir()
         one = Campaign(
-            target,
+            with_room_for_pages(target) if direct else target,
             folder,
             kernel,
             accel,
@@ -98,6 +99,7 @@ def run(
             directory=root,
             environment=_environment(),
             say=say,
+            direct=direct,
         )
         campaigns.append((one, cuts_of(random.Random(f"{seed} {target.name}"), cuts)))
     with ThreadPoolExecutor(max_workers=jobs) as pool:

@@ -105,7 +105,7 @@ def test_all_rounds_of_a_target_that_recovers(
     assert [one.outcome for one in result.rounds] == ["", outcome, "nothing in flight"]
     assert result.rounds[0].cut_in == "write latest.bin"
     assert machine.commands[0][-3:-1] == ["make:", "mount"]
-    assert "save:3:4::" in machine.commands[1]
+    assert "save:3:4:direct:" in machine.commands[1]
     assert "/venv/bin/cxlfs" in machine.commands[2]
 
 

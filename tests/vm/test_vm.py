@@ -26,18 +26,15 @@ MISSING = [*needs.missing_packages(), *needs.other_problems()]
 def test_power_cuts_on_emulated_persistent_memory(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
     command = [sys.executable, str(SCRIPT), "--short", "--python", sys.executable]
-    command += [word for target in TARGETS for word in ("--target", target.name)]
+    names = ["nvdimm-devdax", "nvdimm-xfs", "cxl-devdax"]
+    command += [word for name in names for word in ("--target", name)]
     ended = subprocess.run(
         [*command, "--json", str(report_file)], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads(report_file.read_text())
     assert report["passed"]
-    assert [target["target"] for target in report["targets"]] == [
-        "nvdimm-devdax",
-        "nvdimm-xfs",
-        "cxl-devdax",
-    ]
+    assert [target["target"] for target in report["targets"]] == names
     for target in report["targets"]:
         assert target["problems"] == []
         assert target["rounds"][0]["cut_in"] == "write latest.bin"

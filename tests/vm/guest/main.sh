@@ -2,9 +2,9 @@
 # First process on the host's file tree: makes (or finds again) the persistent-memory namespace,
 # runs command.sh, reports its exit status to the witness port, and switches the machine off.
 #
-# settings give: DEVICE (nvdimm or cxl), MODE (devdax or xfs), REGION_UUID, MODULES (where the
+# settings give: DEVICE (nvdimm or cxl), MODE (devdax, xfs or ext4), REGION_UUID, MODULES (where the
 # modules of this kernel lie, which need not be installed here).
-# command.sh gets: VM_DEVICE (the device node), VM_DIRECTORY (mode xfs: the mounted file system),
+# command.sh gets: VM_DEVICE (the device node), VM_DIRECTORY (mode xfs, ext4: the file system),
 # VM_WITNESS (the port that takes events, one JSON object per line).
 B=/run/vm/busybox
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -108,15 +108,19 @@ devdax) VM_DEVICE=$(persistent_dax);;
 *)      VM_DEVICE=$(ls /dev/pmem* 2>/dev/null | head -n 1);;
 esac
 [ -e "$VM_DEVICE" ] || die "the namespace gave no device node ($VM_DEVICE)"
-if [ $MODE = xfs ]; then
+if [ $MODE != devdax ]; then
     VM_DIRECTORY=/run/vm/pmem
     mkdir -p $VM_DIRECTORY
-    if ! blkid $VM_DEVICE | grep -q 'TYPE="xfs"'; then
-        # su, sw: extents begin at multiples of 2 MiB, so that pages of that size can map them
-        mkfs.xfs -q -f -m reflink=0 -d su=2m,sw=1 $VM_DEVICE > /run/vm/mkfs 2>&1 ||
-            die "mkfs.xfs: $(cat /run/vm/mkfs)"
+    case $MODE in
+    # su, sw: extents begin at multiples of 2 MiB, so that pages of that size can map them
+    xfs)  options="-q -f -m reflink=0 -d su=2m,sw=1";;
+    ext4) options="-q -F -b 4096 -E lazy_itable_init=0";;
+    esac
+    if ! blkid $VM_DEVICE | grep -q 'TYPE="'$MODE'"'; then
+        mkfs.$MODE $options $VM_DEVICE > /run/vm/mkfs 2>&1 ||
+            die "mkfs.$MODE: $(cat /run/vm/mkfs)"
     fi
-    mount -t xfs -o dax=always $VM_DEVICE $VM_DIRECTORY || die "mount -t xfs -o dax=always"
+    mount -t $MODE -o dax=always $VM_DEVICE $VM_DIRECTORY || die "mount -t $MODE -o dax=always"
 fi
 bind_volatile_dax
 export VM_DEVICE VM_DIRECTORY VM_WITNESS
