@@ -213,6 +213,7 @@ int cxl_reader_copy(cxl_reader *reader, const struct iovec *pieces, int count, u
     if (offset > reader->at.size || length > reader->at.size - offset)
         return -ERANGE;
     int result = copy_all(reader, &to, offset, offset + length);
+    atomic_thread_fence(memory_order_acquire);      /* no byte is loaded after the lock was seen */
     if (!cxl_reader_holds(reader))
         return -ESTALE;
     if (result != 0)

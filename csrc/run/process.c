@@ -20,7 +20,8 @@ RUN_EXPORT pid_t fork(void)
     return REAL(fork)();
 }
 
-/* vfork returns twice into its caller, so that nothing may stand between them: settle, and jump there. */
+/* vfork returns twice into its caller, so that nothing may stand between them: settle, and jump there. (Through x16
+ * where an Arm64 kernel guards branches: any other register may go to landing pads of jumps alone.) */
 __attribute__((used)) static void *before_vfork(void)
 {
     run_settle_all();
@@ -33,7 +34,7 @@ __asm__(".pushsection .text\n.globl vfork\n.type vfork, @function\nvfork:\n"
         ".size vfork, . - vfork\n.popsection\n");
 #elif defined(__aarch64__)
 __asm__(".pushsection .text\n.globl vfork\n.type vfork, %function\nvfork:\n"
-        "stp x29, x30, [sp, #-16]!\nbl before_vfork\nldp x29, x30, [sp], #16\nbr x0\n"
+        "stp x29, x30, [sp, #-16]!\nbl before_vfork\nldp x29, x30, [sp], #16\nmov x16, x0\nbr x16\n"
         ".size vfork, . - vfork\n.popsection\n");
 #endif
 

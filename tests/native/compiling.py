@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,14 +34,20 @@ def all_sources() -> list[str]:
 
 
 @functools.cache
-def _objects() -> Path:
+def _objects(_compiler: str) -> Path:
     """Where this process keeps what it has compiled of csrc/ until it ends."""
     kept = tempfile.TemporaryDirectory(prefix="cxlfs-objects-")
     atexit.register(kept.cleanup)
     return Path(kept.name)
 
 
-def compile_program(programs: Iterable[str], others: Iterable[str], target: Path) -> None:
+def compile_program(
+    programs: Iterable[str],
+    others: Iterable[str],
+    target: Path,
+    compiler: str = "cc",
+    linking: Sequence[str] = (),
+) -> None:
     """``others``: of csrc/, each compiled once by a process. With the options of CFLAGS, as
     ``scripts/sanitize`` wants it. As many files at a time as there are processors.
     """
@@ -52,18 +58,18 @@ def compile_program(programs: Iterable[str], others: Iterable[str], target: Path
     settings = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     own = target.with_name(f"{target.name}.objects")
     own.mkdir()
-    ready = Path(os.environ.get(OBJECTS_VARIABLE, own))
+    ready = Path(os.environ.get(OBJECTS_VARIABLE, own)) if compiler == "cc" else own
 
     def compiled(source: Path) -> Path:
         of_csrc = source.is_relative_to(CSRC)
         if of_csrc and (made := ready / f"{source.stem}.o").exists():
             return made
-        made = (_objects() if of_csrc else own) / f"{source.parent.name}-{source.stem}.o"
+        made = (_objects(compiler) if of_csrc else own) / f"{source.parent.name}-{source.stem}.o"
         if of_csrc and made.exists():
             return made
-        subprocess.run(["cc", *options, "-c", source, "-o", made], check=True, env=settings)
+        subprocess.run([compiler, *options, "-c", source, "-o", made], check=True, env=settings)
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = list(pool.map(compiled, files))
-    subprocess.run(["cc", *options, "-o", target, *made], check=True, env=settings)
+    subprocess.run([compiler, *options, *linking, "-o", target, *made], check=True, env=settings)
