@@ -5,10 +5,10 @@
     dcp.save(checkpointer, step, state)
     pending = dcp.async_save(checkpointer, step, state)
 
-Each rank writes what it holds with DCP's own FileSystemWriter, as a checkpoint of one rank: files
-and metadata lie where the rank runs, and nothing is planned over the network (docs/job.md has the
-reasons). The commit is the Checkpointer's. The metadata of all ranks are put together when somebody
-loads it in another number of ranks.
+Each rank writes what it holds as a DCP checkpoint of one rank, straight into the medium where it
+may (``cxlfs.torch``): files and metadata lie where the rank runs, and nothing is planned over the
+network (docs/job.md has the reasons). The commit is the Checkpointer's. The metadata of all ranks
+are put together when somebody loads it in another number of ranks.
 
 Never: collectives of the job's process group.
 
@@ -108,8 +108,10 @@ def write(directory: Path, state: State) -> None:
     require("torch", "torch")
     from torch.distributed import checkpoint  # noqa: PLC0415 - the framework, when it is used
 
+    from cxlfs.adapters.torch.writer import StorageWriter  # noqa: PLC0415 - it imports PyTorch
+
     with _one_process():
-        writer = checkpoint.FileSystemWriter(directory, overwrite=False)
+        writer = StorageWriter(directory, overwrite=False)
         checkpoint.save(state, storage_writer=writer, no_dist=True)
 
 
@@ -199,9 +201,9 @@ def _merged(directories: Mapping[int, Path]) -> Metadata:
 
 @functools.cache
 def _reader_class() -> Callable[..., StorageReader]:
-    from torch.distributed import checkpoint  # noqa: PLC0415 - as above
+    from cxlfs.adapters.torch.reader import StorageReader  # noqa: PLC0415 - it imports PyTorch
 
-    class PartsReader(checkpoint.FileSystemReader):  # type: ignore[misc]  # torch is not typed here
+    class PartsReader(StorageReader):
         """Parts by rank; ``verify`` is asked for each that is read from, before it is."""
 
         def __init__(

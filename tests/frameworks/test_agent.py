@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -21,7 +21,7 @@ from cxlfs.errors import JobEngineError, UndecidedError
 from cxlfs.job import Checkpointer, Committed, Restored
 from cxlfs.job.engines import Engine
 from cxlfs.job.engines.rendezvous import TorchMeeting
-from tests.support.agents import on_threads
+from tests.support.agents import OrbaxNodes, on_threads
 from tests.support.cli import PROGRAM
 from tests.support.job_ranks import Job, content
 from tests.support.repository import ROOT
@@ -92,27 +92,36 @@ def agents(
 ) -> list[subprocess.Popen[str]]:
     """One on each node."""
     port = free_port()
-    return [
-        subprocess.Popen(
-            [
-                *(*program, "agent", root, "--json"),
-                *("--nodes", str(len(roots)), "--node-rank", str(rank)),
-                *("--rendezvous", f"127.0.0.1:{port}", "--domain", f"node{rank}"),
-                *map(str, arguments),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(ROOT),
-                # PyTorch's, of what other libraries have brought along
-                "PYTHONWARNINGS": "ignore:The pynvml package:FutureWarning",
-            },
-        )
-        for rank, root in enumerate(roots)
-    ]
+    return [agent(roots, rank, port, *arguments, program=program) for rank in range(len(roots))]
+
+
+def agent(
+    roots: Sequence[Path],
+    rank: int,
+    port: int,
+    *arguments: object,
+    program: Sequence[str | Path] = PROGRAM,
+    out: int | IO[str] = subprocess.PIPE,
+    errors: int | IO[str] = subprocess.PIPE,
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            *(*program, "agent", roots[rank], "--json"),
+            *("--nodes", str(len(roots)), "--node-rank", str(rank)),
+            *("--rendezvous", f"127.0.0.1:{port}", "--domain", f"node{rank}"),
+            *map(str, arguments),
+        ],
+        stdout=out,
+        stderr=errors,
+        text=True,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            # PyTorch's, of what other libraries have brought along
+            "PYTHONWARNINGS": "ignore:The pynvml package:FutureWarning",
+        },
+    )
 
 
 def ended(processes: Sequence[subprocess.Popen[str]]) -> list[list[dict[str, Any]]]:
@@ -152,6 +161,81 @@ def test_a_replaced_node_is_served(tmp_path: Path) -> None:
         assert isinstance(outcome, Restored)
         assert not outcome.is_fetched
     assert job.loaded == {rank: content(rank, 10) for rank in range(2)}
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_a_job_of_many_nodes(tmp_path: Path, count: int) -> None:
+    """Its processes save as Orbax does; two nodes are lost with agent and store, another agent is
+    killed, and all are given what was kept.
+    """
+    nodes = OrbaxNodes(tmp_path, count)
+    stores = [nodes.directory(rank) for rank in range(count)]
+    arguments = ["--orbax", "--replicas", 2, "--coordinator", "127.0.0.1:1234"]
+    running = Running(stores, tmp_path, arguments)
+    try:
+        nodes.ask()
+        running.wait(lambda: not nodes.asks())
+        assert [nodes.given(rank) for rank in range(count)] == [None] * count
+        for step in (1, 2):
+            nodes.save(step)
+        running.wait(lambda: all("kept" in running.states(rank) for rank in range(count)))
+        lost = (1, count - 2)  # of two groups of stores that have copies of each other's
+        for rank in (*lost, 0):
+            running.kill(rank)
+        for rank in lost:
+            nodes.wipe(rank)
+        nodes.ask()
+        for rank in (*lost, 0):
+            running.begin(rank)
+        running.wait(lambda: not nodes.asks())
+        found = [nodes.given(rank) for rank in range(count)]
+        assert found == [f"node {rank} step 2" for rank in range(count)]
+    finally:
+        running.end()
+
+
+class Running:
+    """Agents of an address of their own, what they say in a file each."""
+
+    def __init__(self, roots: Sequence[Path], where: Path, arguments: Sequence[object]) -> None:
+        self._roots, self._where, self._arguments = roots, where, arguments
+        self._port = free_port()
+        self._processes: dict[int, subprocess.Popen[str]] = {}
+        for rank in range(len(roots)):
+            self.begin(rank)
+
+    def begin(self, rank: int) -> None:
+        names = (f"told-{rank}", f"log-{rank}")
+        with (
+            (self._where / names[0]).open("a") as out,
+            (self._where / names[1]).open("a") as errors,
+        ):
+            self._processes[rank] = agent(
+                self._roots, rank, self._port, *self._arguments, out=out, errors=errors
+            )
+
+    def kill(self, rank: int) -> None:
+        self._processes[rank].kill()
+        self._processes[rank].wait()
+
+    def states(self, rank: int) -> list[str]:
+        lines = (self._where / f"told-{rank}").read_text().splitlines(keepends=True)
+        return [json.loads(line)["state"] for line in lines if line.endswith("\n")]
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            told = [self.states(rank)[-3:] for rank in self._processes]
+            assert time.monotonic() < until, told
+            assert all(process.poll() is None for process in self._processes.values()), told
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
 
 
 STUCK = """

@@ -4,10 +4,15 @@ model; one is killed in mid-save, the job comes back, also in other numbers of r
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cxlfs import client
+from cxlfs.adapters import dcp
 from tests.support.mount import Workplace
 from tests.support.torch_ranks import run_program
 
@@ -108,8 +113,39 @@ assert start(2, train, 6, -1, {beside})
     for rank, place in enumerate(places):
         (newest,) = place.mountpoint.glob(f"run/step-000000000005.*/rank-{rank:05d}")
         names = sorted(path.name for path in newest.iterdir())
-        assert names == [".metadata", "__0_0.distcp", "manifest.json"]
+        assert names == [".metadata", "__0_0.distcp", "__0_1.distcp", "manifest.json"]
     read_as_dcp_does(newest)
+
+
+def test_past_the_kernel(
+    places: tuple[Workplace, Workplace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is large is stored into the medium, and copied out of it."""
+    replacing, mapped = client.replacing, client.map
+    stored: list[bool] = []
+    read: list[bool] = []
+
+    @contextlib.contextmanager
+    def watched(path: Path) -> Iterator[client.File]:
+        with replacing(path) as file:
+            yield file
+            stored.append(file.direct)
+
+    def watched_map(*arguments: Any) -> client.MappedFile:
+        found = mapped(*arguments)
+        read.append(found.direct)
+        return found
+
+    monkeypatch.setattr(client, "replacing", watched)
+    monkeypatch.setattr(client, "map", watched_map)
+    directory = places[0].mountpoint
+    state = {name: torch.rand(500_000) for name in ("first", "second")}
+    dcp.write(directory, dict(state))
+    found: dict[str, object] = {name: torch.zeros(500_000) for name in state}
+    dcp.read({0: directory}, found)
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    assert (stored, read) == ([True, True], [True, True])
+    client.forget()
 
 
 def read_as_dcp_does(directory: Path) -> None:
