@@ -82,8 +82,11 @@ class PageCache:
             self._schedule(ino)
 
     def content_replaced(self, ino: int) -> None:
-        """The store itself changed content, size and times."""
+        """The store itself changed content, size and times. Size and times are asked for anew when
+        this returns: whoever closes a file finds those of the version that is back.
+        """
         self._stale.add(ino)
+        self._invalidate(ino, attributes_only=True)
         self._schedule(ino)
 
     def name_changed(self, parent: int, name: bytes) -> None:

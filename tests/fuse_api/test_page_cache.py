@@ -106,8 +106,10 @@ def test_replaced_content_is_always_invalidated() -> None:
     cache.content_replaced(7)
     cache.content_replaced(9)
     cache.forgotten(9)
-    run_until_called(cache, recorder, 1)
-    assert recorder.calls == [(7, False)]
+    at_once = [(7, True), (9, True)]  # whoever closes a file finds the size that it has
+    assert recorder.calls == at_once
+    run_until_called(cache, recorder, 3)
+    assert recorder.calls == [*at_once, (7, False)]
     assert not cache.keep_at_open(7, direct=False)
 
 
@@ -126,7 +128,7 @@ def test_a_failed_invalidation_does_not_end_the_others(
     cache = PageCache(OpenFiles(), recorder)
     cache.content_replaced(1)
     cache.content_replaced(2)
-    run_until_called(cache, recorder, 2)
+    run_until_called(cache, recorder, 4)
     assert bool(caplog.records) == (number == errno.EPERM)
 
 
@@ -137,6 +139,8 @@ def test_the_connection_is_not_closed_under_an_invalidation() -> None:
 
     class Slow(HandlersOnly):
         def invalidate(self, ino: int, attributes_only: bool) -> None:
+            if attributes_only:
+                return
             calls.append((ino, attributes_only))
             entered.set()
             assert leave.wait(SECONDS_MAX)
