@@ -36,7 +36,13 @@ __all__ = [
 ]
 
 MODULE = "cxlfs._native"
-HEADERS = ("csrc/cxlfs.h", "csrc/client/direct.h", "csrc/cxl_direct.h", "csrc/client/client.h")
+HEADERS = (
+    "csrc/cxlfs.h",
+    "csrc/client/direct.h",
+    "csrc/cxl_direct.h",
+    "csrc/client/client.h",
+    "csrc/library/cxlfs_client.h",
+)
 """What Python sees, each after those that it uses."""
 GENERATED = "build/generated/_native_ffi.c"
 """One of the extension's sources."""
@@ -44,9 +50,10 @@ GENERATED = "build/generated/_native_ffi.c"
 
 def declarations(header: str) -> str:
     """What cffi parses: neither preprocessor lines (each with those that it goes on in), nor
-    assertions, nor comments.
+    assertions, nor comments, nor what is for C++.
     """
     text = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    text = re.sub(r"^#ifdef __cplusplus$.*?^#endif$", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^#(?:.*\\\n)*.*$", "", text, flags=re.MULTILINE)
     return re.sub(r"^_Static_assert\(.*?\);", "", text, flags=re.DOTALL | re.MULTILINE)
 

@@ -341,7 +341,7 @@ int cxlfs_fileno(cxlfs_file *file)
 {
     int result = -1;
     pthread_mutex_lock(&file->lock);
-    if (cxlfs_flush(file) == 0 && lseek(file->fd, (off_t)file->position, SEEK_SET) >= 0)
+    if (cxlfs_flush(file) == 0 && (lseek(file->fd, (off_t)file->position, SEEK_SET) >= 0 || errno == ESPIPE))
         result = file->fd;
     pthread_mutex_unlock(&file->lock);
     return result;

@@ -23,7 +23,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from cxlfs.client.gathering import Gathering
-from cxlfs.native.client import DirectFile, DirectReader
+from cxlfs.native.client import LibraryFile
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, StrOrBytesPath, WriteableBuffer
@@ -32,13 +32,8 @@ _log = logging.getLogger("cxlfs.client")
 _told: set[int] = set()
 """Mounts of which the log has said why they are written to through the kernel."""
 
-_OF_STORES = "user.cxlfs.state"
-"""An attribute that every file of a mounted store has."""
-_REVERT = "user.cxlfs.revert"
-_READ_FROM = 4 << 10
-"""Bytes of one call: shorter ones are the kernel's."""
-_READER_FROM, _READER_AGAIN_FROM = 1 << 20, 64 << 20
-"""Bytes of a file that are read before it is read directly, and before it is tried again."""
+_READ_FROM_BYTES = 4 << 10
+"""Shorter reads are the kernel's."""
 
 _KINDS = {
     "r": 0,
@@ -68,48 +63,42 @@ def open(path: StrOrBytesPath, mode: str = "rb") -> File:  # noqa: A001  see cxl
 class File(io.RawIOBase):
     """Threads may share it: ``write_at`` runs beside itself, everything else takes turns."""
 
-    def __init__(self, path: StrOrBytesPath, mode: str = "rb") -> None:
-        self._descriptor = -1
+    def __init__(
+        self, path: StrOrBytesPath, mode: str = "rb", made: LibraryFile | None = None
+    ) -> None:
+        """``made``: the file itself, open already."""
+        self._file: LibraryFile | None = None
         flags = _flags_of(mode)
         self._lock = threading.RLock()
         self._waiting = Gathering()
         self._position = 0
-        self._direct: DirectFile | None = None
-        self._reader: DirectReader | None = None
         self._appends = bool(flags & os.O_APPEND)
         self._access = flags & os.O_ACCMODE
-        self._descriptor = os.open(path, flags, 0o666)
+        self._replaces = made is not None
+        self._file = made or _opened(path, flags)
+        self._descriptor = self._file.descriptor()
         self._process = os.getpid()
         self.name = path
         self.mode = mode
         self.why_not: str | None = None
-        """Why nothing goes directly; None: it may."""
-        self._until_reader = _READER_FROM if self._access == os.O_RDONLY else None
-        """Bytes to be read before the file is read directly; None: never."""
+        """Why nothing is written directly; None: it may be."""
         if self._access == os.O_RDONLY:
             self.why_not = "it is not open for writing"
-        elif self._appends:
-            self.why_not = "it is for appending"
-        else:
-            self._begin()
+        elif (refused := self._file.why_not()) is not None:
+            self.why_not = refused[0]
+            self._tell(refused[1])
 
-    def _begin(self) -> None:
-        try:
-            self._direct = DirectFile(self._descriptor)
-        except OSError as error:
-            self.why_not = error.strerror or "unknown"
-            if error.errno == errno.ENOTTY:
-                self.why_not = "not on a mounted store that offers it"
-                return
-            mount = os.fstat(self._descriptor).st_dev
-            if mount not in _told:
-                _told.add(mount)
-                _log.info("%s is written through the kernel: %s", self.name, self.why_not)
+    def _tell(self, error: int) -> None:
+        """Once of each mount."""
+        mount = os.fstat(self._descriptor).st_dev
+        if error not in {errno.ENOTTY, errno.EINVAL} and mount not in _told:
+            _told.add(mount)
+            _log.info("%s is written through the kernel: %s", self.name, self.why_not)
 
     @property
     def direct(self) -> bool:
         """Bytes may go directly. How many did: ``cxlfs.client.counts``."""
-        return self._direct is not None
+        return self.why_not is None
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -127,7 +116,7 @@ class File(io.RawIOBase):
                 if self._waiting.is_full or self._appends:
                     self._store_waiting()
             else:
-                self._store(view, self._position)
+                self._open().write_at(view, self._position)
             self._position += len(view)
         return len(view)
 
@@ -137,39 +126,30 @@ class File(io.RawIOBase):
         with self._lock:
             self._require(writing=True)
             self._store_waiting()
-        self._store(view, offset)
+        self._open().write_at(view, offset)
         return len(view)
-
-    def _store(self, data: memoryview, offset: int) -> None:
-        direct = self._direct
-        while data:
-            taken = 0 if direct is None else direct.write(data, offset)
-            if taken == 0:
-                taken = os.pwrite(self._descriptor, data, offset)
-            data, offset = data[taken:], offset + taken
 
     def _store_waiting(self) -> None:
         if self._waiting:
             offset, data = self._waiting.take()
             if os.getpid() == self._process:
-                self._store(data, offset)
+                self._open().write_at(data, offset)
 
     def flush(self) -> None:
         """What was written is there for whoever looks. No commit: that is fsync or close."""
-        if self.closed or self._descriptor < 0 or self._access == os.O_RDONLY:
+        if self.closed or self._file is None or self._access == os.O_RDONLY:
             return
         with self._lock:
             self._store_waiting()
-            if self._direct is not None:
-                self._direct.settle()
+            self._file.flush()
 
     def truncate(self, size: int | None = None, /) -> int:
         """As ftruncate; None: to the current position."""
         with self._lock:
             self._require(writing=True)
-            self.flush()
+            self._store_waiting()
             size = self._position if size is None else size
-            os.ftruncate(self._descriptor, size)
+            self._open().truncate(size)
             return size
 
     # --- reading --------------------------------------------------------------------------------
@@ -178,10 +158,7 @@ class File(io.RawIOBase):
         with self._lock:
             self._require(writing=False)
             self._store_waiting()
-            view = memoryview(buffer)
-            count = self._read_directly(view) if view.nbytes >= _READ_FROM else None
-            if count is None:
-                count = os.preadv(self._descriptor, [view], self._position)
+            count = self._open().read_at(buffer, self._position)
             self._position += count
             return count
 
@@ -192,37 +169,10 @@ class File(io.RawIOBase):
             self._store_waiting()
             rest = os.fstat(self._descriptor).st_size - self._position
             pieces = []
-            while piece := self.read(max(rest + 1, _READ_FROM)):
+            while piece := self.read(max(rest + 1, _READ_FROM_BYTES)):
                 pieces.append(piece)
                 rest -= len(piece)
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _read_directly(self, target: memoryview) -> int | None:
-        """None: it is the kernel's."""
-        if self._reader is None and not self._begin_reader(target.nbytes):
-            return None
-        reader = self._reader
-        if reader is None or os.getpid() != self._process:
-            return None
-        count = reader.read_into(target, self._position)
-        if count is None and not reader.holds():
-            reader.close(self._descriptor)
-            self._reader, self._until_reader = None, _READER_AGAIN_FROM
-        return count
-
-    def _begin_reader(self, wanted: int) -> bool:
-        if self._until_reader is None or os.getpid() != self._process:
-            return False
-        self._until_reader -= wanted
-        if self._until_reader > 0:
-            return False
-        try:
-            self._reader = DirectReader(self._descriptor)
-        except OSError as error:
-            again = error.errno in {errno.EBUSY, errno.ENOTCONN}
-            self._until_reader = _READER_AGAIN_FROM if again else None
-            return False
-        return True
 
     # --- place ----------------------------------------------------------------------------------
 
@@ -273,19 +223,24 @@ class File(io.RawIOBase):
         """The end of the descriptor, which commits. Raises OSError with what became of what was
         written, closed all the same. Idempotent.
         """
-        if self.closed or self._descriptor < 0:
+        if self.closed or self._file is None:
             super().close()
             return
         with self._lock, contextlib.ExitStack() as steps:
-            descriptor, direct = self._descriptor, self._direct
             steps.callback(self._is_closed)
-            steps.callback(os.close, descriptor)
-            if self._reader is not None:
-                steps.callback(self._reader.close)
-            if direct is not None:
-                steps.callback(direct.close)
+            steps.callback(self._file.close)
             if self._access != os.O_RDONLY:
-                self._store_waiting()
+                self._store_rest()
+
+    def _store_rest(self) -> None:
+        """What still waits; where that fails, a file that is replaced is not."""
+        try:
+            self._store_waiting()
+        except OSError:
+            if self._replaces:
+                with contextlib.suppress(OSError):
+                    self._open().revert()
+            raise
 
     def discard(self) -> None:
         """The end without what was written: on a mounted store a file that was overwritten has its
@@ -295,24 +250,25 @@ class File(io.RawIOBase):
         if "w" not in self.mode and "x" not in self.mode:
             raise io.UnsupportedOperation("it is no overwrite")
         with self._lock:
-            if self.closed or self._descriptor < 0:
+            if self.closed or self._file is None:
                 return
             self._waiting.take()
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
+                self._file.revert()
             with contextlib.suppress(OSError):
-                os.getxattr(self._descriptor, _OF_STORES)  # else it would be set, and kept
-                os.setxattr(self._descriptor, _REVERT, b"")
-            with contextlib.suppress(OSError):  # which says that it was given up
                 self.close()
 
     def _is_closed(self) -> None:
-        self._descriptor, self._direct, self._reader = -1, None, None
+        self._file = None
         super().close()
 
-    def _require(self, *, writing: bool | None = None) -> None:
-        if self.closed or self._descriptor < 0:
+    def _open(self) -> LibraryFile:
+        if self.closed or self._file is None:
             raise ValueError("I/O operation on closed file")
+        return self._file
+
+    def _require(self, *, writing: bool | None = None) -> None:
+        self._open()
         if writing is True and self._access == os.O_RDONLY:
             raise io.UnsupportedOperation("not open for writing")
         if writing is False and self._access == os.O_WRONLY:
@@ -320,6 +276,15 @@ class File(io.RawIOBase):
         if writing and os.getpid() != self._process:
             self._waiting.take()  # the parent writes it
             self._process = os.getpid()
+
+
+def _opened(path: StrOrBytesPath, flags: int) -> LibraryFile:
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        return LibraryFile.of(descriptor, flags)
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 def _bytes_of(data: ReadableBuffer) -> memoryview:

@@ -1,7 +1,7 @@
 """Files that this process stores into by itself, and content that it looks at in place: the Python
-face of ``csrc/client/client.h``.
+face of ``csrc/client/client.h`` and ``csrc/library/cxlfs_client.h``.
 
-Never: opens or closes the descriptors that it is given; needs NumPy.
+Never: opens or closes the descriptors that it is given, but those that it says so of; needs NumPy.
 
 Invariants
 - What fails here fails as it would with the descriptor itself: OSError.
@@ -94,41 +94,72 @@ class DirectFile:
             _require(lib.cxl_direct_close(handle))
 
 
-class DirectReader:
-    """A descriptor through which this process reads a file out of the medium. Threads may share it,
-    but for its end.
+class LibraryFile:
+    """A file as programs in C have it (``csrc/library``): directly where that can be, else through
+    the kernel. Threads may share it, but for its end.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        """``descriptor``: open for reading alone, and nothing is mapped with it. Raises OSError:
-        where it must be read through the kernel; EBUSY: for now, it is open for writing.
-        """
-        out = ffi.new("cxl_reader **")
-        _require(lib.cxl_reader_open(descriptor, out))
-        self._handle: Any = out[0]
-        self.size_bytes = int(lib.cxl_reader_size(self._handle))
+    def __init__(self, handle: Any) -> None:
+        """Raises OSError where the call that gave it failed."""
+        if handle == ffi.NULL:
+            _require(-ffi.errno)
+        self._handle = handle
 
-    def holds(self) -> bool:
-        """The file is what it was, and can be read."""
-        return bool(lib.cxl_reader_holds(self._handle))
+    @classmethod
+    def of(cls, descriptor: int, flags: int) -> LibraryFile:
+        """``descriptor``, opened with ``flags``, is closed with it. Raises OSError: it is not."""
+        return cls(lib.cxlfs_fdopen(descriptor, flags))
 
-    def read_into(self, buffer: Buffer, offset: int) -> int | None:
-        """Bytes read, verified; fewer than there is room for at the end of the file alone. None:
-        this is to be read through the kernel; see :meth:`holds`. The GIL is not held.
+    @classmethod
+    def replacing(cls, path: bytes) -> LibraryFile:
+        """A file that :meth:`revert` brings back, or removes, as it does when its end fails."""
+        if b"\0" in path:
+            raise ValueError("embedded null byte")
+        return cls(lib.cxlfs_replace(path, 0o666))
+
+    def why_not(self) -> tuple[str, int] | None:
+        """Why nothing is written directly, and the errno of it; None: it may be."""
+        number = ffi.new("int *")
+        reason = lib.cxlfs_why_not(self._handle, number)
+        return None if reason == ffi.NULL else (ffi.string(reason).decode(), int(number[0]))
+
+    def descriptor(self) -> int:
+        return int(self._done(lib.cxlfs_fileno(self._handle)))
+
+    def write_at(self, data: Buffer, offset: int) -> None:
+        """All of it. Raises OSError; then a part may be there. The GIL is not held."""
+        source = ffi.from_buffer(data)
+        taken = lib.cxlfs_pwrite(self._handle, source, len(source), offset)
+        del source  # see MappedRegion._read_into
+        self._done(taken)
+
+    def read_at(self, buffer: Buffer, offset: int) -> int:
+        """Bytes read; fewer than there is room for at the end of the file alone. Raises OSError.
+        The GIL is not held.
         """
         target = ffi.from_buffer(buffer, require_writable=True)
-        length = min(len(target), self.size_bytes - offset)
-        if length <= 0:
-            return None
-        result = int(lib.cxl_reader_copy_one(self._handle, target, length, offset))
+        count = lib.cxlfs_pread(self._handle, target, len(target), offset)
         del target  # see MappedRegion._read_into
-        return length if result == 0 else None
+        return int(self._done(count))
 
-    def close(self, descriptor: int = -1) -> None:
-        """``descriptor``: one that stays open. No other call may be under way. Idempotent."""
+    def truncate(self, size: int) -> None:
+        self._done(lib.cxlfs_truncate(self._handle, size))
+
+    def flush(self) -> None:
+        """What was written is content for whoever looks. Raises OSError."""
+        self._done(lib.cxlfs_flush(self._handle))
+
+    def revert(self) -> None:
+        """Give up what was written, for files that are overwritten. Raises OSError."""
+        self._done(lib.cxlfs_revert(self._handle))
+
+    def close(self) -> None:
+        """No other call may be under way. Raises OSError, and is closed all the same."""
         handle, self._handle = self._handle, None
-        if handle is not None:
-            lib.cxl_reader_close(handle, descriptor)
+        self._done(lib.cxlfs_close(handle))
+
+    def _done(self, result: int) -> int:
+        return result if result >= 0 else _require(-ffi.errno)
 
 
 class MappedContent:

@@ -14,7 +14,6 @@ import pytest
 from cxlfs._native import ffi, lib
 
 from cxlfs import client
-from cxlfs.native.client import DirectReader
 from tests.support.mount import MIB, Workplace
 
 
@@ -46,20 +45,18 @@ def test_what_is_read_comes_from_the_medium(saved: tuple[Path, bytes]) -> None:
 def test_a_reader_sees_what_is_written_later(saved: tuple[Path, bytes]) -> None:
     path, data = saved
     with client.open(path) as file:
+        before = client.counts().read_bytes
         assert file.read(2 * MIB) == data[: 2 * MIB]
-        reader = file._reader
-        assert reader is not None
+        assert client.counts().read_bytes == before + 2 * MIB
         with path.open("r+b") as other:
-            assert not reader.holds()
             other.write(b"new")
         file.seek(0)
         assert file.read(2 * MIB) == b"new" + data[3 : 2 * MIB]
-        assert file._reader is None
-        file.seek(0)
+        assert client.counts().read_bytes == before + 2 * MIB, "through the kernel"
         for _ in range(12):  # until it is worth asking again
             file.seek(0)
             assert file.readall() == b"new" + data[3:]
-        assert file._reader is not None
+        assert client.counts().read_bytes > before + 2 * MIB
 
 
 def test_what_was_copied_while_somebody_could_write_is_not_used(
@@ -71,16 +68,19 @@ def test_what_was_copied_while_somebody_could_write_is_not_used(
     piece = ffi.cast("struct iovec *", pair := ffi.new("void *[]", 2))
     pair[0], pair[1] = target, ffi.cast("void *", MIB)
     with path.open("rb") as file:
-        reader = DirectReader(file.fileno())
-        assert lib.cxl_reader_copy(reader._handle, piece, 1, MIB) == 0
+        out = ffi.new("cxl_reader **")
+        assert lib.cxl_reader_open(file.fileno(), out) == 0
+        reader = out[0]
+        assert lib.cxl_reader_holds(reader)
+        assert lib.cxl_reader_copy(reader, piece, 1, MIB) == 0
         assert ffi.buffer(target)[:MIB] == data[MIB : 2 * MIB]
-        assert lib.cxl_reader_copy(reader._handle, piece, 1, len(data)) == -errno.ERANGE
+        assert lib.cxl_reader_copy(reader, piece, 1, len(data)) == -errno.ERANGE
         with path.open("r+b"):
-            assert lib.cxl_reader_copy(reader._handle, piece, 1, MIB) == -errno.ESTALE
-            with pytest.raises(OSError, match="busy"):
-                DirectReader(file.fileno())
-        assert lib.cxl_reader_copy(reader._handle, piece, 1, MIB) == -errno.ESTALE
-        reader.close(file.fileno())
+            assert not lib.cxl_reader_holds(reader)
+            assert lib.cxl_reader_copy(reader, piece, 1, MIB) == -errno.ESTALE
+            assert lib.cxl_reader_open(file.fileno(), out) == -errno.EBUSY
+        assert lib.cxl_reader_copy(reader, piece, 1, MIB) == -errno.ESTALE
+        lib.cxl_reader_close(reader, file.fileno())
 
 
 def test_a_reader_notices_that_the_daemon_is_gone(
@@ -88,14 +88,12 @@ def test_a_reader_notices_that_the_daemon_is_gone(
 ) -> None:
     path, data = saved
     file = client.open(path)
+    before = client.counts().read_bytes
     assert file.read(2 * MIB) == data[: 2 * MIB]
-    reader = file._reader
-    assert reader is not None
-    assert reader.holds()
+    assert client.counts().read_bytes == before + 2 * MIB
     place.kill_daemon()
     with pytest.raises(OSError, match="not connected"):
         file.read(MIB)
-    assert file._reader is None
     place.mount()
     with pytest.raises(OSError, match="not connected"):
         file.read(MIB)
