@@ -91,3 +91,11 @@ def test_the_example_of_the_document_runs(tmp_path: Path) -> None:
     )
     assert (said.returncode, said.stdout) == (1, "")
     assert "is not saved: No such file" in said.stderr
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_the_header_stands_alone(tmp_path: Path, language: str) -> None:
+    source = tmp_path / "alone.c"
+    body = "int main(void) { return cxlfs_client_version() != CXLFS_CLIENT_VERSION; }\n"
+    source.write_text(f"#include <cxlfs_client.h>\n{body}")
+    assert failures(program(source, language)) == ""
