@@ -18,8 +18,11 @@ static bool deliver_bytes(cxl_worker *worker, const request *r, const void *byte
     cxl_transport *t = worker->transport;
     fuse_wire_reply *header = (void *)worker->buffer;  /* the request lies at the other end of the headroom */
     *header = (fuse_wire_reply){.length = (uint32_t)(sizeof(*header) + length), .unique = r->header->unique};
+    turn_answers(t->turns, &worker->turn, true);
     bool spliced = pipe_reply(&worker->pipe, t->fuse_fd, header, bytes, length);
-    if (!spliced && reply(t->fuse_fd, r->header->unique, 0, bytes, length) != 0)
+    bool answered = spliced || reply(t->fuse_fd, r->header->unique, 0, bytes, length) == 0;
+    turn_answered(t->turns, &worker->turn);
+    if (!answered)
         return false;
     atomic_fetch_add_explicit(&t->spliced_reads, spliced, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->reads, 1, memory_order_relaxed);
@@ -133,6 +136,8 @@ bool answer_write(cxl_worker *worker, const request *r, uint64_t *done, int *err
     const fuse_wire_write_reply written = {.size = in->size};
     atomic_fetch_add_explicit(&t->writes, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->write_bytes, *done, memory_order_relaxed);
+    turn_answers(t->turns, &worker->turn, true);
     cxl_transport_reply(t, r->header->unique, 0, &written, sizeof(written));
+    turn_answered(t->turns, &worker->turn);
     return true;
 }

@@ -247,8 +247,11 @@ int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void 
     cxl_transport *t = worker->transport;
     int result = 0;
     request r;
-    if (unique != 0)
+    if (unique != 0) {
+        turn_answers(t->turns, &worker->turn, false);
         cxl_transport_reply(t, unique, error, data, length);
+        turn_answered(t->turns, &worker->turn);
+    }
     if (upcall_next(t->upcalls, &worker->upcall, out))
         return 1;
     turn_end(t->turns, &worker->turn);

@@ -88,6 +88,7 @@ typedef struct {
     uint64_t began_ns;            /* to wait for a request */
     bool active;                  /* it waits for a request, or serves one */
     bool busy;                    /* it serves one */
+    bool steps_back;              /* it gives an answer in the background */
 } turn;
 
 turns *turns_new(int fuse_fd, uint64_t poll_ns);
@@ -98,6 +99,9 @@ void turns_count(turns *s, uint32_t *active, uint32_t *busy);
 /* Return when it is this worker's turn to read a request, or all is to stop. */
 void turn_begin(turns *s, turn *own);
 void turn_took(turns *s, turn *own, const request *r);
+/* Around an answer that somebody waits for, and holds no lock of the control plane. */
+void turn_answers(turns *s, turn *own, bool quick);
+void turn_answered(turns *s, turn *own);
 /* The request that it took, if any, is served. */
 void turn_end(turns *s, turn *own);
 /* Whether requests are taken without the caller, who serves one. */
@@ -107,8 +111,15 @@ void turn_leave(turns *s, turn *own);
 
 /* ------------------------------------------------------- places.c: the processor that a worker runs on */
 
-/* Take the calling thread to the processor that another one runs on. True: it is there. */
-bool place_beside(uint32_t thread);
+/* Take the calling thread to the processor that another one runs on. True: it is there; *moved: it was not. */
+bool place_beside(uint32_t thread, bool *moved);
+/* There is a processor for each thread that wants one. */
+bool place_is_roomy(void);
+/* The calling thread, and others that it starts, may step back, and come back. */
+bool place_may_step_back(void);
+/* Let those who are woken run first, and where they are; and end that, of any thread. */
+bool place_step_back(void);
+int place_come_back(pid_t thread);
 
 /* ---------------------------------------- upcalls.c: which worker goes with a request to the control plane */
 

@@ -7,7 +7,9 @@
  * halts a guest's processor (halt_poll_ns): 1.2 ms become 0.8 for the save, two cores. The others rest here,
  * not in read(2): there the kernel wakes one for every request, for nothing where one that is awake takes it.
  * That one goes where the client is (places.c), so that the client is not woken on another processor either:
- * there it sleeps, and does not look. Where it may not go it looks from where it is.
+ * there it sleeps, and does not look. Where it may not go it looks from where it is. So that they are not parted
+ * again it steps back to answer: always after what took the control plane's time, and for a while after it has moved,
+ * as an answer that takes some microseconds does not part them by itself.
  *
  * With several clients, or long requests, all workers wait in read(2), and the kernel chooses: polling
  * gained nothing there, and took processors from the clients (two readers of 4 KiB: 0.6 times as fast).
@@ -18,11 +20,13 @@
  * - A worker begins to rest only where one thread is served alone, and another worker waits for requests.
  * - They come back LOOK_NS after the first request that is long or of another thread, at the latest, and when
  *   the active one has been busy with one request for that long, to twice that.
+ * - Who answers in the background is back there when that has taken LOOK_NS, to twice that.
  * - At most one worker polls, and only where polling has just paid, beside a client on another processor.
  */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "transport/transport.h"
 
@@ -44,12 +48,17 @@ struct turns {
     bool polling_pays;
     bool together;                /* the active worker was on the client's processor when it looked last */
     uint32_t place_in;            /* requests until it looks again */
+    bool roomy;                   /* others did not want its processor then */
+    uint32_t settling;            /* quick answers for which it still steps back */
+    pid_t behind;                 /* the thread that answers in the background; 0: none */
+    bool may_step_back;
 };
 
 enum {
     LOOK_NS = 1000000,
     ALONE_REQUESTS = 16,    /* of one thread, none of them long, until the others rest */
-    PLACE_REQUESTS = 64,    /* until the active one looks again whether it is where its client is */
+    PLACE_REQUESTS = 32,    /* until the active one looks again whether it is where its client is */
+    SETTLE_ANSWERS = 32,    /* until two that were apart stay together by themselves */
 };
 
 /* READ and WRITE have their size at the same place. */
@@ -72,6 +81,7 @@ turns *turns_new(int fuse_fd, uint64_t poll_ns)
         return NULL;
     s->fuse_fd = fuse_fd;
     s->poll_ns = poll_ns;
+    s->may_step_back = place_may_step_back();
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -120,7 +130,10 @@ static void look(turns *s)
     const struct timespec until = {(time_t)(at / 1000000000), (long)(at % 1000000000)};
     s->looking = true;
     if (pthread_cond_timedwait(&s->look, &s->lock, &until) == ETIMEDOUT && s->taken == seen) {
-        if (s->busy >= s->active) {
+        if (s->behind != 0) {
+            place_come_back(s->behind);
+            s->behind = 0;
+        } else if (s->busy >= s->active) {
             s->in_a_row = 0;
         } else {
             s->dozing = true;
@@ -168,9 +181,14 @@ void turn_begin(turns *s, turn *own)
     bool polls = alone && s->polling_pays && !s->together;
     pthread_mutex_unlock(&s->lock);
     if (looks) {
-        bool together = place_beside(client);
+        bool moved;
+        bool together = place_beside(client, &moved);
+        bool roomy = together && s->may_step_back && place_is_roomy();
         pthread_mutex_lock(&s->lock);
         s->together = together;
+        s->roomy = roomy;
+        if (moved)
+            s->settling = SETTLE_ANSWERS;
         pthread_mutex_unlock(&s->lock);
         polls = polls && !together;
     }
@@ -200,6 +218,30 @@ void turn_took(turns *s, turn *own, const request *r)
     }
     if (s->dozing)
         pthread_cond_signal(&s->look);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Only while one that rests watches it. */
+void turn_answers(turns *s, turn *own, bool quick)
+{
+    pthread_mutex_lock(&s->lock);
+    own->steps_back = is_alone(s) && s->together && s->roomy && s->looking && (!quick || s->settling > 0);
+    if (own->steps_back) {
+        s->behind = gettid();
+        s->settling -= quick;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (own->steps_back)
+        own->steps_back = place_step_back();
+}
+
+void turn_answered(turns *s, turn *own)
+{
+    if (!own->steps_back)
+        return;
+    place_come_back(0);
+    pthread_mutex_lock(&s->lock);
+    s->behind = 0;
     pthread_mutex_unlock(&s->lock);
 }
 

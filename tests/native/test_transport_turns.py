@@ -1,4 +1,6 @@
-"""How many workers of a transport wait for requests: one for a client that is alone, else all."""
+"""How many workers of a transport wait for requests: one for a client that is alone, else all; and
+where the one is, and how it answers.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ from tests.support.fuse_socket import (
     refuse,
 )
 from tests.support.mount import wait_until
+from tests.support.rights import CAP_SYS_NICE, drop_capability
 
 WORKERS = 3
 CALL = 9
@@ -33,6 +36,8 @@ CALL = 9
 REQUESTS_MAX = 200
 LONG_BYTES = 512 << 10
 PLACED = 9
+SMALL_ANSWERS = 10
+"""More than fit where they are to wait."""
 
 
 @pytest.fixture(params=[0, 10_000_000, 10**12], ids=["sleeping", "polling", "polling for ever"])
@@ -220,3 +225,55 @@ def test_a_worker_that_waits_in_vain_sleeps(fuse: FuseSocket) -> None:
     begin_s = workers_cpu_s()
     time.sleep(0.3)
     assert workers_cpu_s() - begin_s < 0.1
+
+
+def all_are_ordinary() -> bool:
+    """No thread of this process is in the background, where others have the processor first."""
+    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    return all(os.sched_getscheduler(task) == os.SCHED_OTHER for task in tasks)
+
+
+def call_alone(fuse: FuseSocket) -> None:
+    """Calls by this thread, whose answers may be given in the background (places.c)."""
+    own = threading.get_native_id()
+    until_alone(fuse, lambda: fuse.ask(CALL, pid=own))
+    for _ in range(REQUESTS_MAX):
+        fuse.ask(CALL, pid=own)
+
+
+def test_who_answers_in_the_background_comes_back(fuse: FuseSocket) -> None:
+    call_alone(fuse)
+    wait_until(all_are_ordinary, "all are back")
+
+
+def test_an_answer_that_takes_long_does_not_stay_in_the_background(fuse: FuseSocket) -> None:
+    """Nobody takes answers: the one that gives them waits, and others see that it comes back."""
+    fuse.block_answers()
+    for _ in range(3):
+        call_alone(fuse)
+        sent = [fuse.send(CALL, pid=threading.get_native_id()) for _ in range(2 * SMALL_ANSWERS)]
+        wait_until(all_are_ordinary, "all are back")
+        assert {fuse.answer().unique for _ in sent} == set(sent)
+
+
+def test_who_may_not_come_back_stays() -> None:
+    """In a thread without CAP_SYS_NICE, whose workers have its rights."""
+    failures: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            drop_capability(CAP_SYS_NICE)
+            with room() as place:
+                content = place.new_map(capacity=200_000)
+                with fuse_socket(place.engine, content, upcalls=[CALL], workers=WORKERS) as made:
+                    come_back(made)
+                    call_alone(made)
+                    wait_until(all_are_ordinary, "none has gone")
+        except BaseException as failure:  # noqa: BLE001  raised below
+            failures.append(failure)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    for failure in failures:
+        raise failure

@@ -182,6 +182,10 @@ class FuseSocket:
         self.kernel.send(request(opcode, unique, body, pid=pid))
         return unique
 
+    def block_answers(self) -> None:
+        """From here on a worker that answers waits where some answers were not taken yet."""
+        self._fuse.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least there is
+
     def answer(self) -> Answer:
         message = self.kernel.recv(REPLY.size if self._stream else 1 << 20)
         length, error, unique = REPLY.unpack_from(message)

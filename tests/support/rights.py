@@ -1,4 +1,5 @@
-"""Rights of a file of the whole machine, widened while some test process needs that.
+"""Rights of a file of the whole machine, widened while some test process needs that; and of a
+thread, which gives one up.
 
 Several processes test side by side: the first one widens them, the last one puts them back.
 """
@@ -6,11 +7,31 @@ Several processes test side by side: the first one widens them, the last one put
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import os
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+CAP_SYS_NICE = 23
+_CAPABILITIES_VERSION_3 = 0x20080522
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def drop_capability(number: int) -> None:
+    """Of the calling thread, and of those that it starts: capset(2). Raises OSError."""
+    header = struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0)
+    data = ctypes.create_string_buffer(24)
+    if _libc.capget(header, data) == 0:
+        words = list(struct.unpack("=6I", data.raw))
+        for kind in range(3):  # effective, permitted, inheritable
+            words[number // 32 * 3 + kind] &= ~(1 << number % 32)
+        if _libc.capset(header, struct.pack("=6I", *words)) == 0:
+            return
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 @contextlib.contextmanager
