@@ -52,7 +52,8 @@ enum { CXL_MAPPED_VERIFY = 1, CXL_MAPPED_PRIVATE = 2 };
  * file later, until it is closed. fd must outlive the result; at most one for each open file description. What does
  * not lie page by page on the medium is copied, and verified then; of the rest nothing was verified unless flags has
  * CXL_MAPPED_VERIFY. CXL_MAPPED_PRIVATE: mprotect(2) may let the caller write to it, who sees that alone; -EINVAL where
- * the medium has no such pages (a DAX device, hugetlbfs). As cxl_direct_open, and -EIO: damaged, -ENOMEM. */
+ * the medium has no such pages (a DAX device, hugetlbfs). As cxl_direct_open, and -EIO: damaged, -ENOMEM, also
+ * where copies would take more than a 16th of the memory. */
 int cxl_mapped_open(int fd, uint32_t flags, cxl_mapped **out);
 const void *cxl_mapped_base(const cxl_mapped *mapped);
 /* All of what was opened with CXL_MAPPED_PRIVATE may be written to from here on. -EINVAL: it was not opened so. */

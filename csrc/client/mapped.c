@@ -19,6 +19,7 @@
 #include "client/mapped.h"
 
 enum { STITCH_FROM = 64 << 10 };    /* less is copied sooner than mapped */
+enum { COPIES_SHARE = 16 };         /* at most this part of the machine's memory */
 enum { STITCHES_MAX = 16384 };      /* of the 65530 mappings that a process may have */
 
 /* ----------------------------------------------------------------------------------- locks */
@@ -165,6 +166,24 @@ static int copy_part(cxl_mapped *mapped, const mapped_row *row, uint64_t start, 
     return result;
 }
 
+/* Copies are memory of this process alone, which is not to be had back: a file of which much would be one is better
+ * mapped by the kernel, whose pages all share. */
+static int require_few_copies(const cxl_mapped *mapped)
+{
+    const cxl_client_channel *channel = mapped->channel;
+    uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), needed = 0;
+    uint64_t most = channel != NULL && channel->copies_max != 0 ? channel->copies_max : all / COPIES_SHARE;
+    for (uint64_t i = 0; i < mapped->row_count; i++) {
+        const mapped_row *row = &mapped->rows[i];
+        uint64_t from = row->is.file_offset, to = from + row->is.length_bytes;
+        needed += row->is.length_bytes;
+        from = from > row->stitched_start ? from : row->stitched_start;
+        to = to < row->stitched_end ? to : row->stitched_end;
+        needed -= from < to ? to - from : 0;
+    }
+    return needed <= most ? 0 : -ENOMEM;
+}
+
 /* Parts of rows outside of what was stitched. A granule that is mapped has no byte of another row's copy. */
 static int copy_rest(cxl_mapped *mapped)
 {
@@ -198,6 +217,8 @@ static int build(cxl_mapped *mapped, uint32_t flags)
         result = reserve(mapped);
     if (result == 0)
         result = stitch_all(mapped);
+    if (result == 0)
+        result = require_few_copies(mapped);
     if (result == 0)
         result = copy_rest(mapped);
     if (result == 0 && (flags & CXL_MAPPED_VERIFY) != 0)

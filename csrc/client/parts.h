@@ -21,6 +21,7 @@ typedef struct {
     int (*request)(void *context, int fd, unsigned long number, void *argument);    /* 0 or -errno */
     void *context;
     uint64_t granule;            /* 0: that of the medium */
+    uint64_t copies_max;         /* bytes of a mapped file; 0: as much as there is memory for */
 } cxl_client_channel;
 
 int cxl_direct_open_through(int fd, const cxl_client_channel *channel, cxl_direct_file **out);

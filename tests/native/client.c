@@ -298,7 +298,7 @@ static daemon_state *begin(uint32_t granularity)
     d->next_id = 1;
     d->next_segment = 1;
     d->lease_bytes = SEGMENT;
-    d->channel = (cxl_client_channel){serve, d, 0};
+    d->channel = (cxl_client_channel){serve, d, 0, 0};
     return d;
 }
 

@@ -61,6 +61,25 @@ static void test_threads(bool disturbed)
     free(model);
 }
 
+/* As many bytes of it may be copies as there are, or one less. */
+static void check_limit_of_copies(daemon_state *d)
+{
+    cxl_mapped *mapped;
+    int fd = new_file();
+    CHECK(cxl_mapped_open_through(fd, 0, &d->channel, &mapped) == 0, "not mapped");
+    uint64_t copied = cxl_mapped_copied(mapped);
+    cxl_mapped_close(mapped);
+    for (uint64_t less = 0; less < 2 && copied > 1; less++) {
+        d->channel.copies_max = copied - less;
+        int result = cxl_mapped_open_through(fd, 0, &d->channel, &mapped);
+        CHECK(result == (less == 0 ? 0 : -ENOMEM), "%d with %lu bytes less", result, (unsigned long)less);
+        if (result == 0)
+            cxl_mapped_close(mapped);
+    }
+    d->channel.copies_max = 0;
+    close(fd);
+}
+
 static void test_mapped(uint64_t granule)
 {
     enum { SIZE = 10 * 1000 * 1000 };
@@ -75,6 +94,7 @@ static void test_mapped(uint64_t granule)
     for (uint64_t at = 0; at < SIZE; at += 1 << 20)
         write_somehow(d, file, model + at, SIZE - at < 1 << 20 ? SIZE - at : 1 << 20, at);
     CHECK(cxl_direct_close(file) == 0, "close");
+    check_limit_of_copies(d);
     uint64_t requests = d->requests;
     CHECK(cxl_mapped_open_through(fd, 0, &d->channel, &mapped) == 0, "not mapped");
     CHECK(cxl_mapped_size(mapped) == SIZE, "size %lu", (unsigned long)cxl_mapped_size(mapped));
