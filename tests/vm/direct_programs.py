@@ -14,6 +14,7 @@ Never here: commands, judging anything but bytes.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import mmap
 import os
@@ -120,15 +121,16 @@ def plain(source: str, target: str, seed: str, mib: str) -> None:
 
 
 def _take_apart(descriptor: int, data: bytes) -> None:
-    """Map a part of it, unmap the middle of that, where nothing is a multiple of a large page, look
-    at the rest, and unmap that in two steps.
+    """Map a part of it, and unmap every second piece of that, of which none begins or ends with a
+    large page, and then the others, each looked at before.
     """
     start, length = MIB + 3 * mmap.PAGESIZE, len(data) - 3 * MIB
-    hole, hole_end = 777 * mmap.PAGESIZE, 999 * mmap.PAGESIZE
+    places = [*range(0, length, 333 * mmap.PAGESIZE), length]
+    pieces = list(itertools.pairwise(places))
     address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_PRIVATE, descriptor, start)
     if address == _MAP_FAILED:
         raise SystemExit(f"mmap of a part: {os.strerror(ctypes.get_errno())}")
-    for first, last in ((hole, hole_end), (0, hole), (hole_end, length)):
+    for first, last in (*pieces[1::2], *pieces[::2]):
         _same(memoryview(ctypes.string_at(address + first, last - first)), data[start:][first:last])
         if _libc.munmap(address + first, last - first) != 0:
             raise SystemExit(f"munmap of a part: {os.strerror(ctypes.get_errno())}")

@@ -181,13 +181,15 @@ class Scenes:
         require(b"".join(pieces) == data, "what was read is wrong")
         read_bytes = client.counts().read_bytes - before.read_bytes
         require(read_bytes >= (SIZE_MIB - 2) * MIB, f"read directly: {read_bytes} bytes")
-        with client.map(self._root / "many", verify="all") as memory:
-            require(memory.direct, f"not mapped: {memory.why_not}")
-            require(memory.view == data, "what was mapped is wrong")
-            copied_bytes = memory.copied_bytes
+        copied_bytes = {}
+        for name in ("one", "many"):
+            with client.map(self._root / name, verify="all") as memory:
+                require(memory.direct, f"not mapped: {memory.why_not}")
+                require(memory.view == content(name, len(data)), f"mapped, {name} is wrong")
+                copied_bytes[name] = memory.copied_bytes
         for _ in range(2):
-            with client.map(self._root / "many", private=True) as memory:
-                require(memory.view == data, "what was mapped privately is wrong")
+            with client.map(self._root / "one", private=True) as memory:
+                require(memory.view == content("one", len(data)), "mapped privately, it is wrong")
                 is_private = memory.direct
         self._compare("many")
         told = [line for line in self._logged if "private" in line]

@@ -60,7 +60,7 @@ TARGETS = (
     Target("cxl-devdax", "cxl", "devdax", 256 * MIB),
     Target("nvdimm-ext4", "nvdimm", "ext4", 640 * MIB),
 )
-DIRECT_DEVICE_BYTES = 2048 * MIB
+DIRECT_DEVICE_BYTES = 4096 * MIB
 """Of a DAX device on which programs store by themselves: its segments have room for large pages."""
 
 
