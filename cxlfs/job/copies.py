@@ -71,13 +71,14 @@ class Copies:
         return tuple(sorted({self._stores[target] for target in targets}))
 
     @property
-    def _is_first(self) -> bool:
+    def is_first(self) -> bool:
+        """Of the ranks that share this store."""
         return self._stores.index(self._stores[self.rank]) == self.rank
 
     @property
     def has_all(self) -> bool:
         """All that lies in this store is this rank's to remove."""
-        return self._is_first and not self.each_its_own
+        return self.is_first and not self.each_its_own
 
     def is_mine(self, rank: int) -> bool:
         """Whose things in this store this rank removes: the first of the ranks that share it those
@@ -85,7 +86,7 @@ class Copies:
         copies, and what moved away.
         """
         is_here = rank < self.world and self._stores[rank] == self._stores[self.rank]
-        return rank == self.rank if is_here and self.each_its_own else self._is_first
+        return rank == self.rank if is_here and self.each_its_own else self.is_first
 
     def discard(self, attempt: Attempt) -> None:
         """What this rank has brought into its store of it."""
@@ -139,7 +140,7 @@ class Copies:
         for item in sorted(failures.items()):
             log.warning("a copy of %s was not made again: %s", choice.attempt, self._told(*item))
         stores = self.stores_of_node()
-        if stores and self._is_first and not failures:
+        if stores and self.is_first and not failures:
             attempt, digest = choice.attempt, choice.digest
             files.record_commit(self.root, attempt, self.rank, digest, stores)
 

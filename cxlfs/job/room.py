@@ -56,7 +56,7 @@ class Room:
         }
         self._recorded |= set() if loaded is None else {loaded}
         self._is_looked_through = False
-        if self._copies.has_all and aside.is_anything_aside(self._root):
+        if self._copies.is_first and aside.is_anything_aside(self._root):
             self._begin(lambda: aside.remove_aside(self._root))
 
     def begun(self, attempt: Attempt) -> None:

@@ -102,8 +102,9 @@ class Tier:
             place = self._bucket.below(files.attempt_name(attempt))
             path = files.rank_path(self._root, attempt, self._rank)
             drain(path, place, Options(judge=False))
-            files.record_drained(self._root, attempt, self._rank)
-            if self._complete(place, attempt, world) and self._keep is not None:
+            is_first = self._complete(place, attempt, world)
+            files.record_drained(self._root, attempt, self._rank)  # nobody asks for it again
+            if is_first and self._keep is not None:
                 self._remove_older(self._keep)
         except Exception as error:
             log.warning("%s was not drained", attempt, exc_info=True)

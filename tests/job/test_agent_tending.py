@@ -4,6 +4,7 @@ drained. Ranks and agents are threads; two ranks lie on each node.
 
 from __future__ import annotations
 
+import errno
 import gc
 import shutil
 import threading
@@ -16,6 +17,7 @@ from cxlfs.errors import JobConfigurationError, UndecidedError
 from cxlfs.job import Checkpointer, Committed, Restored, copying, files, medium
 from cxlfs.job.agent import Event, Pace, Settings, Tending, service, tending
 from cxlfs.job.engines.local import LocalEngine
+from cxlfs.job.tier import Tier
 from tests.support.agents import tend
 from tests.support.job_ranks import SECONDS, Job, ThreadEngine, content, on_all_ranks
 
@@ -215,3 +217,23 @@ def test_what_was_committed_and_not_drained_is_drained(job: Job, tmp_path: Path)
     for outcome in job.start(lambda made: (job.load(made), made.close())[0]):
         assert isinstance(outcome, Restored)
         assert outcome.step == 20
+
+
+def test_what_one_broke_off_is_drained_to_its_end(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All shards were there, and what says that they belong together was not."""
+    pytest.importorskip("obstore")
+    save(job, 10)
+    (tmp_path / "tier").mkdir()
+    job.tier = f"file://{tmp_path}/tier"
+
+    def broken(*_arguments: object) -> bool:
+        raise OSError(errno.EIO, "broken off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tier, "_complete", broken)
+        assert "not-drained" in {event.state for row in agents(job)[0] for event in row}
+    assert not list((tmp_path / "tier").glob("*.cxlfs-job"))
+    agents(job)
+    assert len(list((tmp_path / "tier").glob("*.cxlfs-job"))) == 1

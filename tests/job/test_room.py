@@ -35,9 +35,18 @@ def test_ranks_that_share_a_store_record_once(job: Job) -> None:
     assert names == sorted(["commit-00000.json", *(f"rank-0000{n}" for n in range(WORLD))] * 2)
 
 
-def test_what_a_start_has_not_removed_the_next_does(job: Job) -> None:
-    """Also the directory of an attempt that was never finished, as soon as a newer one counts."""
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_what_a_start_has_not_removed_the_next_does(
+    job: Job, tmp_path: Path, *, has_tier: bool
+) -> None:
+    """Also the directory of an attempt that was never finished, as soon as a newer one counts; and
+    where from now on each rank removes its own.
+    """
     job.start(lambda made: job.save(made, 10, 20))
+    if has_tier:
+        pytest.importorskip("obstore")
+        (tmp_path / "tier").mkdir()
+        job.tier = f"file://{tmp_path}/tier"
     (attempt, _) = files.attempts_in(job.store(1))
     aside.set_aside(job.store(1), attempt)
     begun = files.begin(job.store(1), Attempt(1, 5, "e" * 16), 1)
