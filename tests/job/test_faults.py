@@ -65,11 +65,13 @@ def in_a_new_process(run: Callable[..., campaign.Outcome], *arguments: Any) -> c
         ("drain", 1),
         ("agent", 1),
         ("agent", 2),
+        ("agent-drain", 2),
     ],
 )
 def test_faults(kind: str, replicas: int, seed: int) -> None:
     run = functools.partial(campaign.run_campaign, replicas=replicas, in_stores=False)
-    outcome = in_a_new_process(run, kind, 1, seed) if kind == "drain" else run(kind, 1, seed)
+    drains = kind in {"drain", "agent-drain"}
+    outcome = in_a_new_process(run, kind, 1, seed) if drains else run(kind, 1, seed)
     print(outcome)
     assert outcome.problems == []
 

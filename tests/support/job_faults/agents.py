@@ -26,6 +26,7 @@ from cxlfs.job import copying
 from cxlfs.job.agent import Event, Pace, Settings, Tending, serve
 from cxlfs.job.engines import Engine
 from cxlfs.job.engines.rendezvous import Group, came_anew, unheard
+from cxlfs.job.tier import Tier
 from tests.support.job_faults.engine import DirectoryEngine
 from tests.support.job_faults.in_pieces import cut_small
 from tests.support.job_faults.judge import BrokenError
@@ -38,18 +39,18 @@ TENDED_SECONDS = 40.0
 _POLL_SECONDS = 0.002
 _TICK_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
-_CALLS_OF_WORK, _CALLS_OF_A_COPY = 70, 14
+_CALLS = {"in its work": 70, "in a copy": 14, "while it drains": 30}
 """Into the file system; as many as it makes, or a few less."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Death:
-    """An agent kills itself at that ``call`` into the file system: of its work in a round, or of
-    the copy that it receives.
+    """An agent kills itself at that ``call`` into the file system, or behind the last: of its work
+    in a round, of the copy that it receives, or of what it drains first.
     """
 
     call: int
-    in_copy: bool
+    when: str
 
 
 class DirectoryMeeting:
@@ -103,9 +104,11 @@ def _require_newest(root: Path, epoch: int) -> None:
 class Agents:
     """One for each of ``seats``, from :meth:`begin` to :meth:`end`."""
 
-    def __init__(self, root: Path, seats: Sequence[Path], replicas: int) -> None:
+    def __init__(
+        self, root: Path, seats: Sequence[Path], replicas: int, tier: str | None = None
+    ) -> None:
         root.mkdir(parents=True)
-        self._root, self._seats, self._replicas = root, seats, replicas
+        self._root, self._seats, self._replicas, self._tier = root, seats, replicas, tier
         self._pids: dict[int, int] = {}
 
     def begin(self, node: int, death: Death | None = None) -> None:
@@ -116,6 +119,10 @@ class Agents:
             finally:
                 os._exit(1)
         self._pids[node] = pid
+
+    def begin_all(self) -> None:
+        for node in range(len(self._seats)):
+            self.begin(node)
 
     def kill(self, node: int) -> None:
         """Whatever it does; it is not begun again here."""
@@ -196,7 +203,7 @@ class Agents:
 
         cut_small(lambda: None)
         seat = self._seats[node]
-        settings = Settings(self._replicas, seat.name, DEADLINE_SECONDS)
+        settings = Settings(self._replicas, seat.name, DEADLINE_SECONDS, tier=self._tier)
         work = Tending(seat, settings, tell)
         if death is not None:
             _die(work, death)
@@ -209,7 +216,7 @@ class Agents:
 def _die(work: Tending, death: Death) -> None:
     """In the work of a round; behind one that does not come by the place it dies at once."""
     left = 0
-    tend, receive = work.tend, copying.receive
+    tend, receive, drain = work.tend, copying.receive, Tier._drain
 
     def audit(event: str, _arguments: object) -> None:
         nonlocal left
@@ -220,7 +227,7 @@ def _die(work: Tending, death: Death) -> None:
 
     def tend_and_die() -> None:
         nonlocal left
-        left = 0 if death.in_copy else death.call
+        left = death.call if death.when == "in its work" else 0
         tend()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -230,11 +237,19 @@ def _die(work: Tending, death: Death) -> None:
         receive(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def drain_and_die(*arguments: Any) -> None:
+        nonlocal left
+        left = death.call
+        drain(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     sys.addaudithook(audit)
     work.tend = tend_and_die  # type: ignore[method-assign]
-    if death.in_copy:
+    if death.when == "in a copy":
         copying.receive = receive_and_die
+    elif death.when == "while it drains":
+        Tier._drain = drain_and_die  # type: ignore[method-assign]
 
 
-def a_death(numbers: random.Random, *, in_copy: bool) -> Death:
-    return Death(numbers.randint(1, _CALLS_OF_A_COPY if in_copy else _CALLS_OF_WORK), in_copy)
+def a_death(numbers: random.Random, when: str) -> Death:
+    return Death(numbers.randint(1, _CALLS[when]), when)

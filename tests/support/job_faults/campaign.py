@@ -14,7 +14,6 @@ import io
 import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
 import tempfile
@@ -25,10 +24,10 @@ from pathlib import Path
 from unittest import mock
 
 from cxlfs.errors import CxlfsError
-from tests.support.job_faults.agent_faults import AgentFault
+from tests.support.job_faults.agent_faults import AgentFault, newest_in
 from tests.support.job_faults.engine import Partition
 from tests.support.job_faults.judge import BrokenError, Judge
-from tests.support.job_faults.kinds import AGENT, KINDS, Kind
+from tests.support.job_faults.kinds import AGENT, AGENT_DRAIN, KINDS, Kind
 from tests.support.job_faults.moments import RESTORE, Moment, a_moment, call_of
 from tests.support.job_faults.nodes import STORE_BYTES, Beside, Nodes, environment_of_lines
 from tests.support.job_faults.ranks import (
@@ -48,7 +47,6 @@ CUT_WITHIN_SECONDS = 0.01
 """Power fails at any time of these, behind the moment."""
 TRIES = 3
 """Starts for each fault: not each moment comes in each of them."""
-_IN_TIER = re.compile(r"step-\d+\.(\d+)-[0-9a-f]+\.cxlfs-job")
 _OFFERED = ("restore TakeStock", "stock", "offers", "loaded")
 """Moments of a restore in another number of ranks."""
 
@@ -151,6 +149,8 @@ class Campaign:
 
     def _quiet(self, saves: int) -> bool:
         start = self._start(saves)
+        if self.kind.name == AGENT_DRAIN:
+            start = dataclasses.replace(start, tier=self._tier.as_uri())
         self._run(start, lambda: None)
         try:
             return self.judge.judge_quiet(start)
@@ -235,10 +235,11 @@ class Campaign:
             self.nodes.set_clock_back(self._chances.randrange(len(self.nodes.places)))
         if self.kind.name.startswith("corrupt"):
             self.judge.lose(self._node_of(start))
-        if self.kind.name == AGENT:
+        if self.kind.name in {AGENT, AGENT_DRAIN}:
             root = self.nodes.root / f"agents{self.starts}"
             seed = self._chances.random()
-            self._agents = AgentFault(root, start.seats, start.replicas, seed)
+            tier = self._tier if self.kind.name == AGENT_DRAIN else None
+            self._agents = AgentFault(root, start.seats, start.replicas, seed, tier)
         daemon = 0
         if start.deed == "hold" and self.kind.name == "slow":
             daemon = self.nodes.daemon(self._node_of(start))
@@ -342,13 +343,23 @@ class Campaign:
             self._is_done = True
             told = f"agent killed: {self._agents.when}"
             self.outcome.told[told] = self.outcome.told.get(told, 0) + 1
+            if self.kind.name == AGENT_DRAIN:
+                self._lose_all()
         elif self.kind.name == "drain":
-            found = (_IN_TIER.fullmatch(path.name) for path in self._tier.iterdir())
-            self.judge.below = max((int(each[1]) for each in found if each), default=0)
-            if self.judge.below and self._chances.random() < 0.5:
-                for each in range(self.outcome.nodes):
-                    self.nodes.empty(each)
-                    self.judge.lose(each)
+            self._lose_all()
+
+    def _lose_all(self) -> None:
+        """In half of them; what is in the tier has to come back."""
+        self.judge.below = newest_in(self._tier)
+        if not self.judge.below or self._chances.random() < 0.5:
+            return
+        if self._agents is not None:
+            self._agents.agents.end()
+        for each in range(self.outcome.nodes):
+            self.nodes.empty(each)
+            self.judge.lose(each)
+        if self._agents is not None:
+            self._agents.agents.begin_all()
 
     def _end_agents(self) -> None:
         if self._agents is not None:

@@ -11,7 +11,7 @@ import dataclasses
 from tests.support.job_faults.moments import COMMIT, DRAIN, PHASES, PREPARED
 from tests.support.job_faults.nodes import Beside
 
-AGENT = "agent"
+AGENT, AGENT_DRAIN = "agent", "agent-drain"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +101,11 @@ _ALL = (
         AGENT,
         "a rank is killed, and an agent: beside the ranks, in a copy, in its work, at any time, or "
         "behind its work; stores are lost before and behind that",
+    ),
+    Kind(
+        AGENT_DRAIN,
+        "a rank is killed, and an agent: beside the ranks, while it drains, in its work, at any "
+        "time, or behind its work; in half of them all stores are lost behind that",
     ),
 )
 KINDS = {kind.name: kind for kind in _ALL}
