@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-enum { CXL_DIRECT_VERSION = 2 };
+enum { CXL_DIRECT_VERSION = 3 };
 
 /* ---------------------------------------------------------------------------------- requests */
 
@@ -37,7 +37,7 @@ typedef struct {
 
 enum { CXL_DIRECT_SYNC = 1 };     /* map it with MAP_SYNC */
 
-enum { CXL_DIRECT_LEASES = 8 };   /* of one request */
+enum { CXL_DIRECT_LEASES = 16 };  /* of one request */
 
 /* Room for what is about to be written: an extent that is filled front to back. */
 typedef struct {
@@ -48,8 +48,10 @@ typedef struct {
     uint64_t length_bytes;        /* and all of this is locked */
 } cxl_direct_room_given;
 
-/* Room: in one lease or, as each ends with its segment, in several. Nothing may be stored there before CONFIRM. EBUSY:
- * not now (somebody else has the file open, it is for appending, a write has failed). */
+/* Room: in one lease or, as each ends with its segment, in several. Filled in their order from file_offset on, each
+ * from the offset's place in its page to its last whole page, they lie as the file does modulo 2 MiB, the short ones
+ * between them aside. Nothing may be stored there before CONFIRM. EBUSY: not now (somebody else has the file open, it
+ * is for appending, a write has failed). */
 typedef struct {
     uint64_t wanted_bytes;        /* in: room wished for, in all */
     uint64_t file_offset;         /* in: where in the file it will go first */
@@ -148,9 +150,9 @@ typedef struct {
 } cxl_slip_descriptor;
 
 _Static_assert(sizeof(cxl_direct_attach) == 2048, "");
-_Static_assert(sizeof(cxl_direct_lease) == 416, "");
-_Static_assert(sizeof(cxl_direct_confirm) == 64, "");
-_Static_assert(sizeof(cxl_direct_settled) == 88, "");
+_Static_assert(sizeof(cxl_direct_lease) == 800, "");
+_Static_assert(sizeof(cxl_direct_confirm) == 128, "");
+_Static_assert(sizeof(cxl_direct_settled) == 152, "");
 _Static_assert(sizeof(cxl_direct_row) == 56, "");
 _Static_assert(sizeof(cxl_direct_map) == CXL_DIRECT_MAP_BYTES, "");
 _Static_assert(sizeof(cxl_direct_unmap) == 8, "");

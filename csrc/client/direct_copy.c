@@ -14,24 +14,23 @@
 
 #include "client/direct_copy.h"
 
-enum { SMALL_GRANULE = 4096, SUMS_AT_ONCE = 64, ZEROS = 4096 };
+enum { PAGE = 4096, SUMS_AT_ONCE = 64, ZEROS = 4096 };
 static const uint8_t zeros[ZEROS];
 static const uint64_t SCATTER = UINT64_C(0x9e3779b97f4a7c15);   /* 2^64 divided by the golden ratio */
 
-placement direct_place(const direct_lease *lease, uint64_t granule, uint64_t file_offset, uint64_t length)
+/* As the file lies in its pages. The daemon gives leases that lie as the file does in larger ones. */
+placement direct_place(const direct_lease *lease, uint64_t file_offset, uint64_t length)
 {
     placement place = {lease->used, 0};
     bool goes_on = lease->used != 0 && lease->file_end == file_offset;
-    bool large = granule > SMALL_GRANULE && lease->capacity / granule >= GRANULES_FOR_GAP;
-    uint64_t step = large && (lease->used == 0 || goes_on) ? granule : SMALL_GRANULE;
     if (!goes_on && length >= GAP_FROM)
-        place.extent_offset += (file_offset - (lease->media_offset + lease->used)) & (step - 1);
+        place.extent_offset += (file_offset - (lease->media_offset + lease->used)) % PAGE;
     if (place.extent_offset >= lease->capacity)
         return place;
     uint64_t room = lease->capacity - place.extent_offset;
     place.length = length < room ? length : room;
     if (place.length < length) {
-        uint64_t over = (file_offset + place.length) & (step - 1);
+        uint64_t over = (file_offset + place.length) % PAGE;
         place.length = over < place.length ? place.length - over : 0;
     }
     return place;

@@ -10,9 +10,9 @@ typedef struct {
 } placement;
 
 /* Where a piece of the file goes. Such that the pages of a file that is written front to back can be mapped one behind
- * the other: what begins anew has the same offset in a granule on the medium as in the file, and where the file
- * goes on in another lease it does so at the end of a granule. */
-placement direct_place(const direct_lease *lease, uint64_t granule, uint64_t file_offset, uint64_t length);
+ * the other: what begins anew has the same offset in a page on the medium as in the file, and where the file goes on
+ * in another lease it does so at the end of a page. */
+placement direct_place(const direct_lease *lease, uint64_t file_offset, uint64_t length);
 
 /* Store it, and append its descriptor: content of the file from then on. The lease is busy for the caller, the file not
  * locked. -EAGAIN: the daemon wants no more, nothing happened; -EIO: the medium failed. */

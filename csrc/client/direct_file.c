@@ -86,7 +86,7 @@ static int find_room(cxl_direct_file *file, uint64_t length, uint64_t offset, di
                 return result;
             continue;
         }
-        *place = direct_place(lease, file->client->granule, offset, length);
+        *place = direct_place(lease, offset, length);
         if (place->length > 0) {
             *out = lease;
             return 0;

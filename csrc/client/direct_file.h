@@ -10,12 +10,11 @@
 
 #include "client/parts.h"
 
-enum { LEASES_AT_ONCE = 16 };    /* of one file: more threads than this wait for each other */
+enum { LEASES_AT_ONCE = 32 };    /* of one file: more threads than this wait for each other */
 enum { DIRECT_FROM = 256 << 10 };/* bytes offered before room is asked for: below, the kernel's way is quicker */
 enum { LEASE_FIRST = 32 << 20, LEASE_LARGEST = 128 << 20 };  /* of one request */
 enum { REFUSED_FOR = 16 << 20 }; /* bytes that go through the kernel before room is asked for again */
 enum { GAP_FROM = 64 << 10 };    /* shorter pieces are not worth a gap in front of them */
-enum { GRANULES_FOR_GAP = 16 };  /* nor is a large gap in a lease of fewer granules */
 
 typedef struct {
     uint64_t offset;             /* on the medium */

@@ -145,7 +145,11 @@ class DirectAccess:
         if grown is not None and self._clock() < grown.opening_until:
             raise BusyError("somebody is about to open the file")
         leases = self._slips.lease(
-            handle, wanted_bytes, count_max=count_max, returned_lease_ids=returned
+            handle,
+            wanted_bytes,
+            file_offset=file_offset,
+            count_max=count_max,
+            returned_lease_ids=returned,
         )
         writer = self._processes.identify(caller.tid)
         if writer is not None:

@@ -18,7 +18,7 @@ __all__ = ["MAP_PAYLOAD_BYTES", "VERSION"]
 ATTACH = struct.Struct("<IIQQQQII16s32x1952s")
 """Version, granularity; bytes, device, inode and special device of the medium; bytes of a chunk,
 flags, uuid, path, ended by a zero."""
-LEASES_MAX = 8
+LEASES_MAX = 16
 LEASE_HEAD = struct.Struct(f"<QQQII{LEASES_MAX}Q")
 """Bytes wanted and file offset; slip, bytes of the slip; how many leases at most, and were given;
 those that are returned."""

@@ -42,7 +42,7 @@ from cxlfs.native.direct import (
     SLIP_COPYING_AT,
     SLIP_STATE_AT,
 )
-from cxlfs.store.direct_room import Room, Rooms
+from cxlfs.store.direct_room import Offcut, Room, Rooms
 from cxlfs.store.handle import Handle, UnfinishedError
 from cxlfs.store.mapped import MappedFiles, require_locked
 from cxlfs.units import KIB, MIB
@@ -140,6 +140,7 @@ class _Slip:
         self.room = room
         self.state_at = room.media_offset + SLIP_STATE_AT
         self.leases: dict[int, Room] = {}
+        self.offcut = Offcut()
         self.absorbed = 0
 
     def absorb(self) -> None:
@@ -223,12 +224,13 @@ class Direct:
         handle_id: int,
         wanted_bytes: int,
         *,
+        file_offset: int = 0,
         count_max: int = 1,
         returned_lease_ids: Sequence[int] = (),
     ) -> list[Lease]:
-        """Room for what is about to be written through the handle, with which its change begins:
-        one lease at least, and more until they have ``wanted_bytes``. ``returned_lease_ids``:
-        nobody stores into these any more.
+        """Room for what is about to be written through the handle, from ``file_offset`` on, with
+        which its change begins: one lease at least, and more until they have ``wanted_bytes``, to
+        be filled in this order. ``returned_lease_ids``: nobody stores into these any more.
 
         Raises BadHandleError, BusyError (the file has another opener, or a write to it failed),
         NoSpaceError (a write through the kernel makes room, or says how much is missing),
@@ -259,6 +261,8 @@ class Direct:
             min(wanted_bytes, GRANT_BYTES_MAX),
             kept_bytes=self.versions.promises.bytes_open(inode),
             count_max=count_max,
+            file_offset=file_offset,
+            offcut=slip.offcut,
         )
         slip.leases.update((room.lease_id, room) for room in rooms)
         self.leases_given += len(rooms)
@@ -400,6 +404,7 @@ class Direct:
             inode.port.ask(False)  # noqa: FBT003
         with contextlib.suppress(MediaError):
             self.volume.media.or_u64(slip.state_at, SLIP_CLOSED)
+        self._rooms.drop_offcut(slip.offcut)
         apart = _Apart(slip.handle.id, [*slip.leases.values()], slip.room)
         self._apart.append(apart)
         self._give_back_or_keep(apart)

@@ -36,7 +36,13 @@ _SHORT_ENDS_MAX = 4
 
 
 def lease_whole(
-    space: Space, least_bytes: int, wanted_bytes: int, *, kept_bytes: int, bytes_max: int
+    space: Space,
+    least_bytes: int,
+    wanted_bytes: int,
+    *,
+    kept_bytes: int,
+    bytes_max: int,
+    in_order: bool = False,
 ) -> tuple[int, int]:
     """As ``Space.lease``, but never less than ``least_bytes``: what is handed out next may be the
     end of a segment, and shorter. Raises NoSpaceError.
@@ -45,7 +51,11 @@ def lease_whole(
     try:
         while len(short) < _SHORT_ENDS_MAX:
             offset, length = space.lease(
-                least_bytes, wanted_bytes, kept_bytes=kept_bytes, bytes_max=bytes_max
+                least_bytes,
+                wanted_bytes,
+                kept_bytes=kept_bytes,
+                bytes_max=bytes_max,
+                in_order=in_order,
             )
             if length >= least_bytes:
                 return offset, length

@@ -107,9 +107,8 @@ class Space:
         """The epoch of the youngest data in each data segment: moved data keeps its age. 0: it lay
         there before the store was opened."""
         self._free = list(range(superblock.segment_count))
-        """Sorted: the lowest free segment is taken first, so that a store which is overwritten
-        again and again stays on pages that are mapped already (a first touch costs 1 to 2 µs for
-        each 4 KiB of tmpfs on a virtual machine: 2 GB/s instead of 19)."""
+        """Sorted: the lowest is taken first, so that a store which is overwritten again and again
+        stays on pages that are mapped (a first touch of 4 KiB of tmpfs costs 1 to 2 µs)."""
         self.leases_given = 0
         """How often data got room."""
         self.releases = 0
@@ -126,7 +125,7 @@ class Space:
             ),
         )
         test = superblock.unit_bytes == layout.UNIT_BYTES_TEST
-        self._align = _ALIGN_SMALL if test else _ALIGN
+        self.align_bytes = _ALIGN_SMALL if test else _ALIGN
 
     # --- opening ----------------------------------------------------------------------------
 
@@ -264,9 +263,7 @@ class Space:
 
     @property
     def available_bytes(self) -> int:
-        """What leases can still hand out without rolling over or cleaning; the end of each segment
-        that may be too small for a lease does not count.
-        """
+        """What leases can hand out without rolling over or cleaning, short ends left out."""
         head = self._head
         rest = 0 if head is None else max(0, head.end - head.position - LEASE_BYTES_LEAST)
         whole = self.superblock.segment_payload_bytes - LEASE_BYTES_LEAST
@@ -291,24 +288,36 @@ class Space:
         *,
         kept_bytes: int = 0,
         bytes_max: int = LEASE_BYTES_MAX,
+        in_order: bool = False,
     ) -> tuple[int, int]:
         """Room for file data: (media offset, length), ``bytes_max`` at most.
 
         At least ``needed_bytes`` or LEASE_BYTES_LEAST, whichever is less, at most what one segment
-        has left; ``kept_bytes`` stay available to others. Raises NoSpaceError when only that
-        and the reserve are left.
+        has left; ``kept_bytes`` stay available to others; ``in_order``: of :meth:`next_piece`, if
+        there is one. Raises NoSpaceError when only what is kept and the reserve are left.
         """
         least = min(self._round(needed_bytes), LEASE_BYTES_LEAST)
         if kept_bytes:
-            spare_bytes = (self.available_bytes - kept_bytes) // self._align * self._align
+            spare_bytes = (self.available_bytes - kept_bytes) // self.align_bytes * self.align_bytes
             if spare_bytes < least:
                 raise NoSpaceError("what is left is allocated to other files")
             wanted_bytes = min(wanted_bytes, spare_bytes)
         bytes_max = min(bytes_max, self.superblock.segment_payload_bytes)
         wanted_bytes = self._round(max(least, min(wanted_bytes, bytes_max)))
-        given = self._take_remnant(wanted_bytes) or self._lease_in_order(wanted_bytes, least)
+        remnant = None if in_order else self._take_remnant(wanted_bytes)
+        given = remnant or self._lease_in_order(wanted_bytes, least)
         self.leases_given += 1
         return given
+
+    def next_piece(self, least_bytes: int) -> tuple[int, int]:
+        """Media offset and length of what is next in order, and long enough; no length: nothing."""
+        head = self._head
+        if head is not None and head.end - head.position >= least_bytes:
+            return head.position, head.end - head.position
+        if len(self._free) <= self.reserve:
+            return 0, 0
+        start = self.superblock.segment_offset(self._free[0]) + layout.SEGMENT_HEADER_BYTES
+        return start, self.superblock.segment_payload_bytes
 
     def _lease_in_order(self, wanted_bytes: int, least: int) -> tuple[int, int]:
         """Behind what was handed out last; what is left anywhere when there is no segment."""
@@ -360,12 +369,12 @@ class Space:
         """What a lease of the cleaner gets without another segment."""
         head = self._cleaner_head
         room = 0 if head is None else head.end - head.position
-        return room if room >= self._align else 0
+        return room if room >= self.align_bytes else 0
 
     def cleaner_lease(self, needed_bytes: int, *, born: int) -> tuple[int, int]:
         """The same for moved data, which may use the reserve and is as old as ``born``."""
         head = self._cleaner_head
-        if head is None or head.end - head.position < self._align:
+        if head is None or head.end - head.position < self.align_bytes:
             self._close_head(head)
             self._cleaner_head = None
             self._cleaner_head = head = self._open_head(privileged=True)
@@ -377,7 +386,7 @@ class Space:
         return min(LEASE_BYTES_MAX, self.superblock.segment_payload_bytes)
 
     def _round(self, size_bytes: int) -> int:
-        return -(-size_bytes // self._align) * self._align
+        return -(-size_bytes // self.align_bytes) * self.align_bytes
 
     def _cut(self, head: _Head, size_bytes: int) -> tuple[int, int]:
         length = min(self._round(size_bytes), head.end - head.position)
@@ -415,8 +424,8 @@ class Space:
         self._cleaner_head = None
 
     def give_cleaner_room(self) -> bool:
-        """What is left of the cleaner's segment goes to data, where another segment is ready for
-        the cleaner; False: there is nothing, or it is needed.
+        """What is left of the cleaner's segment goes to data, where another is ready for it; False:
+        there is nothing, or it is needed.
         """
         if self.cleaner_room_bytes < LEASE_BYTES_LEAST or self.free_count < self.reserve:
             return False
@@ -424,10 +433,7 @@ class Space:
         return True
 
     def room_ahead(self) -> tuple[int, int] | None:
-        """The next piece (media offset and length, up to 8 MiB) of what data will go to that was
-        not told before, in the segment in use and the next 256 MiB; None: there is none, or
-        populating it is pointless on this media.
-        """
+        """Media offset and length, up to 8 MiB, of what data will soon go to; each is told once."""
         size = self.superblock.segment_size_bytes
         indexes = self._ahead() if self.media.populates else []
         begin = length = 0

@@ -68,7 +68,7 @@ def test_several_leases_are_given_confirmed_and_returned_at_once(daemon: Daemon)
     daemon.close(handle)
 
 
-@pytest.mark.parametrize("count", [0, 9, 2**32 - 1])
+@pytest.mark.parametrize("count", [0, direct_wire.LEASES_MAX + 1, 2**32 - 1])
 def test_nobody_gets_more_leases_than_an_answer_has(daemon: Daemon, count: int) -> None:
     _, handle = daemon.create()
     answer = daemon.ask(handle, Command.LEASE, lease_request(4096, count=count))

@@ -42,10 +42,15 @@ class Shop:
         store = Store.open(media, StoreOptions(**options))  # type: ignore[arg-type]
         return self._watch(store)
 
-    def new_ordinary(self, size_bytes: int, granularity: Granularity = Granularity.LINE) -> Store:
-        """With the geometry that users get."""
+    def new_ordinary(
+        self,
+        size_bytes: int,
+        granularity: Granularity = Granularity.LINE,
+        segment_size_bytes: int | None = None,
+    ) -> Store:
+        """With the geometry that users get, or that of a larger store."""
         media = make_media(size_bytes, granularity)
-        Store.format(media, label="test")
+        Store.format(media, label="test", segment_size_bytes=segment_size_bytes)
         return self._watch(Store.open(media))
 
     def _watch(self, store: Store) -> Store:

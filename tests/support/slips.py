@@ -81,6 +81,10 @@ class Program:
     def ask(self, wanted_bytes: int = 4096) -> Lease:
         """LEASE, the lock, CONFIRM. Raises as ``Direct.lease``."""
         [lease] = self.store.direct.lease(self.handle, wanted_bytes)
+        return self.take(lease)
+
+    def take(self, lease: Lease) -> Lease:
+        """The lock, CONFIRM, and what is written next goes there."""
         self.locks.take(self, lease.media_offset, lease.length_bytes)
         self.locks.take(self, lease.slip_offset, lease.slip_bytes)
         self.store.direct.confirm(self.handle, [lease.lease_id])
