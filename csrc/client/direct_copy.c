@@ -16,7 +16,6 @@
 
 enum { PAGE = 4096, SUMS_AT_ONCE = 64, ZEROS = 4096 };
 static const uint8_t zeros[ZEROS];
-static const uint64_t SCATTER = UINT64_C(0x9e3779b97f4a7c15);   /* 2^64 divided by the golden ratio */
 
 /* As the file lies in its pages. The daemon gives leases that lie as the file does in larger ones. */
 placement direct_place(const direct_lease *lease, uint64_t file_offset, uint64_t length)
@@ -59,24 +58,19 @@ static int store_sums(filling *state)
     return result;
 }
 
-/* Whole chunks, begun in the middle of them: programs that a barrier has let go store at the same places of their
- * segments at the same time, and where these lie in the same banks of the memory, each gets half of what it could
- * (two writers on a Zen 5: 18 instead of 35 GB/s each while their places differ by a multiple of 16 MiB). */
+/* Whole chunks. */
 static int store_chunks(filling *state, const uint8_t *bytes, uint32_t count)
 {
-    uint64_t chunk = state->client->identity.chunk_bytes, first = state->at / chunk;
-    uint32_t begin = (uint32_t)((state->lease->id * SCATTER >> 32) % count);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t n = (begin + i) % count;
-        uint64_t offset = state->lease->media_offset + (first + n) * chunk;
-        state->sums[state->sum_count + n] = client_chunk_seed(state->lease->id, first + n);
-        int result = cxl_media_copy_crc(state->client->media, offset, bytes + n * chunk, chunk,
-                                        &state->sums[state->sum_count + n]);
+    uint64_t chunk = state->client->identity.chunk_bytes;
+    for (uint32_t i = 0; i < count; i++, state->at += chunk) {
+        uint32_t *sum = &state->sums[state->sum_count];
+        *sum = client_chunk_seed(state->lease->id, state->at / chunk);
+        int result = cxl_media_copy_crc(state->client->media, state->lease->media_offset + state->at,
+                                        bytes + i * chunk, chunk, sum);
         if (result != 0)
             return result;
+        state->sum_count++;
     }
-    state->at += count * chunk;
-    state->sum_count += count;
     return 0;
 }
 

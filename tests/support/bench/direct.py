@@ -43,6 +43,7 @@ WAYS = {
     "preloaded": ("write", "read"),
     "tmpfs": ("write", "read"),
     "memcpy": ("memcpy", None),
+    "raw": ("raw_copy", None),
 }
 """Kinds of jobs for writers and readers."""
 FILES = {"mapped": "client"}
@@ -87,7 +88,7 @@ def _measure(  # noqa: PLR0917  what one run needs
         for kind, count, way in _cases():
             yardstick.sample()
             say(f"direct: {label}: {count} {kind}, {way}")
-            directory = memory if way in {"tmpfs", "memcpy"} else store
+            directory = memory if way in {"tmpfs", "memcpy", "raw"} else store
             job = WAYS[way][kind == "read"]
             jobs = [
                 Job(

@@ -172,6 +172,7 @@ _DIRECT_WAYS = {
     "preloaded": "unchanged under cxlfs run",
     "tmpfs": "tmpfs itself",
     "memcpy": "memcpy into shared memory",
+    "raw": "non-temporal copy into shared memory",
 }
 
 

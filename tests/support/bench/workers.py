@@ -17,9 +17,11 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import NamedTuple, Self
 
 from cxlfs import client
+from cxlfs.media import open_media
 from cxlfs.units import MIB
 
 COUNTS = (1, 2, 4)
@@ -31,8 +33,8 @@ PATIENCE_SECONDS = 600.0
 class Job(NamedTuple):
     """``kind``: ``write``, ``read``, ``pwrite``, which times every call by itself, or ``scatter``,
     which writes as many blocks as there are at random places of a file that ``write`` made;
-    ``client_write``, ``client_read`` and ``mapped_read`` by the client library; ``memcpy`` into a
-    mapped file.
+    ``client_write``, ``client_read`` and ``mapped_read`` by the client library; ``memcpy`` and
+    ``raw_copy``, which is non-temporal, into a mapped file.
     """
 
     kind: str
@@ -216,6 +218,22 @@ def _memcpy(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -
     return Done(began, ended, [])
 
 
+def _raw_copy(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
+    """What the yardstick does, by as many processes as the case has."""
+    block = memoryview(source)[: job.block_bytes]
+    media = open_media(job.path, create_size_bytes=job.total_bytes)
+    for offset in range(0, job.total_bytes, job.block_bytes):
+        media.copy(offset, block)
+    barrier.wait()
+    began = time.perf_counter()
+    for offset in range(0, job.total_bytes, job.block_bytes):
+        media.copy(offset, block)
+    ended = time.perf_counter()
+    media.close()
+    Path(job.path).unlink()  # where it is made again it has other pages
+    return Done(began, ended, [])
+
+
 def _pwrite(job: Job, barrier: Barrier, source: mmap.mmap, _target: mmap.mmap) -> Done:
     block = memoryview(source)[: job.block_bytes]
     calls = []
@@ -257,4 +275,5 @@ _ACTS = {
     "client_read": _client_read,
     "mapped_read": _mapped_read,
     "memcpy": _memcpy,
+    "raw_copy": _raw_copy,
 }
