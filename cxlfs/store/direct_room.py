@@ -36,7 +36,7 @@ _SEGMENT_UNITS_MIN = 4
 """Of smaller segments too little would lie as the file does."""
 _PLACED_UNITS_MIN = 2
 """Less than that, of a request or at a segment's end, is taken as it comes."""
-_ODD_DIVISOR = 4
+_ODD_DIVISOR = 2
 """At most this part of a unit goes into an offcut; more is passed over, for a new one."""
 
 

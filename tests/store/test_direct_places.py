@@ -17,7 +17,7 @@ from tests.support.stores import read_file, write_file
 
 def _lies_as_the_file_does(leases: list[Lease], at: int, unit: int, page: int) -> tuple[int, int]:
     """Of leases that are filled in order from ``at`` on: how many bytes lie so, and where the last
-    of them ends. What does not is less than a quarter of a unit, or the end of a segment.
+    of them ends. What does not is less than half a unit, or the end of a segment.
     """
     placed = 0
     at -= at % page

@@ -8,10 +8,12 @@ import contextlib
 import functools
 import os
 import random
+from collections.abc import Sequence
 
 from cxlfs.errors import BusyError, CxlfsError, InvalidArgumentError, invariant
 from cxlfs.media import SimulatedMedia
 from cxlfs.store import Store
+from cxlfs.store.direct import Lease
 from cxlfs.verify import run_passes
 from tests.support.crash.bench import Bench
 from tests.support.crash.tape import MEDIA_BYTES, format_tiny
@@ -21,6 +23,8 @@ from tests.support.stores import read_file, write_file
 
 TRUNCATE = os.O_RDWR | os.O_TRUNC
 WANTED_BYTES = 16 << 10
+SEVERAL_BYTES = 96 << 10
+"""More than a segment, so that leases lie as the file does, and little pieces elsewhere."""
 LITTLE_BYTES = 4096
 """Too little for a slip."""
 
@@ -58,6 +62,35 @@ class DirectWriter:
         if look:
             size = bench.store.get_attributes(inode.ino).size
             invariant(size == len(content), "what was appended shows in the size")
+
+    def write_in_several(self, offset: int, lengths: Sequence[int]) -> None:
+        """A piece into each lease of one request, and what is left of them goes back."""
+        bench, store = self.bench, self.bench.store
+        inode = None if self.handle is None else store.files.get(self.handle).inode
+        if inode is None or inode.handles != 1:  # of two openers none has room
+            bench.write(self.handle, offset, sum(lengths))
+            return
+        content = bench.content(inode)
+        leases: list[Lease] = []
+
+        def ask() -> None:
+            more = store.direct.lease(
+                self.handle or 0, SEVERAL_BYTES, file_offset=offset, count_max=16
+            )
+            leases.extend(more)
+
+        if not bench.do("lease", ask, late=True, keeps=True, steps=True):
+            return
+        for lease, length in zip(leases, lengths, strict=False):
+            self.program.take(lease)
+            payload = bench.fresh(min(length, lease.capacity_bytes))
+            write = functools.partial(self.program.write, offset, payload)
+            bench.do("direct write", write, late=True, keeps=True)
+            write_model(content, offset, payload)
+            offset += len(payload)
+        returned = [lease.lease_id for lease in leases]
+        settle = functools.partial(store.direct.settle, self.handle, returned)
+        bench.do("settle", settle, late=True, keeps=True)
 
     def end(self, *, killed: bool = False) -> None:
         """Close, or die; then nobody has the room mapped any more."""
@@ -201,10 +234,19 @@ def direct_committed_in_between(bench: Bench) -> None:
     writer.end()
 
 
+def direct_in_several(bench: Bench) -> None:
+    """Leases of one request, of different segments, and the room passed over between them."""
+    writer = _begin(bench, b"new")
+    writer.write_in_several(12_000, (700, 5000, 333))
+    writer.write_in_several(18_033, (64, 4096, 900))
+    writer.end()
+
+
 DIRECT_OPERATIONS = [
     direct_create, direct_overwrite, direct_overwrite_killed, direct_create_killed, direct_in_place,
     direct_fsync, direct_and_through_the_kernel, direct_truncated, direct_renamed, direct_unlinked,
     direct_left_open, direct_refused, direct_beside_another, direct_committed_in_between,
+    direct_in_several,
 ]  # fmt: skip
 
 
