@@ -23,12 +23,6 @@
 #define MADV_POPULATE_WRITE 23          /* Linux 5.14 */
 #endif
 enum { TMPFS = 0x01021994, RAMFS = 0x858458f6, HUGETLBFS = 0x958458f6, POPULATE_AT_ONCE = 8 << 20 };
-#ifndef MAP_SYNC
-#define MAP_SYNC 0x80000
-#endif
-#ifndef MAP_SHARED_VALIDATE
-#define MAP_SHARED_VALIDATE 0x03
-#endif
 
 /* -------------------------------------------------------------------------------- life */
 

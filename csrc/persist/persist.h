@@ -13,8 +13,16 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 
 #include "cxlfs.h"
+
+#ifndef MAP_SYNC
+#define MAP_SYNC 0x80000                /* Linux 4.15; some C libraries leave them out */
+#endif
+#ifndef MAP_SHARED_VALIDATE
+#define MAP_SHARED_VALIDATE 0x03
+#endif
 
 /* ------------------------------------------------------------------------------ CPU dispatch */
 

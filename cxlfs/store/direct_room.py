@@ -5,7 +5,7 @@ Never here: whose room it is, when it comes back (``direct``), what is stored th
 Where a program is about to write much, what it gets lies as the file does, modulo the unit (2 MiB):
 so a mapped file has the largest pages there are, and can be mapped from a DAX device at all. A
 segment's payload begins behind its header, hence for each segment a little of the file goes
-elsewhere (``docs/architecture.md``): into an *offcut*, what was passed over once to get there.
+elsewhere (``docs/direct.md``): into an *offcut*, what was passed over once to get there.
 
 Invariants
 - Room that must not be handed out again yet is an open extent that nobody refers to: it keeps its
@@ -69,10 +69,9 @@ class Rooms:
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
         self._unit_bytes = volume.superblock.unit_bytes
-        units = volume.superblock.segment_size_bytes // self._unit_bytes
-        self._placed_bytes_min = (
-            _PLACED_UNITS_MIN if units >= _SEGMENT_UNITS_MIN else units
-        ) * self._unit_bytes
+        self._placed_bytes_min = _PLACED_UNITS_MIN * self._unit_bytes
+        segment_units = volume.superblock.segment_size_bytes // self._unit_bytes
+        self._places = segment_units >= _SEGMENT_UNITS_MIN
 
     def take(self, least_bytes: int, wanted_bytes: int, *, kept_bytes: int) -> Room:
         """One of at least ``least_bytes``; ``kept_bytes``: what is promised to others. Raises
@@ -98,7 +97,7 @@ class Rooms:
         missing_bytes = min(wanted_bytes, self._share(least_bytes, kept_bytes))
         page_bytes = self._volume.space.align_bytes
         file_offset -= file_offset % page_bytes
-        placed = missing_bytes >= self._placed_bytes_min
+        placed = self._places and missing_bytes >= self._placed_bytes_min
         rooms: list[Room] = []
         while not rooms or (len(rooms) < count_max and missing_bytes >= least_bytes):
             wanted = _Wanted(least_bytes, missing_bytes, kept_bytes)
@@ -194,7 +193,7 @@ class Rooms:
         """The extent of what is given: ``capacity_bytes`` for data, or all but the checksums."""
         lease_id = self._volume.allocate_extent_id()
         self._volume.engine.lease(lease_id, offset, length)
-        crc_bytes = self._crc_bytes(length)
+        crc_bytes = self._crc_bytes(length if capacity_bytes is None else capacity_bytes)
         if capacity_bytes is None:
             capacity_bytes = length - crc_bytes
         data = DirectRoom(lease_id, offset + length - crc_bytes, capacity_bytes)

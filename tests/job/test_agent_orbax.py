@@ -291,7 +291,7 @@ def test_a_process_whose_answer_cannot_be_written_hears_so(
 
 
 def test_what_no_store_has_comes_from_the_tier(tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
+    pytest.importorskip("obstore", reason="pip install 'cxlfs[tier]' has it")
     nodes = OrbaxNodes(tmp_path)
     (tmp_path / "tier").mkdir()
     nodes.tier = f"file://{tmp_path}/tier"

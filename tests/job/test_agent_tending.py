@@ -194,7 +194,7 @@ def test_too_few_domains_are_an_error(job: Job) -> None:
 
 
 def test_what_was_committed_and_not_drained_is_drained(job: Job, tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
+    pytest.importorskip("obstore", reason="pip install 'cxlfs[tier]' has it")
     save(job, 10, 20)
     (tmp_path / "tier").mkdir()
     job.tier = f"file://{tmp_path}/tier"
@@ -223,7 +223,7 @@ def test_what_one_broke_off_is_drained_to_its_end(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All shards were there, and what says that they belong together was not."""
-    pytest.importorskip("obstore")
+    pytest.importorskip("obstore", reason="pip install 'cxlfs[tier]' has it")
     save(job, 10)
     (tmp_path / "tier").mkdir()
     job.tier = f"file://{tmp_path}/tier"

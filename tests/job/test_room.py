@@ -44,7 +44,7 @@ def test_what_a_start_has_not_removed_the_next_does(
     """
     job.start(lambda made: job.save(made, 10, 20))
     if has_tier:
-        pytest.importorskip("obstore")
+        pytest.importorskip("obstore", reason="pip install 'cxlfs[tier]' has it")
         (tmp_path / "tier").mkdir()
         job.tier = f"file://{tmp_path}/tier"
     (attempt, _) = files.attempts_in(job.store(1))

@@ -30,12 +30,6 @@
 
 #include "persist/persist.h"
 
-#ifndef MAP_SYNC
-#define MAP_SYNC 0x80000
-#endif
-#ifndef MAP_SHARED_VALIDATE
-#define MAP_SHARED_VALIDATE 0x03
-#endif
 enum { MAPPINGS = 64, FENCE_MICROSECONDS = 50 };
 
 typedef struct {
