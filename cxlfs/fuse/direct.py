@@ -271,7 +271,12 @@ def _caller(upcall: Upcall) -> Caller:
 
 
 def _opened_reply(opened: Opened) -> bytes:
-    return kernel.opened_reply(opened.handle, direct=opened.direct, keep_cache=opened.keep_cache)
+    return kernel.opened_reply(
+        opened.handle,
+        direct=opened.direct,
+        keep_cache=opened.keep_cache,
+        writable=opened.writable,
+    )
 
 
 _UNANSWERED = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET})

@@ -82,6 +82,7 @@ class Opened(NamedTuple):
     handle: int
     direct: bool
     keep_cache: bool
+    writable: bool
 
 
 @dataclasses.dataclass(slots=True)

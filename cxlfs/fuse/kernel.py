@@ -72,6 +72,8 @@ FALLOC_ZERO_RANGE = 16
 
 OPEN_DIRECT_IO = 1 << 0
 OPEN_KEEP_CACHE = 1 << 1
+OPEN_NO_FLUSH = 1 << 5
+"""Linux 5.16: close of a descriptor asks nothing."""
 OPEN_PARALLEL_DIRECT_WRITES = 1 << 6
 
 _ATTRIBUTES = struct.Struct("=QQQQQQIIIIIIIIII")
@@ -123,8 +125,10 @@ def entry_reply(attributes: Attributes | None, cache_seconds: int = CACHE_SECOND
     return entry + _attributes(attributes)
 
 
-def opened_reply(handle: int, *, direct: bool, keep_cache: bool) -> bytes:
+def opened_reply(handle: int, *, direct: bool, keep_cache: bool, writable: bool) -> bytes:
     flags = OPEN_KEEP_CACHE if keep_cache else 0
+    if not writable:
+        flags |= OPEN_NO_FLUSH  # which would say nothing
     if direct:
         flags |= OPEN_DIRECT_IO | OPEN_PARALLEL_DIRECT_WRITES
     return _OPENED.pack(handle, flags, 0)

@@ -352,7 +352,8 @@ class Requests:
                 self._watch(ino, has_privileges=has_privileges)
         if self.data_plane.writes_past_store and self._may_begin_alone(handle):
             self.data_plane.allow_writes(handle, caller.tid)
-        return Opened(handle, direct, self.page_cache.keep_at_open(ino, direct=direct))
+        keep_cache = self.page_cache.keep_at_open(ino, direct=direct)
+        return Opened(handle, direct, keep_cache, writable)
 
     def write_by(
         self,
