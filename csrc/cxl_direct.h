@@ -8,6 +8,8 @@
 #ifndef CXLFS_CXL_DIRECT_H
 #define CXLFS_CXL_DIRECT_H
 
+#include <stdbool.h>
+
 #include "cxlfs.h"
 
 /* ------------------------------------------------------------------------------------- words */
@@ -59,10 +61,15 @@ void cxl_held_free(cxl_held *held);
 uint64_t cxl_held_size(const cxl_held *held);    /* of the file */
 /* From file offset on: *row_count cxl_direct_row, and behind them the *crc_count checksums of their chunks, in room
  * bytes of payload (aligned as a uint64_t is). A row is divided where its checksums would not fit. *next_offset: where
- * to go on, or the size. -EINVAL: there is no room for a row and a checksum. */
-int cxl_held_rows(cxl_held *held, uint64_t offset, void *payload, uint64_t room, uint32_t *row_count,
+ * to go on, or the size. with_sums false: no checksums, and rows have none. -EINVAL: there is no room for a row and a
+ * checksum. */
+int cxl_held_rows(cxl_held *held, uint64_t offset, bool with_sums, void *payload, uint64_t room, uint32_t *row_count,
                   uint32_t *crc_count, uint64_t *next_offset);
-/* Where the bytes that are referred to lie, by media offset, those that touch as one. *out: cxl_free. */
-int cxl_held_ranges(const cxl_held *held, cxl_span **out, uint64_t *count);
+/* Where the bytes that are referred to lie, by media offset, those with at most gap bytes between them as one. *out:
+ * cxl_free. */
+int cxl_held_ranges(const cxl_held *held, uint64_t gap, cxl_span **out, uint64_t *count);
+/* What tells this content from any other: its size, and of each reference its places, the number and the length of its
+ * extent, and a checksum of the checksums of its chunks. *out: cxl_free. */
+int cxl_held_identity(cxl_held *held, uint64_t **out, uint64_t *count);
 
 #endif

@@ -46,12 +46,13 @@ void cxl_direct_abandon(cxl_direct_file *file);
 
 /* ------------------------------------------------------------------------------- mapped files */
 
-enum { CXL_MAPPED_VERIFY = 1, CXL_MAPPED_PRIVATE = 2 };
+enum { CXL_MAPPED_VERIFY = 1, CXL_MAPPED_PRIVATE = 2, CXL_MAPPED_ALONE = 4 };
 
 /* The content of fd, a regular file open for reading, as it is now, as memory that can be read: whatever happens to the
  * file later, until it is closed. fd must outlive the result; at most one for each open file description. What does
  * not lie page by page on the medium is copied, and verified then; of the rest nothing was verified unless flags has
- * CXL_MAPPED_VERIFY. CXL_MAPPED_PRIVATE: mprotect(2) may let the caller write to it, who sees that alone; -EINVAL where
+ * CXL_MAPPED_VERIFY, by this program or, lately, by others (CXL_MAPPED_ALONE: nothing that others have compared
+ * counts). CXL_MAPPED_PRIVATE: mprotect(2) may let the caller write to it, who sees that alone; -EINVAL where
  * the medium has no such pages (a DAX device, hugetlbfs). As cxl_direct_open, and -EIO: damaged, -ENOMEM, also
  * where copies would take more than a 16th of the memory. */
 int cxl_mapped_open(int fd, uint32_t flags, cxl_mapped **out);
@@ -63,7 +64,16 @@ uint64_t cxl_mapped_copied(const cxl_mapped *mapped);    /* bytes of it that are
 /* Compare all chunks that lie in a part of [offset, offset + length) with their checksums, each once. 0; -EIO with
  * the damaged part of the file in *bad_offset and *bad_length (may be NULL); -ERANGE. */
 int cxl_mapped_verify(cxl_mapped *mapped, uint64_t offset, uint64_t length, uint64_t *bad_offset, uint64_t *bad_length);
-/* What was compared through other, which is open, need not be again where both are of the same chunks of the medium. */
+/* The same for all of it, by several threads, and together with others who map the same content just now. */
+int cxl_mapped_verify_all(cxl_mapped *mapped, uint64_t *bad_offset, uint64_t *bad_length);
+/* All of it was verified already, and nothing is compared any more. */
+bool cxl_mapped_is_verified(const cxl_mapped *mapped);
+/* Its pages become known to the process, those of the first 8 GiB, by several threads: sooner than by looking. */
+void cxl_mapped_touch(cxl_mapped *mapped);
+/* The daemon remembers what was verified, and says who of them compares what. */
+bool cxl_mapped_is_shared(const cxl_mapped *mapped);
+/* What was compared through other, which is open, need not be again where both are of the same chunks of the medium.
+ * Not where it is shared: the daemon would take it for compared just now. */
 void cxl_mapped_trust(cxl_mapped *mapped, const cxl_mapped *other);
 void cxl_mapped_close(cxl_mapped *mapped);
 
@@ -98,6 +108,7 @@ typedef struct {
     uint64_t settles;            /* requests to take over what was stored */
     uint64_t mapped_bytes;       /* of files that were mapped */
     uint64_t copied_bytes;       /* of these, as copies */
+    uint64_t verified_bytes;     /* compared with checksums where they lie, by this process */
     uint64_t read_bytes;         /* by cxl_reader_copy */
     uint64_t refused;            /* calls of cxl_direct_open, cxl_mapped_open, cxl_reader_open, and requests for room
                                   * that failed */

@@ -375,6 +375,7 @@ void cxl_client_statistics(cxl_client_counts *out)
     out->settles = atomic_load(&counters->settles);
     out->mapped_bytes = atomic_load(&counters->mapped_bytes);
     out->copied_bytes = atomic_load(&counters->copied_bytes);
+    out->verified_bytes = atomic_load(&counters->verified_bytes);
     out->read_bytes = atomic_load(&counters->read_bytes);
     out->refused = atomic_load(&counters->refused);
     out->last_errno = atomic_load(&counters->last_errno);

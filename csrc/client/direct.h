@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-enum { CXL_DIRECT_VERSION = 3 };
+enum { CXL_DIRECT_VERSION = 4 };
 
 /* ---------------------------------------------------------------------------------- requests */
 
@@ -87,7 +87,7 @@ typedef struct {
     uint64_t extent_media_offset; /* of extent offset 0 */
     uint64_t extent_length;       /* bytes that checksums cover: the last chunk ends here */
     uint32_t first_chunk;         /* checksums are of this chunk of the extent and those that follow */
-    uint32_t crc_count;           /* all that length_bytes touches */
+    uint32_t crc_count;           /* all that length_bytes touches; 0: it was verified (CXL_DIRECT_VERIFIED) */
 } cxl_direct_row;
 
 enum { CXL_DIRECT_MAP_BYTES = 16352, CXL_DIRECT_MAP_PAYLOAD = CXL_DIRECT_MAP_BYTES - 48 };
@@ -95,19 +95,40 @@ enum { CXL_DIRECT_MAP_BYTES = 16352, CXL_DIRECT_MAP_PAYLOAD = CXL_DIRECT_MAP_BYT
 /* Where the bytes of a file lie, which stay there until CXL_DIRECT_UNMAP, or the file is closed. The first request
  * (offset 0) begins it: the answers to all are of that moment. With CXL_DIRECT_WATCH a byte beyond the medium is then
  * locked by the daemon, through an open file description of its own, which F_OFD_GETLK finds as long as the content of
- * the file is what it was and its bytes stay, and no longer. EBUSY: not now (it is open for writing). */
+ * the file is what it was and its bytes stay, and no longer. EBUSY: not now (it is open for writing).
+ * With CXL_DIRECT_VERIFIED the daemon says whether all of this content was verified lately: then nothing is to be
+ * compared, and there are no checksums. Where it was not, and CXL_DIRECT_SHARED is said, CXL_DIRECT_VERIFY says what
+ * is left. */
 typedef struct {
     uint64_t offset;              /* in: of the file, where to go on; */
     uint64_t next_offset;         /* out: and from where; the size of the file when this was the last part */
     uint64_t size_bytes;          /* out */
     uint32_t row_count;           /* out: rows, and behind them uint32_t checksums */
     uint32_t crc_count;
-    uint64_t flags;               /* in: CXL_DIRECT_WATCH */
+    uint64_t flags;               /* in: CXL_DIRECT_WATCH, CXL_DIRECT_VERIFIED: it will do; out: those two that are so,
+                                   * and CXL_DIRECT_SHARED */
     uint64_t watch;               /* out: the byte that is locked; 0: none */
     uint8_t payload[CXL_DIRECT_MAP_PAYLOAD];
 } cxl_direct_map;
 
-enum { CXL_DIRECT_WATCH = 1 };
+enum { CXL_DIRECT_WATCH = 1, CXL_DIRECT_VERIFIED = 2, CXL_DIRECT_SHARED = 4 };
+
+/* What is locked of a mapped file may be longer: ranges with so little between them are locked as one. Checksums and
+ * the head of a segment lie there, and no room that anybody waits for. */
+enum { CXL_DIRECT_LOCK_GAP = 16 << 10 };
+
+/* Those who map one content at the same time verify it together: each says which piece it has compared, and is given
+ * another. EINVAL: nothing is known of it any more (damage was found somewhere, it took too long): it is to be verified
+ * alone. */
+typedef struct {
+    uint64_t done_offset;         /* in: of the piece that was compared and is right; or (CXL_DIRECT_WRONG) is not; */
+    uint64_t done_bytes;          /* 0: none */
+    uint64_t offset;              /* out: of the next one; */
+    uint64_t length_bytes;        /* 0: none, ask again in a while, or (CXL_DIRECT_VERIFIED) all of it is verified */
+    uint64_t flags;               /* in: CXL_DIRECT_WRONG; out: CXL_DIRECT_VERIFIED */
+} cxl_direct_verify;
+
+enum { CXL_DIRECT_WRONG = 8 };
 
 typedef struct {
     uint64_t reserved;
@@ -119,6 +140,7 @@ typedef struct {
 #define CXL_DIRECT_SETTLE _IOWR('c', 0x43, cxl_direct_settled)
 #define CXL_DIRECT_MAP _IOWR('c', 0x44, cxl_direct_map)
 #define CXL_DIRECT_UNMAP _IOWR('c', 0x45, cxl_direct_unmap)
+#define CXL_DIRECT_VERIFY _IOWR('c', 0x46, cxl_direct_verify)
 
 /* -------------------------------------------------------------------------------------- slip */
 
@@ -156,6 +178,7 @@ _Static_assert(sizeof(cxl_direct_settled) == 152, "");
 _Static_assert(sizeof(cxl_direct_row) == 56, "");
 _Static_assert(sizeof(cxl_direct_map) == CXL_DIRECT_MAP_BYTES, "");
 _Static_assert(sizeof(cxl_direct_unmap) == 8, "");
+_Static_assert(sizeof(cxl_direct_verify) == 40, "");
 _Static_assert(sizeof(cxl_slip) == 192, "");
 _Static_assert(sizeof(cxl_slip_descriptor) == 64, "");
 

@@ -18,7 +18,6 @@
 
 #include "client/mapped.h"
 
-enum { STITCH_FROM = 64 << 10 };    /* less is copied sooner than mapped */
 enum { COPIES_SHARE = 16 };         /* at most this part of the machine's memory */
 enum { STITCHES_MAX = 16384 };      /* of the 65530 mappings that a process may have */
 
@@ -30,7 +29,7 @@ static int compare_spans(const void *left, const void *right)
     return a->start < b->start ? -1 : a->start > b->start;
 }
 
-/* All extents of the file, those that touch with one lock. */
+/* All extents of the file, those that all but touch with one lock. */
 static int lock_all(const cxl_mapped *mapped)
 {
     client_range *spans = malloc((mapped->row_count + 1) * sizeof *spans);
@@ -44,7 +43,7 @@ static int lock_all(const cxl_mapped *mapped)
     qsort(spans, mapped->row_count, sizeof *spans, compare_spans);
     for (uint64_t i = 0; i < mapped->row_count && result == 0;) {
         client_range span = spans[i];
-        for (; i < mapped->row_count && spans[i].start <= span.end; i++)
+        for (; i < mapped->row_count && spans[i].start <= span.end + CXL_DIRECT_LOCK_GAP; i++)
             span.end = spans[i].end > span.end ? spans[i].end : span.end;
         struct flock lock = {
             .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)span.start,
@@ -111,7 +110,7 @@ static int stitch(cxl_mapped *mapped, uint64_t first, uint64_t last)
     const cxl_direct_row *end = &mapped->rows[last - 1].is;
     uint64_t file = mapped->rows[first].is.file_offset, file_end = end->file_offset + end->length_bytes;
     uint64_t from = (file + mask) & ~mask, to = file_end & ~mask;
-    if (((media - file) & mask) != 0 || from >= to || to - from < STITCH_FROM)
+    if (((media - file) & mask) != 0 || from >= to)
         return 0;
     if (mapped->is_private && !mapped->client->has_private_pages)
         return -EINVAL;
@@ -210,7 +209,7 @@ static int build(cxl_mapped *mapped, uint32_t flags)
     uint64_t no_watch;
     int result = open_medium(mapped);
     if (result == 0)
-        result = mapped_ask(mapped, 0, &no_watch);
+        result = mapped_ask(mapped, (flags & CXL_MAPPED_ALONE) != 0 ? 0 : CXL_DIRECT_VERIFIED, &no_watch);
     if (result == 0)
         result = lock_and_confirm(mapped);
     if (result == 0)
@@ -222,7 +221,7 @@ static int build(cxl_mapped *mapped, uint32_t flags)
     if (result == 0)
         result = copy_rest(mapped);
     if (result == 0 && (flags & CXL_MAPPED_VERIFY) != 0)
-        result = cxl_mapped_verify(mapped, 0, mapped->size, NULL, NULL);
+        result = cxl_mapped_verify_all(mapped, NULL, NULL);
     return result;
 }
 
@@ -294,21 +293,17 @@ uint64_t cxl_mapped_size(const cxl_mapped *mapped)
     return mapped->size;
 }
 
+bool cxl_mapped_is_verified(const cxl_mapped *mapped)
+{
+    return atomic_load(&mapped->is_verified);
+}
+
+bool cxl_mapped_is_shared(const cxl_mapped *mapped)
+{
+    return mapped->is_shared;
+}
+
 uint64_t cxl_mapped_copied(const cxl_mapped *mapped)
 {
     return mapped->copied;
-}
-
-int cxl_mapped_verify(cxl_mapped *mapped, uint64_t offset, uint64_t length, uint64_t *bad_offset, uint64_t *bad_length)
-{
-    if (offset > mapped->size || length > mapped->size - offset)
-        return -ERANGE;
-    for (uint64_t i = mapped_find(mapped, offset); i < mapped->row_count; i++) {
-        if (mapped->rows[i].is.file_offset >= offset + length)
-            break;
-        int result = mapped_verify_row(mapped, &mapped->rows[i], offset, offset + length, bad_offset, bad_length);
-        if (result != 0)
-            return result;
-    }
-    return 0;
 }

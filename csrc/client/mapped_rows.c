@@ -35,7 +35,8 @@ static bool makes_sense(const cxl_mapped *mapped, const cxl_direct_row *row, uin
     if (row->extent_offset > row->extent_length || row->length_bytes > row->extent_length - row->extent_offset)
         return false;
     uint64_t first = row->extent_offset / chunk, last = (row->extent_offset + row->length_bytes - 1) / chunk;
-    return row->first_chunk == first && row->crc_count == last - first + 1;
+    uint64_t count = atomic_load(&mapped->is_verified) ? 0 : last - first + 1;
+    return row->first_chunk == first && row->crc_count == count;
 }
 
 static int take_part(cxl_mapped *mapped, const cxl_direct_map *answer, uint64_t *file_from)
@@ -79,11 +80,15 @@ int mapped_ask(cxl_mapped *mapped, uint64_t flags, uint64_t *watch)
         if (result != 0)
             break;
         mapped->is_held = true;
+        bool is_verified = (flags & answer->flags & CXL_DIRECT_VERIFIED) != 0;
         if (offset == 0) {
             mapped->size = answer->size_bytes;
+            mapped->is_shared = (flags & CXL_DIRECT_VERIFIED) != 0 && (answer->flags & CXL_DIRECT_SHARED) != 0;
+            atomic_store(&mapped->is_verified, is_verified);
             *watch = answer->watch;
         }
-        if (answer->watch != *watch || answer->size_bytes != mapped->size || answer->size_bytes > PTRDIFF_MAX / 2 ||
+        if (is_verified != atomic_load(&mapped->is_verified) || answer->watch != *watch ||
+            answer->size_bytes != mapped->size || answer->size_bytes > PTRDIFF_MAX / 2 ||
             answer->next_offset > mapped->size || (answer->next_offset <= offset && mapped->size != 0)) {
             result = -EPROTO;
             break;
@@ -147,7 +152,7 @@ int mapped_verify_row(cxl_mapped *mapped, const mapped_row *row, uint64_t start,
     uint64_t chunk = mapped->client->identity.chunk_bytes, row_end = row->is.file_offset + row->is.length_bytes;
     start = start > row->is.file_offset ? start : row->is.file_offset;
     end = end < row_end ? end : row_end;
-    if (start >= end)
+    if (start >= end || atomic_load(&mapped->is_verified))
         return 0;
     uint64_t shift = row->is.extent_offset - row->is.file_offset;           /* of an extent from a file offset */
     for (uint64_t index = (start + shift) / chunk; index <= (end - 1 + shift) / chunk; index++) {
@@ -159,6 +164,7 @@ int mapped_verify_row(cxl_mapped *mapped, const mapped_row *row, uint64_t start,
         int result = sum_chunk(mapped, row, from, to - from, &crc);
         if (result == 0 && crc == mapped->sums[which]) {
             atomic_store_explicit(&mapped->verified[which], 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&client_counted()->verified_bytes, to - from, memory_order_relaxed);
             continue;
         }
         from = from > row->is.extent_offset ? from : row->is.extent_offset;

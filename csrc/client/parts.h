@@ -84,7 +84,8 @@ void client_touch(cxl_client *client, uint64_t offset, uint64_t length, uint64_t
 /* ----------------------------------------------------------------------------------- counters */
 
 typedef struct {
-    atomic_uint_least64_t direct_bytes, fuse_bytes, leases, settles, mapped_bytes, copied_bytes, read_bytes, refused;
+    atomic_uint_least64_t direct_bytes, fuse_bytes, leases, settles, mapped_bytes, copied_bytes, verified_bytes,
+        read_bytes, refused;
     atomic_int last_errno;
 } client_counters;
 

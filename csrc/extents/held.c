@@ -140,8 +140,10 @@ static uint64_t find_row(const cxl_held *held, uint64_t offset)
     return first;
 }
 
-/* What a row says from offset on, in room bytes for it and its checksums; false: there is not enough for it. */
-static bool describe(const cxl_held *held, const held_row *row, uint64_t offset, uint64_t room, cxl_direct_row *out)
+/* What a row says from offset on, in room bytes for it and its checksums, if there are to be any; false: there is not
+ * enough for it. */
+static bool describe(const cxl_held *held, const held_row *row, uint64_t offset, bool with_sums, uint64_t room,
+                     cxl_direct_row *out)
 {
     const cxl_engine *engine = held->engine;
     const reference *ref = &row->ref;
@@ -152,7 +154,9 @@ static bool describe(const cxl_held *held, const held_row *row, uint64_t offset,
     uint64_t first = extent_offset >> engine->chunk_shift;
     uint64_t count = chunks_of(engine, extent_offset + length) - first;
     uint64_t fitting = (room - sizeof(*out)) / sizeof(uint32_t);
-    if (count > fitting) {
+    if (!with_sums) {
+        count = 0;
+    } else if (count > fitting) {
         count = fitting;
         length = ((first + count) << engine->chunk_shift) - extent_offset;
     }
@@ -174,14 +178,15 @@ static void copy_checksums(cxl_held *held, const held_row *row, const cxl_direct
         crcs[last - said->first_chunk] = row->tail;
 }
 
-int cxl_held_rows(cxl_held *held, uint64_t offset, void *payload, uint64_t room, uint32_t *row_count,
+int cxl_held_rows(cxl_held *held, uint64_t offset, bool with_sums, void *payload, uint64_t room, uint32_t *row_count,
                   uint32_t *crc_count, uint64_t *next_offset)
 {
     uint64_t first = find_row(held, offset), used = 0, at = offset, rows = 0, crcs = 0;
     cxl_direct_row *out = payload, said;
     room = smaller(room, UINT32_MAX);
     /* How many there are: the checksums come behind all of them. */
-    while (first + rows < held->count && describe(held, &held->rows[first + rows], at, room - used, &said)) {
+    while (first + rows < held->count &&
+           describe(held, &held->rows[first + rows], at, with_sums, room - used, &said)) {
         used += sizeof(said) + said.crc_count * sizeof(uint32_t);
         at = said.file_offset + said.length_bytes;
         rows++;
@@ -195,7 +200,7 @@ int cxl_held_rows(cxl_held *held, uint64_t offset, void *payload, uint64_t room,
     at = offset;
     for (uint64_t i = 0; i < rows; i++) {
         const held_row *row = &held->rows[first + i];
-        describe(held, row, at, room - used, &out[i]);
+        describe(held, row, at, with_sums, room - used, &out[i]);
         used += sizeof(said) + out[i].crc_count * sizeof(uint32_t);
         at = out[i].file_offset + out[i].length_bytes;
         copy_checksums(held, row, &out[i], sums + crcs);
@@ -216,7 +221,7 @@ static int compare_spans(const void *a, const void *b)
     return (x->media_offset > y->media_offset) - (x->media_offset < y->media_offset);
 }
 
-int cxl_held_ranges(const cxl_held *held, cxl_span **out, uint64_t *count)
+int cxl_held_ranges(const cxl_held *held, uint64_t gap, cxl_span **out, uint64_t *count)
 {
     growing_list found = {.count = held->count, .size = sizeof(cxl_span)};
     cxl_span *items = cxl_allocate(larger(held->count, 1) * sizeof(*items));
@@ -231,7 +236,7 @@ int cxl_held_ranges(const cxl_held *held, cxl_span **out, uint64_t *count)
     for (uint64_t i = 0; i < held->count; i++) {
         cxl_span *last = &items[kept == 0 ? 0 : kept - 1];
         uint64_t end = last->media_offset + last->length;
-        if (kept != 0 && items[i].media_offset <= end)
+        if (kept != 0 && (items[i].media_offset <= end || items[i].media_offset - end <= gap))
             last->length = larger(end, items[i].media_offset + items[i].length) - last->media_offset;
         else
             items[kept++] = items[i];
@@ -239,5 +244,41 @@ int cxl_held_ranges(const cxl_held *held, cxl_span **out, uint64_t *count)
     found.items = items;
     *count = found.count = kept;
     *out = list_give(&found);
+    return 0;
+}
+
+/* ---------------------------------------------------------------------------------- identity */
+
+enum { IDENTITY_WORDS = 7 };
+
+static uint32_t sum_of_sums(cxl_held *held, const held_row *row)
+{
+    uint32_t crcs[256], sum = 0;
+    cxl_direct_row said = {.first_chunk = (uint32_t)(row->ref.extent_offset >> held->engine->chunk_shift)};
+    uint64_t end = chunks_of(held->engine, row->ref.extent_offset + row->ref.length);
+    while (said.first_chunk < end) {
+        said.crc_count = (uint32_t)smaller(end - said.first_chunk, sizeof(crcs) / sizeof(*crcs));
+        copy_checksums(held, row, &said, crcs);
+        sum = cxl_crc32c(sum, crcs, said.crc_count * sizeof(*crcs));
+        said.first_chunk += said.crc_count;
+    }
+    return sum;
+}
+
+int cxl_held_identity(cxl_held *held, uint64_t **out, uint64_t *count)
+{
+    uint64_t *words = cxl_allocate((1 + held->count * IDENTITY_WORDS) * sizeof(*words));
+    if (words == NULL)
+        return -ENOMEM;
+    *out = words;
+    *count = 1 + held->count * IDENTITY_WORDS;
+    *words++ = held->size;
+    for (uint64_t i = 0; i < held->count; i++, words += IDENTITY_WORDS) {
+        const held_row *row = &held->rows[i];
+        const extent *x = row->ref.extent;
+        const uint64_t said[IDENTITY_WORDS] = {row->ref.file_offset, row->ref.length, x->id, row->ref.extent_offset,
+                                               x->media_offset, row->extent_length, sum_of_sums(held, row)};
+        memcpy(words, said, sizeof(said));
+    }
     return 0;
 }

@@ -98,7 +98,8 @@ typedef struct cxlfs_map cxlfs_map;
 
 enum {
     CXLFS_MAP_VERIFY = 1,   /* all of it, before anything is returned; damaged: EIO */
-    CXLFS_MAP_PRIVATE = 2   /* the memory may be written to, which changes no file */
+    CXLFS_MAP_PRIVATE = 2,  /* the memory may be written to, which changes no file */
+    CXLFS_MAP_ALONE = 4     /* what other programs have verified lately does not count: see docs/direct.md */
 };
 
 /* Where the store's own pages cannot be had, the file is mapped as mmap(2) does: then it changes with the file, and
@@ -106,8 +107,8 @@ enum {
 cxlfs_map *cxlfs_map_open(const char *path, unsigned flags);
 /* The same of a descriptor open for reading, as with cxlfs_fdopen. */
 cxlfs_map *cxlfs_map_fdopen(int fd, unsigned flags);
-/* Bytes [offset, offset + length), each chunk of them compared with its checksum by its first use. EIO: damaged;
- * ERANGE: it leaves the file. */
+/* Bytes [offset, offset + length), each chunk of them compared with its checksum by its first use, unless all of the
+ * content was verified lately (CXLFS_MAP_ALONE). EIO: damaged; ERANGE: it leaves the file. */
 const void *cxlfs_map_get(cxlfs_map *map, uint64_t offset, uint64_t length);
 /* The same comparison alone. EIO: with the damaged part in *bad_offset and *bad_length (may be NULL). */
 int cxlfs_map_verify(cxlfs_map *map, uint64_t offset, uint64_t length, uint64_t *bad_offset, uint64_t *bad_length);
@@ -129,6 +130,7 @@ typedef struct {
     uint64_t mapped_bytes;      /* of files that were mapped from the medium, */
     uint64_t copied_bytes;      /* and of these, as copies */
     uint64_t media;             /* mapped just now */
+    uint64_t verified_bytes;    /* of what was mapped, compared with checksums by this process */
 } cxlfs_counts;
 
 /* size: sizeof(cxlfs_counts) of the program; what a later version counts is left out. */

@@ -25,6 +25,7 @@ static int map_directly(cxlfs_map *map, unsigned flags)
 {
     uint32_t wanted = (flags & CXLFS_MAP_VERIFY) != 0 ? CXL_MAPPED_VERIFY : 0;
     wanted |= (flags & CXLFS_MAP_PRIVATE) != 0 ? CXL_MAPPED_PRIVATE : 0;
+    wanted |= (flags & CXLFS_MAP_ALONE) != 0 ? CXL_MAPPED_ALONE : 0;
     int result = cxl_mapped_open(map->fd, wanted, &map->mapped);
     if (result == 0 && (flags & CXLFS_MAP_PRIVATE) != 0)
         result = cxl_mapped_permit_writes(map->mapped);
@@ -138,6 +139,8 @@ int cxlfs_map_verify(cxlfs_map *map, uint64_t offset, uint64_t length, uint64_t 
     int result = 0;
     if (offset > map->size || length > map->size - offset)
         result = -ERANGE;
+    else if (length > 0 && length == map->size && map->mapped != NULL)
+        result = cxl_mapped_verify_all(map->mapped, bad_offset, bad_length);
     else if (length > 0 && map->mapped != NULL)
         result = cxl_mapped_verify(map->mapped, offset, length, bad_offset, bad_length);
     else if (length > 0)
@@ -179,6 +182,7 @@ void cxlfs_statistics(cxlfs_counts *out, size_t size)
     const cxlfs_counts found = {
         .direct_bytes = counts.direct_bytes, .kernel_bytes = counts.fuse_bytes, .read_bytes = counts.read_bytes,
         .mapped_bytes = counts.mapped_bytes, .copied_bytes = counts.copied_bytes, .media = counts.media,
+        .verified_bytes = counts.verified_bytes,
     };
     memset(out, 0, size);
     memcpy(out, &found, size < sizeof found ? size : sizeof found);

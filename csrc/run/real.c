@@ -44,10 +44,15 @@ void run_leave(const run_visit *visit)
     errno = visit->saved_errno;
 }
 
-static bool is_off(const char *name)
+static bool is_set_to(const char *name, const char *word)
 {
     const char *value = getenv(name);
-    return value != NULL && (strcmp(value, "off") == 0 || strcmp(value, "0") == 0);
+    return value != NULL && strcmp(value, word) == 0;
+}
+
+static bool is_off(const char *name)
+{
+    return is_set_to(name, "off") || is_set_to(name, "0");
 }
 
 static void in_child(void)
@@ -67,6 +72,7 @@ __attribute__((constructor)) static void begin(void)
     run_set.maps = !is_off("CXLFS_RUN_MMAP");
     run_set.reads = !is_off("CXLFS_RUN_READ");
     run_set.verifies = !is_off("CXLFS_RUN_VERIFY");
+    run_set.verifies_always = is_set_to("CXLFS_RUN_VERIFY", "always");
     run_report_begin();
     if (pthread_atfork(NULL, NULL, in_child) != 0)
         run_set.off = true;

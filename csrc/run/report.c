@@ -113,12 +113,13 @@ void run_report_end(void)
     int length = snprintf(
         line, sizeof line,
         "{\"program\": \"%s\", \"pid\": %d, \"direct_bytes\": %llu, \"fuse_bytes\": %llu, \"mapped_bytes\": %llu, "
-        "\"copied_bytes\": %llu, \"read_bytes\": %llu, \"leases\": %llu, \"settles\": %llu, \"refused\": %llu, "
-        "\"last_errno\": %d}\n",
+        "\"copied_bytes\": %llu, \"verified_bytes\": %llu, \"read_bytes\": %llu, \"leases\": %llu, "
+        "\"settles\": %llu, \"refused\": %llu, \"last_errno\": %d}\n",
         program, (int)run_process, (unsigned long long)(now.direct_bytes - reported.direct_bytes),
         (unsigned long long)(now.fuse_bytes - reported.fuse_bytes),
         (unsigned long long)(mapped - atomic_load(&mapped_reported)),
         (unsigned long long)(now.copied_bytes - reported.copied_bytes),
+        (unsigned long long)(now.verified_bytes - reported.verified_bytes),
         (unsigned long long)(now.read_bytes - reported.read_bytes),
         (unsigned long long)(now.leases - reported.leases), (unsigned long long)(now.settles - reported.settles),
         (unsigned long long)(now.refused - reported.refused), (int)now.last_errno);

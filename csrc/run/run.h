@@ -83,7 +83,8 @@ void run_resolve(void);
 typedef struct {
     bool off;                    /* CXLFS_RUN=off, or no room for what is needed */
     bool maps;                   /* CXLFS_RUN_MMAP is not off */
-    bool verifies;               /* CXLFS_RUN_VERIFY is not off: of what is mapped */
+    bool verifies;               /* CXLFS_RUN_VERIFY is not off: of what is mapped, */
+    bool verifies_always;        /* CXLFS_RUN_VERIFY is always: whatever others have verified */
     bool reads;                  /* CXLFS_RUN_READ is not off */
 } run_settings;
 

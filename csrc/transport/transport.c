@@ -168,6 +168,7 @@ static bool is_direct_request(const request *r)
     case CXL_DIRECT_SETTLE:
     case CXL_DIRECT_MAP:
     case CXL_DIRECT_UNMAP:
+    case CXL_DIRECT_VERIFY:
         return true;
     default:
         return false;

@@ -38,6 +38,7 @@ Options for -o, separated by commas:
   transport=native|pyfuse3     the same as --transport
   allow_other                  the same as --allow-other
   default_permissions          check permissions also where only root may enter
+  verified_for=SECONDS         how long a mapped file, once verified, is so for others (300)
   commit=SECONDS               how often a file that stays open is committed (30)
   busy_poll=MICROSECONDS       how long to look for the next request before sleeping (100)
   wakeup_latency=MICROSECONDS  let idle processors wake so fast while mounted (root; small files)

@@ -53,6 +53,7 @@ Environment:
   CXLFS_RUN_MMAP=off     mmap is the kernel's
   CXLFS_RUN_READ=off     read and its like are the kernel's
   CXLFS_RUN_VERIFY=off   what is mapped is not compared with its checksums first
+  CXLFS_RUN_VERIFY=always  it is each time, whatever others have verified lately
 
 \b
 Examples:
@@ -74,6 +75,7 @@ _COUNTS = (
     "fuse_bytes",
     "mapped_bytes",
     "copied_bytes",
+    "verified_bytes",
     "read_bytes",
     "leases",
     "settles",
@@ -92,6 +94,7 @@ class RunReport(Report):
     fuse_bytes: int
     mapped_bytes: int
     copied_bytes: int
+    verified_bytes: int
     read_bytes: int
     leases: int
     settles: int
@@ -107,6 +110,7 @@ class RunReport(Report):
                     "mapped",
                     f"{format_size(self.mapped_bytes)}, {format_size(self.copied_bytes)} copied",
                 ),
+                ("verified there", format_size(self.verified_bytes)),
                 ("read directly", format_size(self.read_bytes)),
                 ("requests", f"{self.leases} for room, {self.settles} to settle"),
                 ("processes", f"{self.processes}"),

@@ -254,6 +254,8 @@ def _direct_text(direct: Direct | None) -> str:
         parts.append(f"{_count(direct.files, 'file')} being written so")
     if direct.mapped_files:
         parts.append(f"{_count(direct.mapped_files, 'file')} mapped")
+    if direct.verified_contents:
+        parts.append(f"{_count(direct.verified_contents, 'content')} verified lately")
     if direct.apart_bytes:
         parts.append(f"{format_size(direct.apart_bytes)} wait for their program to end")
     if direct.segments_held:

@@ -184,11 +184,14 @@ class RefusedWrites:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Direct:
     """Programs that store file data by themselves: what they have open and do, since the store was
-    opened; ``apart_bytes``, ``segments_held``: room that waits for them to end.
+    opened; ``verified_contents``: need not be verified when they are mapped, for ``verified_for_s``
+    seconds; ``apart_bytes``, ``segments_held``: room that waits for them to end.
     """
 
     files: int
     mapped_files: int
+    verified_contents: int
+    verified_for_s: int
     apart_bytes: int
     segments_held: int
     leases: int

@@ -31,12 +31,16 @@ _told: set[int] = set()
 
 
 class Verify(enum.Enum):
-    """When bytes are compared with their checksums."""
+    """When bytes are compared with their checksums. Where programs have verified all of the same
+    content lately (mount option ``verified_for``) they are not compared again, but with ``ALWAYS``.
+    """
 
     FIRST_USE = "first use"
     """In ``read``, slices and ``verify``, each chunk once; not by looking at ``view``."""
     ALL = "all"
     """All, before ``map`` returns."""
+    ALWAYS = "always"
+    """All, before ``map`` returns, whatever others have verified."""
     NO = "no"
     """When ``verify`` is called."""
 
@@ -65,7 +69,8 @@ class MappedFile:
         try:
             self._content = MappedContent(
                 descriptor,
-                verified=verify is Verify.ALL,
+                verified=verify in {Verify.ALL, Verify.ALWAYS},
+                alone=verify is Verify.ALWAYS,
                 done=lambda: _close(descriptor),
                 private=private,
             )
@@ -118,8 +123,9 @@ class MappedFile:
         return view[offset : offset + length]
 
     def verify(self, offset: int = 0, length: int | None = None) -> None:
-        """Compare a range with its checksums, each chunk once. Raises OSError: EIO names the file
-        and the bytes, ERANGE where it leaves the file.
+        """Compare a range with its checksums, each chunk once; all of it by several threads, and
+        together with other processes that map it just now. Raises OSError: EIO names the file and
+        the bytes, ERANGE where it leaves the file.
         """
         view = self.view
         length = len(view) - offset if length is None else length

@@ -20,7 +20,8 @@ from cxlfs.errors import UsageError
 
 TRANSPORTS = ("native", "pyfuse3")
 COMMIT_SECONDS_DEFAULT = 30.0
-COMMIT_SECONDS_MAX = 86_400.0
+SECONDS_MAX = 86_400
+VERIFIED_FOR_SECONDS_DEFAULT = 300
 MICROSECONDS_MAX = 1_000_000
 TIDY_SECONDS_MAX = 45.0
 """How long unfinished checkpoints are looked for before anybody gets in."""
@@ -39,7 +40,7 @@ _IGNORED = frozenset(
 )
 """Written in fstab for other readers, or always so."""
 
-_TIMES = frozenset({"commit", "busy_poll", "wakeup_latency"})
+_TIMES = frozenset({"commit", "verified_for", "busy_poll", "wakeup_latency"})
 _CHOICES = {
     "verify": ("read", "off"),
     "transport": TRANSPORTS,
@@ -48,7 +49,8 @@ _CHOICES = {
 }
 _SHORT_FORMS = {"tidy": "tidy=unclean"}
 _KNOWN_TEXT = (
-    "ro, rw, verify=read|off, commit=SECONDS, allow_other, default_permissions, "
+    "ro, rw, verify=read|off, verified_for=SECONDS, commit=SECONDS, allow_other, "
+    "default_permissions, "
     "allow_incomplete_overwrite, units=policy|auto|off, tidy=off|unclean|always, "
     "transport=native|pyfuse3, busy_poll=MICROSECONDS, "
     "wakeup_latency=MICROSECONDS, nosuid, nodev, noexec, noatime"
@@ -72,6 +74,8 @@ class MountConfig:
     read_only: bool = False
     verify_reads: bool = True
     """Check every byte read against its checksum."""
+    verified_for_s: int = VERIFIED_FOR_SECONDS_DEFAULT
+    """How long what a program has verified of a mapped file counts for others, seconds."""
     commit_interval_s: float = COMMIT_SECONDS_DEFAULT
     """How often a file that stays open is committed, seconds."""
     allow_incomplete_overwrite: bool = False
@@ -205,6 +209,8 @@ def _unknown(option: str) -> UsageError:
 def _apply_time(config: MountConfig, key: str, value: str) -> MountConfig:
     if key == "commit":
         return dataclasses.replace(config, commit_interval_s=_seconds(value))
+    if key == "verified_for":
+        return dataclasses.replace(config, verified_for_s=_whole_seconds(key, value))
     if key == "busy_poll":
         return dataclasses.replace(config, busy_poll_us=_microseconds(key, value))
     return dataclasses.replace(config, wakeup_latency_us=_microseconds(key, value))
@@ -228,12 +234,21 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds <= COMMIT_SECONDS_MAX:
+    if not 0 < seconds <= SECONDS_MAX:
         raise UsageError(
             f"commit={text}: not a time",
-            next_step=f"give seconds, more than 0 and at most {COMMIT_SECONDS_MAX:.0f}",
+            next_step=f"give seconds, more than 0 and at most {SECONDS_MAX}",
         )
     return seconds
+
+
+def _whole_seconds(key: str, text: str) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    if not is_number or int(text) > SECONDS_MAX:
+        raise UsageError(
+            f"{key}={text}: not a time", next_step=f"give whole seconds, 0 to {SECONDS_MAX}"
+        )
+    return int(text)
 
 
 def _microseconds(key: str, text: str) -> int:

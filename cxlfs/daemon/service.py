@@ -74,7 +74,7 @@ def open_store(config: MountConfig) -> Store:
     media = open_media(config.source, read_only=config.read_only)
     log.debug("opening %s", config.source)
     try:
-        return Store.open(
+        store = Store.open(
             media,
             StoreOptions(
                 read_only=config.read_only,
@@ -87,3 +87,5 @@ def open_store(config: MountConfig) -> Store:
     except BaseException:
         media.close()
         raise
+    store.direct.verified.for_seconds = config.verified_for_s
+    return store

@@ -92,6 +92,7 @@ class DirectAccess:
             Command.SETTLE: self._settle,
             Command.MAP: self._map,
             Command.UNMAP: self._unmap,
+            Command.VERIFY: self._verify,
         }
 
     # --- requests -----------------------------------------------------------------------------
@@ -175,19 +176,25 @@ class DirectAccess:
 
     def _map(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
         offset, *_, flags, _ = direct_wire.MAP_HEAD.unpack_from(data)
-        if flags & ~direct_wire.MAP_WATCH:
+        if flags & ~(direct_wire.MAP_WATCH | direct_wire.MAP_VERIFIED):
             raise InvalidArgumentError(f"flags not known: {flags:#x}")
-        watched = bool(flags & direct_wire.MAP_WATCH)
         part = self._slips.mapped.map(
-            handle, offset, direct_wire.MAP_PAYLOAD_BYTES, watched=watched
+            handle,
+            offset,
+            direct_wire.MAP_PAYLOAD_BYTES,
+            watched=bool(flags & direct_wire.MAP_WATCH),
+            shared=bool(flags & direct_wire.MAP_VERIFIED),
         )
+        said = direct_wire.MAP_WATCH if part.watch else 0
+        said |= direct_wire.MAP_VERIFIED if part.is_verified else 0
+        said |= direct_wire.MAP_SHARED if part.is_shared else 0
         head = direct_wire.MAP_HEAD.pack(
             offset,
             part.next_offset,
             part.size_bytes,
             part.row_count,
             part.crc_count,
-            flags,
+            said,
             part.watch,
         )
         return head + part.payload.ljust(direct_wire.MAP_PAYLOAD_BYTES, b"\0")
@@ -195,6 +202,15 @@ class DirectAccess:
     def _unmap(self, _caller: Caller, handle: int, _data: memoryview) -> bytes:
         self._slips.mapped.unmap(handle)
         return direct_wire.UNMAP.pack(0)
+
+    def _verify(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
+        offset, length_bytes, _, _, flags = direct_wire.VERIFY.unpack(data)
+        if flags & ~direct_wire.VERIFY_WRONG:
+            raise InvalidArgumentError(f"flags not known: {flags:#x}")
+        wrong = bool(flags & direct_wire.VERIFY_WRONG)
+        piece = self._slips.mapped.verify(handle, (offset, length_bytes), wrong=wrong)
+        said = direct_wire.MAP_VERIFIED if piece.done else 0
+        return direct_wire.VERIFY.pack(offset, length_bytes, piece.offset, piece.length_bytes, said)
 
     # --- what the kernel is told of such files ------------------------------------------------
 

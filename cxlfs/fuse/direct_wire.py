@@ -31,11 +31,16 @@ SETTLE = struct.Struct(f"<{LEASES_MAX}QIIQQ")
 MAP_HEAD = struct.Struct("<QQQIIQQ")
 """Offset; the next one, bytes of the file, rows, checksums; flags; watch."""
 UNMAP = struct.Struct("<Q")
+VERIFY = struct.Struct("<QQQQQ")
+"""Offset and bytes of what was compared, offset and bytes of what comes next, flags."""
 
 PATH_BYTES_MAX = 1951
 ATTACH_SYNCHRONOUS = 1
 SETTLE_DONE = 1
 MAP_WATCH = 1
+MAP_VERIFIED = 2
+MAP_SHARED = 4
+VERIFY_WRONG = 8
 
 
 def _command(number: int, size_bytes: int) -> int:
@@ -50,6 +55,7 @@ class Command(enum.IntEnum):
     SETTLE = _command(0x43, SETTLE.size)
     MAP = _command(0x44, MAP_HEAD.size + MAP_PAYLOAD_BYTES)
     UNMAP = _command(0x45, UNMAP.size)
+    VERIFY = _command(0x46, VERIFY.size)
 
 
 def size_of(command: int) -> int:

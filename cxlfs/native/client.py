@@ -30,6 +30,7 @@ class ClientCounts(NamedTuple):
     settles: int
     mapped_bytes: int
     copied_bytes: int
+    verified_bytes: int
     read_bytes: int
     refused: int
     last_errno: int
@@ -170,17 +171,20 @@ class MappedContent:
         descriptor: int,
         *,
         verified: bool,
+        alone: bool = False,
         done: Callable[[], None],
         private: bool = False,
     ) -> None:
         """``descriptor``: open for reading; nothing else may be mapped with it. ``done`` is called
         when the memory is gone: it may be closed then, and not before. ``private``: the memory may
-        be written to, and the file stays as it is. Raises OSError (then
-        ``done`` is not called); EIO: it is damaged.
+        be written to, and the file stays as it is. ``alone``: nothing that
+        others have verified counts. Raises OSError (then ``done`` is not called); EIO: it is
+        damaged.
         """
         out = ffi.new("cxl_mapped **")
         flags = lib.CXL_MAPPED_VERIFY if verified else 0
         flags |= lib.CXL_MAPPED_PRIVATE if private else 0
+        flags |= lib.CXL_MAPPED_ALONE if alone else 0
         self._private = private
         _require(lib.cxl_mapped_open(descriptor, flags, out))
         handle = out[0]
@@ -208,11 +212,19 @@ class MappedContent:
         return view if self._private else view.toreadonly()
 
     def verify(self, offset: int, length: int) -> None:
-        """Compare all chunks that lie in a part of the range, each once. Raises OSError: EIO names
-        the damaged bytes; ERANGE.
+        """Compare all chunks that lie in a part of the range, each once; all of it by several
+        threads, together with whoever maps the same. Raises OSError: EIO names the damaged bytes;
+        ERANGE.
         """
         bad_offset, bad_length = ffi.new("uint64_t *"), ffi.new("uint64_t *")
-        result = lib.cxl_mapped_verify(self._handle, offset, length, bad_offset, bad_length)
+        is_whole = 0 < length == self.size_bytes
+        is_verified = bool(lib.cxl_mapped_is_verified(self._handle))
+        if is_whole and not is_verified:
+            result = lib.cxl_mapped_verify_all(self._handle, bad_offset, bad_length)
+        else:
+            result = lib.cxl_mapped_verify(self._handle, offset, length, bad_offset, bad_length)
+        if is_whole and is_verified and self._private:
+            lib.cxl_mapped_touch(self._handle)
         if result == -errno.EIO:
             end = bad_offset[0] + bad_length[0]
             raise OSError(errno.EIO, f"damaged: bytes {bad_offset[0]} to {end}")

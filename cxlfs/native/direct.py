@@ -45,6 +45,9 @@ CRC_BYTES = 4
 MAP_PAYLOAD_BYTES = int(lib.CXL_DIRECT_MAP_PAYLOAD)
 """Room for rows and checksums in the answer to one request."""
 
+LOCK_GAP_BYTES = int(lib.CXL_DIRECT_LOCK_GAP)
+"""Between two parts of a mapped file that may be locked as one."""
+
 _WRONG = {
     lib.CXL_WRONG_SLIP: "there are more descriptors than a slip has, or no slip",
     lib.CXL_WRONG_SEQUENCE: "its sequence number is not its own",
@@ -139,29 +142,46 @@ class HeldContent:
             raise InvariantError("the content is not held any more")
         return self._held
 
-    def part(self, offset: int, room_bytes: int = MAP_PAYLOAD_BYTES) -> tuple[bytes, int, int, int]:
+    def part(
+        self, offset: int, room_bytes: int = MAP_PAYLOAD_BYTES, *, with_sums: bool = True
+    ) -> tuple[bytes, int, int, int]:
         """Rows (``cxl_direct_row``) from file ``offset`` on, and behind them the checksums of their
         chunks, as many as ``room_bytes`` have room for (a row and a checksum at least): these
         bytes, the number of rows and of checksums, and the file offset to go on from, which is
-        ``size_bytes`` behind the last one.
+        ``size_bytes`` behind the last one. Without ``with_sums`` there are no checksums.
         """
         held = self._open()
         invariant(offset >= 0 and room_bytes >= ROW_BYTES + CRC_BYTES, "room for a row")
         payload = ffi.new("uint64_t[]", room_bytes // 8)
         counts, following = ffi.new("uint32_t[2]"), scratch.bad
         length = len(payload) * 8
-        code = lib.cxl_held_rows(held, offset, payload, length, counts, counts + 1, following)
+        code = lib.cxl_held_rows(
+            held, offset, with_sums, payload, length, counts, counts + 1, following
+        )
         if code != 0:
             raise failure(code, "say where a content lies")
         used = counts[0] * ROW_BYTES + counts[1] * CRC_BYTES
         return bytes(ffi.buffer(payload, used)), counts[0], counts[1], int(following[0])
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """Media offset and length of its bytes, by offset, those that touch as one. Raises
-        OutOfMemoryError.
+    def identity(self) -> bytes:
+        """Of no other content: its size, where each part lies, and a checksum of its checksums.
+        Raises OutOfMemoryError.
+        """
+        out, count = ffi.new("uint64_t **"), ffi.new("uint64_t *")
+        code = lib.cxl_held_identity(self._open(), out, count)
+        if code != 0:
+            raise failure(code, "say what a content is")
+        try:
+            return bytes(ffi.buffer(out[0], count[0] * 8))
+        finally:
+            lib.cxl_free(out[0])
+
+    def ranges(self, gap_bytes: int = 0) -> list[tuple[int, int]]:
+        """Media offset and length of its bytes, by offset, those with at most ``gap_bytes`` between
+        them as one. Raises OutOfMemoryError.
         """
         out, count = ffi.new("cxl_span **"), ffi.new("uint64_t *")
-        code = lib.cxl_held_ranges(self._open(), out, count)
+        code = lib.cxl_held_ranges(self._open(), gap_bytes, out, count)
         if code != 0:
             raise failure(code, "list what is held")
         rows = take_array(out[0], count[0], SPAN_DTYPE)

@@ -373,6 +373,7 @@ class Cleaner:
             self.volume.space.close_cleaner_head()
             self._leave(list(self._victims), left_alone)
             message = f"segment {index} does not take what is moved: {error.message}"
+        self.volume.health.met()
         self.volume.event("damage", message, media_offset=place)
 
     # --- choosing ---------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from cxlfs.native.direct import (
 from cxlfs.store.direct_room import Offcut, Room, Rooms
 from cxlfs.store.handle import Handle, UnfinishedError
 from cxlfs.store.mapped import MappedFiles, require_locked
+from cxlfs.store.verified import VerifiedContents
 from cxlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -102,12 +103,15 @@ class Settled(NamedTuple):
 class DirectState:
     """What programs do by themselves just now, and have done since the store was opened.
 
-    ``files`` and ``mapped_files``: open ones; ``apart_bytes``: room that was taken back while
+    ``files`` and ``mapped_files``: open ones; ``verified_contents``: those that who maps them need
+    not verify, for ``verified_for_s`` seconds; ``apart_bytes``: room that was taken back while
     somebody can still store into it; ``segments_held``: those that a program from before can.
     """
 
     files: int
     mapped_files: int
+    verified_contents: int
+    verified_for_s: int
     apart_bytes: int
     segments_held: int
     leases: int
@@ -161,7 +165,8 @@ class Direct:
         self.files = files
         self._slips: dict[int, _Slip] = {}
         self._apart: list[_Apart] = []
-        self.mapped = MappedFiles(volume.media, files)
+        self.verified = VerifiedContents(volume.health)
+        self.mapped = MappedFiles(volume.media, files, self.verified)
         files.on_release = self._released
         files.before_change = self.mapped.changing
         payload_bytes = volume.superblock.segment_payload_bytes
@@ -193,6 +198,8 @@ class Direct:
         return DirectState(
             files=len(self._slips),
             mapped_files=self.mapped.count,
+            verified_contents=self.verified.count,
+            verified_for_s=int(self.verified.for_seconds),
             apart_bytes=self.apart_bytes,
             segments_held=self.volume.space.held_count,
             leases=self.leases_given,

@@ -144,6 +144,10 @@ class Health:
         if DAMAGED_XATTR not in (inode.xattrs or {}):
             self._pending[inode.ino] = inode
 
+    def met(self) -> None:
+        """Damage was met that may be any file's, and is not remembered as one's."""
+        self._sightings += 1
+
     def found_good(self, *, known_at: int, except_inos: set[int]) -> None:
         """A verify that began after ``known_at`` sightings read all file data: damage that was seen
         before, of others than ``except_inos``, is no more. Raises as :meth:`Volume.commit`.

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from cxlfs.errors import (
     BadHandleError,
     BusyError,
+    CorruptionError,
     InvalidArgumentError,
     LimitError,
     MediaError,
 )
+from cxlfs.native.direct import LOCK_GAP_BYTES
 from cxlfs.units import format_size
 
 if TYPE_CHECKING:
@@ -33,12 +35,15 @@ if TYPE_CHECKING:
     from cxlfs.native.direct import HeldContent
     from cxlfs.store.files import Files
     from cxlfs.store.handle import Handle
+    from cxlfs.store.verified import Piece, VerifiedContents
 
 PIECES_MAX = 4096
 """Of a file that can be mapped: each is a lock, and the kernel looks at all of a file's locks for
 each question. 20 ms for so many; 32 GiB that were written front to back have no more."""
 
 
+LOOKED_AT_BYTES_MAX = 1 << 20
+"""Of what a program says is damaged."""
 WATCHES_MAX = 1024
 """Each is a lock as well."""
 
@@ -53,14 +58,22 @@ class MapPart(NamedTuple):
     size_bytes: int
     watch: int
     """Beyond the medium: locked as long as the file is what it was; 0: it is not watched."""
+    is_verified: bool = False
+    """All of it was, lately: there are no checksums."""
+    is_shared: bool = False
+    """Else :meth:`MappedFiles.verify` says what is left."""
 
 
 class _Mapped(NamedTuple):
-    """``watch``: 0 where there is none."""
+    """``watch``: 0 where there is none. ``known_by``: what it is called where what was verified is
+    remembered; None: this program compares it alone.
+    """
 
     content: HeldContent
     ino: int
     watch: int
+    known_by: bytes | None = None
+    is_verified: bool = False
 
 
 def require_locked(media: Media, offset: int, length: int) -> None:
@@ -72,9 +85,10 @@ def require_locked(media: Media, offset: int, length: int) -> None:
 class MappedFiles:
     """One for each store; by the handles through which they were mapped."""
 
-    def __init__(self, media: Media, files: Files) -> None:
+    def __init__(self, media: Media, files: Files, verified: VerifiedContents) -> None:
         self._media = media
         self._files = files
+        self._verified = verified
         self._held: dict[int, _Mapped] = {}
         self._watches: dict[int, set[int]] = {}
         """Of each inode that has any, those that go on."""
@@ -87,10 +101,17 @@ class MappedFiles:
         return len(self._held)
 
     def map(
-        self, handle_id: int, offset: int, room_bytes: int, *, watched: bool = False
+        self,
+        handle_id: int,
+        offset: int,
+        room_bytes: int,
+        *,
+        watched: bool = False,
+        shared: bool = False,
     ) -> MapPart:
         """Where a part of the file lies, of which nothing moves until :meth:`unmap`; ``offset`` 0
-        begins anew with the live content of this moment, ``watched`` from then on or not. Raises
+        begins anew with the live content of this moment, ``watched`` from then on or not.
+        ``shared``: what others verify counts, and what this program does for others. Raises
         BadHandleError, InvalidArgumentError, LimitError (it lies in too many pieces),
         OutOfMemoryError; BusyError: somebody may write to it, or it cannot be watched.
         """
@@ -101,15 +122,32 @@ class MappedFiles:
             self.unmap(handle_id)
             if handle.inode.content.ref_count > PIECES_MAX:
                 raise LimitError(f"the file lies in more than {PIECES_MAX} pieces")
-            self._held[handle_id] = self._hold(handle, watched=watched)
+            held_now = self._hold(handle, watched=watched)
+            self._held[handle_id] = held_now
+            if shared and self._verified.for_seconds:
+                known_by, is_verified = self._verified.begin(held_now.content)
+                self._held[handle_id] = held_now._replace(
+                    known_by=known_by, is_verified=is_verified
+                )
         mapped = self._held.get(handle_id)
         if mapped is None:
             raise InvalidArgumentError("a mapping begins with the first byte of the file")
         held = mapped.content
         if not 0 <= offset <= held.size_bytes:
             raise InvalidArgumentError(f"the file that was mapped ends before byte {offset}")
-        payload, row_count, crc_count, next_offset = held.part(offset, room_bytes)
-        return MapPart(payload, row_count, crc_count, next_offset, held.size_bytes, mapped.watch)
+        payload, row_count, crc_count, next_offset = held.part(
+            offset, room_bytes, with_sums=not mapped.is_verified
+        )
+        return MapPart(
+            payload,
+            row_count,
+            crc_count,
+            next_offset,
+            held.size_bytes,
+            mapped.watch,
+            mapped.is_verified,
+            mapped.known_by is not None,
+        )
 
     def _hold(self, handle: Handle, *, watched: bool) -> _Mapped:
         inode = handle.inode
@@ -126,6 +164,23 @@ class MappedFiles:
             raise BusyError("no other process would see that the file is watched")
         self._watches.setdefault(inode.ino, set()).add(watch)
         return _Mapped(held, inode.ino, watch)
+
+    def verify(self, handle_id: int, done: tuple[int, int], *, wrong: bool = False) -> Piece:
+        """``done``: offset and length of the piece of a shared mapping that its program has
+        compared, and that is right; length 0: none; then what to compare next. ``wrong``: it is
+        not right, and nobody is to believe anything that was compared. Raises
+        InvalidArgumentError: this is to be compared alone.
+        """
+        mapped = self._held.get(handle_id)
+        if mapped is None:
+            raise InvalidArgumentError("the file is not mapped")
+        if wrong:
+            self._verified.forget()
+            with contextlib.suppress(CorruptionError, MediaError):  # which notes what it meets
+                self._files.read(handle_id, done[0], min(done[1], LOOKED_AT_BYTES_MAX))
+        if wrong or mapped.known_by is None:
+            raise InvalidArgumentError("it is not verified together with others")
+        return self._verified.next(mapped.known_by, handle_id, done)
 
     def changing(self, ino: int) -> None:
         """The content is about to change, or somebody to get a handle that can change it: whoever
@@ -154,7 +209,7 @@ class MappedFiles:
         mapped = self._held.get(handle_id)
         if mapped is None:
             raise InvalidArgumentError("the file is not mapped")
-        for offset, length in mapped.content.ranges():
+        for offset, length in mapped.content.ranges(LOCK_GAP_BYTES):
             require_locked(self._media, offset, length)
 
     def unmap(self, handle_id: int) -> None:
@@ -166,13 +221,16 @@ class MappedFiles:
             return
         self._end_watch(mapped)
         del self._held[handle_id]
+        if mapped.known_by is not None:
+            self._verified.drop(mapped.known_by, handle_id)
         if mapped.watch:  # of which nothing is locked, by its program
             mapped.content.close()
         elif not self._try_let_go(mapped.content):
             self._apart.append(mapped.content)
 
     def _try_let_go(self, held: HeldContent) -> bool:
-        if any(self._media.locked_ranges(start, start + size) for start, size in held.ranges()):
+        ranges = held.ranges(LOCK_GAP_BYTES)
+        if any(self._media.locked_ranges(start, start + size) for start, size in ranges):
             return False
         held.close()
         return True

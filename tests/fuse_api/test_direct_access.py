@@ -276,7 +276,7 @@ def test_a_map_is_watched_on_request(daemon: Daemon) -> None:
     _, handle = daemon.create()
     request = head.pack(0, 0, 0, 0, 0, direct_wire.MAP_WATCH, 0)
     assert daemon.ask(handle, Command.MAP, request).error == errno.EBUSY
-    unknown = head.pack(0, 0, 0, 0, 0, 2, 0)
+    unknown = head.pack(0, 0, 0, 0, 0, 4, 0)
     assert daemon.ask(handle, Command.MAP, unknown).error == errno.EINVAL
     assert head.unpack_from(daemon.ask(handle, Command.MAP).data)[6] == 0
     assert not watches.held

@@ -46,6 +46,10 @@ STRUCTURES: dict[str, tuple[list[struct.Struct], list[str]]] = {
         ],
     ),
     "cxl_direct_unmap": ([direct_wire.UNMAP], ["reserved"]),
+    "cxl_direct_verify": (
+        [direct_wire.VERIFY],
+        ["done_offset", "done_bytes", "offset", "length_bytes", "flags"],
+    ),
     "fuse_wire_ioctl": (
         [kernel.IOCTL],
         ["handle", "flags", "command", "argument", "in_size", "out_size"],
@@ -60,6 +64,9 @@ NUMBERS = {
     "CXL_DIRECT_LEASES": direct_wire.LEASES_MAX,
     "CXL_DIRECT_DONE": direct_wire.SETTLE_DONE,
     "CXL_DIRECT_WATCH": direct_wire.MAP_WATCH,
+    "CXL_DIRECT_VERIFIED": direct_wire.MAP_VERIFIED,
+    "CXL_DIRECT_SHARED": direct_wire.MAP_SHARED,
+    "CXL_DIRECT_WRONG": direct_wire.VERIFY_WRONG,
     "CXL_DIRECT_MAP_PAYLOAD": direct_wire.MAP_PAYLOAD_BYTES,
     "FUSE_WIRE_IOCTL": kernel.Opcode.IOCTL,
     **{f"CXL_DIRECT_{command.name}": command for command in Command},
@@ -136,6 +143,7 @@ def test_a_command_says_how_long_it_is() -> None:
             Command.SETTLE: [direct_wire.SETTLE],
             Command.MAP: [direct_wire.MAP_HEAD, PAYLOAD],
             Command.UNMAP: [direct_wire.UNMAP],
+            Command.VERIFY: [direct_wire.VERIFY],
         }[command]
         assert size_of(command) == sum(part.size for part in parts)
-    assert len(set(itertools.chain(Command))) == 6
+    assert len(set(itertools.chain(Command))) == 7

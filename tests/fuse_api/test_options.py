@@ -57,7 +57,14 @@ def test_what_fstab_says_to_others_is_ignored() -> None:
         *("commit=inf", "commit=90000", "remount", "bind", "fsname=x", "ro=1", "allow_root"),
         *("wakeup_latency", "wakeup_latency=", "wakeup_latency=-1", "wakeup_latency=1000001"),
         *("busy_poll", "busy_poll=", "busy_poll=-1", "busy_poll=1000001", "busy_poll=0.5"),
-        *("wakeup_latency=1e3", "wakeup_latency=²", f"wakeup_latency={'1' * 5000}"),
+        *("verified_for", "verified_for=", "verified_for=-1", "verified_for=86401"),
+        *(
+            "verified_for=0.5",
+            "verified_for=inf",
+            "wakeup_latency=1e3",
+            "wakeup_latency=²",
+            f"wakeup_latency={'1' * 5000}",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused(option: str) -> None:
@@ -75,6 +82,14 @@ def test_times_of_waiting_may_be_asked_for(microseconds: int) -> None:
     assert config.busy_poll_us == microseconds
     assert config.wakeup_latency_us is None
     assert MountConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 86_400])
+def test_what_was_verified_counts_as_long_as_is_said(seconds: int) -> None:
+    config = make_config("/s", "/m", options=[f"verified_for={seconds}"])
+    assert config.verified_for_s == seconds
+    assert MountConfig.from_json(config.to_json()) == config
+    assert make_config("/s", "/m").verified_for_s == 300
 
 
 def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,11 @@ typedef struct {
     int refuse;                  /* what LEASE answers */
     int gone;                    /* what everything answers */
     uint64_t leases, settles, confirms, requests;
+    bool is_verified;            /* what MAP says of any content */
+    uint64_t piece_bytes;        /* of what is verified together; 0: it is not */
+    uint64_t others_take;        /* bytes behind each piece that others compare */
+    uint64_t next_piece, pieces_given, pieces_done, forgets_after, wrong_at;
+    int pauses;                  /* answers without a piece */
     cxl_client_channel channel;
 } daemon_state;
 
@@ -201,7 +206,7 @@ static int serve_confirm(daemon_state *d, const cxl_direct_confirm *request)
     if (request->lease_ids[0] == 0) {
         cxl_span *spans;
         uint64_t count;
-        bool locked = d->held != NULL && cxl_held_ranges(d->held, &spans, &count) == 0;
+        bool locked = d->held != NULL && cxl_held_ranges(d->held, CXL_DIRECT_LOCK_GAP, &spans, &count) == 0;
         for (uint64_t i = 0; locked && i < count; i++)
             locked = is_locked(d, spans[i].media_offset, spans[i].length);
         cxl_free(spans);
@@ -233,9 +238,15 @@ static int serve_map(daemon_state *d, cxl_direct_map *request)
         CHECK(cxl_map_hold(d->map, &d->held) == 0, "nothing can be held");
     }
     request->size_bytes = cxl_held_size(d->held);
-    return cxl_held_rows(d->held, request->offset, request->payload, CXL_DIRECT_MAP_PAYLOAD, &request->row_count,
-                         &request->crc_count, &request->next_offset);
+    bool accepts = (request->flags & CXL_DIRECT_VERIFIED) != 0, is_verified = accepts && d->is_verified;
+    request->flags = is_verified ? CXL_DIRECT_VERIFIED : 0;
+    if (accepts && d->piece_bytes != 0)
+        request->flags |= CXL_DIRECT_SHARED;
+    return cxl_held_rows(d->held, request->offset, !is_verified, request->payload, CXL_DIRECT_MAP_PAYLOAD,
+                         &request->row_count, &request->crc_count, &request->next_offset);
 }
+
+#include "client_verified.h"
 
 static int serve_attach(daemon_state *d, cxl_direct_attach *request)
 {
@@ -272,6 +283,8 @@ static int serve(void *context, int fd, unsigned long number, void *argument)
         result = serve_settle(d, argument);
     else if (number == CXL_DIRECT_MAP)
         result = serve_map(d, argument);
+    else if (number == CXL_DIRECT_VERIFY)
+        result = serve_verify(d, argument);
     else if (number == CXL_DIRECT_UNMAP) {
         cxl_held_free(d->held);
         d->held = NULL;
@@ -459,6 +472,7 @@ static void test_many_small(void)
 }
 
 #include "client_more.h"
+#include "client_verified_tests.h"
 
 int main(int count, char **arguments)
 {
@@ -471,6 +485,7 @@ int main(int count, char **arguments)
     test_mapped(0);
     test_mapped(1 << 20);
     test_mapped_rest();
+    test_verified_by_others();
     test_fork();
     test_errors();
     return failures != 0;

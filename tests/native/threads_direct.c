@@ -302,13 +302,13 @@ static void read_in_place(uint64_t *rng)
     usleep((useconds_t)random_below(rng, 300));
     for (int i = 0; i < 3; i++) {
         uint64_t room = 64 + 8 * random_below(rng, sizeof(payload) / 8 - 8);
-        CHECK(cxl_held_rows(held, offset, payload, room, &rows, &crcs, &offset) == 0, "rows");
+        CHECK(cxl_held_rows(held, offset, true, payload, room, &rows, &crcs, &offset) == 0, "rows");
         const cxl_direct_row *row = (const void *)payload;
         const uint32_t *sums = (const void *)(row + rows);
         for (uint32_t r = 0; r < rows; sums += row[r].crc_count, r++)
             check_row(&row[r], sums);
     }
-    CHECK(cxl_held_ranges(held, &ranges, &count) == 0, "ranges");
+    CHECK(cxl_held_ranges(held, 0, &ranges, &count) == 0, "ranges");
     cxl_free(ranges);
     cxl_held_free(held);
     holds++;

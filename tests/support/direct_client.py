@@ -15,6 +15,7 @@ from cxlfs.fuse import direct_wire
 from cxlfs.fuse.direct_wire import Command, size_of
 from cxlfs.native import crc32c
 from cxlfs.native.direct import (
+    LOCK_GAP_BYTES,
     ROW_BYTES,
     SLIP_ABSORBED_AT,
     SLIP_CLOSED,
@@ -65,6 +66,19 @@ def leases_of(answer: bytes | memoryview) -> list[Lease]:
     head, row = direct_wire.LEASE_HEAD.size, direct_wire.LEASE_ROW
     rows = (row.unpack_from(answer, head + i * row.size) for i in range(count))
     return [Lease(*each, slip_offset, slip_bytes) for each in rows]
+
+
+def spans(rows: list[tuple[Row, list[int]]]) -> list[tuple[int, int]]:
+    """What is locked of these: those with little between them as one."""
+    joined: list[tuple[int, int]] = []
+    starts = [(row.extent_media_offset + row.extent_offset, row.length_bytes) for row, _ in rows]
+    for start, length in sorted(starts):
+        end = start + length
+        if joined and start - joined[-1][1] <= LOCK_GAP_BYTES:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
 
 
 class Medium:
@@ -251,8 +265,8 @@ class DirectFile:
                 rows.append((row, crcs[: row.crc_count]))
                 del crcs[: row.crc_count]
             assert not crcs
-        for row, _ in rows:
-            self.medium.lock(row.extent_media_offset + row.extent_offset, row.length_bytes)
+        for start, end in spans(rows):
+            self.medium.lock(start, end - start)
         self.confirm(0)
         return rows, size_bytes
 
@@ -278,6 +292,6 @@ class DirectFile:
             assert crc32c(self.medium.bytes[at + begin : at + end], seed) == expected
 
     def unmap(self, rows: list[tuple[Row, list[int]]]) -> None:
-        for row, _ in rows:
-            self.medium.unlock(row.extent_media_offset + row.extent_offset, row.length_bytes)
+        for start, end in spans(rows):
+            self.medium.unlock(start, end - start)
         ask(self.descriptor, Command.UNMAP, b"")

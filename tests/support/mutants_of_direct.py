@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from cxlfs.native.direct import SLIP_COPYING_AT
-from cxlfs.store import direct
+from cxlfs.native.direct import SLIP_COPYING_AT, HeldContent
+from cxlfs.store import direct, verified
 from cxlfs.store.direct import Direct
 from cxlfs.store.files import Files
 from cxlfs.store.mapped import MappedFiles
 from cxlfs.store.space import Space
+from cxlfs.store.verified import VerifiedContents
 from tests.support import slips
 from tests.support.mutants import Patch, mutant, nothing
 from tests.support.slips import Program
@@ -100,6 +101,49 @@ def watched_beside_a_writer(patch: Patch) -> None:
 def watches_outlive_what_they_are_of(patch: Patch) -> None:
     """The bytes of a closed file are let go, and whoever asks is told that they are there."""
     patch.setattr(MappedFiles, "_end_watch", nothing)
+
+
+@mutant("one/LINE/direct_verified", 12)
+def verified_whatever_became_of_the_file(patch: Patch) -> None:
+    """What was verified is remembered of a file, not of its extents."""
+    patch.setattr(HeldContent, "identity", lambda _: b"the file")
+
+
+@mutant("one/LINE/direct_verified", 12)
+def verified_in_spite_of_damage(patch: Patch) -> None:
+    """What was verified is believed after damage was met."""
+    patch.setattr(VerifiedContents, "_forget_where_damaged", nothing)
+
+
+@mutant("one/LINE/direct_verified", 12)
+def verified_for_ever(patch: Patch) -> None:
+    """The time for which something counts as verified does not end."""
+    patch.setattr(VerifiedContents, "_is_in_time", lambda *_: True)
+
+
+@mutant("one/LINE/direct_verified", 12)
+def verified_in_part(patch: Patch) -> None:
+    """A content counts as verified once a piece of it was compared."""
+    original = verified._Content.compared
+
+    def compared(self: Any, *arguments: Any) -> None:
+        before = self.left
+        original(self, *arguments)
+        self.left = 0 if self.left < before else self.left
+
+    patch.setattr(verified._Content, "compared", compared)
+
+
+@mutant("one/LINE/direct_verified", 12)
+def verified_by_who_was_not_asked(patch: Patch) -> None:
+    """A piece counts as compared that was not given to the program that says so."""
+
+    def compared(self: Any, _handle_id: int, offset: int, length_bytes: int) -> None:
+        assert length_bytes
+        if self.given.pop(offset // self.piece_bytes, None) is not None or self.left:
+            self.left -= 1
+
+    patch.setattr(verified._Content, "compared", compared)
 
 
 # --- what counts --------------------------------------------------------------------------------

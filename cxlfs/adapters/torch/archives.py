@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Literal, Protocol
 
 from cxlfs import client
 from cxlfs.adapters import require
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 _FORCED = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
 _ZIP = b"PK\x03\x04"
-_VERIFY_BYTES = 32 << 20
-"""At once: threads end together, and handing it out costs nothing."""
-_THREADS_MAX = 8
 _SAVERS_MAX = 4
 """Memory has no more to give, and each has a lease of its own."""
 _SHARED_FROM_BYTES = 8 << 20
@@ -171,7 +168,7 @@ def load(
     *,
     weights_only: bool | None = None,
     mmap: bool | None = None,
-    verify: bool = True,
+    verify: bool | Literal["always"] = True,
     **pickle_load_args: object,
 ) -> object:
     """As ``torch.load``; tensors are memory of the medium, pages become private when written to.
@@ -179,7 +176,8 @@ def load(
     That is so unless ``mmap`` is False, of a name of which the store's pages can be mapped so (not
     on DAX devices); everything else is ``torch.load``. The file may be overwritten, or removed,
     while they are in use. ``verify``: all bytes are compared with their checksums first, by several
-    threads; without, nobody does.
+    threads, together with other processes that load it just now, and not again where that was done
+    lately (mount option ``verified_for``), but for "always"; without, nobody does.
 
     Raises FrameworkMissingError, OSError (EIO names the file and the bytes that are damaged) and
     what ``torch.load`` does.
@@ -201,11 +199,12 @@ def load(
     if mmap is False or not _is_plain(f, pickle_module, weights_only, pickle_load_args):
         return as_torch_does()
     assert isinstance(f, str | os.PathLike)  # noqa: S101 - _is_plain says so, mypy cannot know
-    with client.map(f, "no", private=True) as mapped:
+    how = client.Verify.ALWAYS if verify == "always" else client.Verify.NO
+    with client.map(f, how, private=True) as mapped:
         if not mapped.direct or bytes(mapped.view[: len(_ZIP)]) != _ZIP:
             return as_torch_does()
         if verify:
-            _verify(mapped)
+            mapped.verify()
         view = mapped.view
     return _load(view, map_location, pickle_module, weights_only, as_torch_does, pickle_load_args)
 
@@ -264,18 +263,6 @@ def _load(
 
 def _threads(most: int) -> int:
     return min(os.cpu_count() or 1, most)
-
-
-def _verify(mapped: client.MappedFile) -> None:
-    """Raises OSError for the first bytes that are damaged."""
-    with ThreadPoolExecutor(_threads(_THREADS_MAX)) as pool:
-        size = len(mapped)
-        list(
-            pool.map(
-                lambda start: mapped.verify(start, min(_VERIFY_BYTES, size - start)),
-                range(0, size, _VERIFY_BYTES),
-            )
-        )
 
 
 class Sliceable(Protocol):

@@ -419,10 +419,60 @@ def direct_watched(bench: Bench) -> None:
     direct_overwrite(bench)
 
 
+def direct_verified(bench: Bench) -> None:
+    """Nobody is told that a content was verified of which less is known than all, lately."""
+    store, size = bench.store, 5000
+    verified, mapped = store.direct.verified, store.direct.mapped
+    now = [1000.0]
+    verified.for_seconds, verified.piece_bytes_min, verified._clock = 60, 1024, lambda: now[0]
+    write_file(store, 1, b"verified", bench.fresh(size))
+    ino = bench.inode(b"verified").ino
+    first, second = (store.open_file(ino, os.O_RDONLY) for _ in range(2))
+
+    def is_verified(reader: int) -> bool:
+        return mapped.map(reader, 0, 16_000, shared=True).is_verified
+
+    def verify(reader: int, pieces: int) -> None:
+        piece = mapped.verify(reader, (0, 0))
+        for _ in range(pieces):
+            piece = mapped.verify(reader, (piece.offset, piece.length_bytes))
+
+    def verify_all() -> None:
+        invariant(not is_verified(first), "it was not verified")
+        verify(first, 5)
+        invariant(is_verified(second), "all of it was verified")
+
+    invariant(not is_verified(first) and not is_verified(second), "nobody has compared anything")
+    mapped.verify(first, (0, 0))
+    for offset in range(0, size, 1024):
+        mapped.verify(second, (offset, min(1024, size - offset)))
+    invariant(not is_verified(second), "what was compared was given to another")
+    verify(first, 2)
+    invariant(not is_verified(second), "a part of it was verified")
+    verified.forget()
+    verify_all()
+    now[0] += 61
+    verify_all()
+    store.health.met()
+    verify_all()
+    writer = store.open_file(ino, os.O_RDWR)
+    store.write(writer, 0, bench.fresh(size))
+    store.flush(writer, writer_killed=False)
+    invariant(not is_verified(first), "another content has taken its place")
+    for handle in (writer, first, second):
+        store.release(handle)
+    store.unlink(1, b"verified")
+    store.fsync_directory(1)
+    bench.contents.clear()
+    bench.tape.start()
+    direct_overwrite(bench)
+
+
 DIRECT_SITUATIONS = [
     direct_survivor,
     direct_sleeper,
     direct_unlocked,
     direct_mapped,
     direct_watched,
+    direct_verified,
 ]
