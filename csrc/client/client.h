@@ -46,7 +46,7 @@ void cxl_direct_abandon(cxl_direct_file *file);
 
 /* ------------------------------------------------------------------------------- mapped files */
 
-enum { CXL_MAPPED_VERIFY = 1, CXL_MAPPED_PRIVATE = 2, CXL_MAPPED_ALONE = 4 };
+enum { CXL_MAPPED_VERIFY = 1, CXL_MAPPED_PRIVATE = 2, CXL_MAPPED_ALONE = 4, CXL_MAPPED_COMPARE = 8 };
 
 /* The content of fd, a regular file open for reading, as it is now, as memory that can be read: whatever happens to the
  * file later, until it is closed. fd must outlive the result; at most one for each open file description. What does
@@ -54,11 +54,16 @@ enum { CXL_MAPPED_VERIFY = 1, CXL_MAPPED_PRIVATE = 2, CXL_MAPPED_ALONE = 4 };
  * CXL_MAPPED_VERIFY, by this program or, lately, by others (CXL_MAPPED_ALONE: nothing that others have compared
  * counts). CXL_MAPPED_PRIVATE: mprotect(2) may let the caller write to it, who sees that alone; -EINVAL where
  * the medium has no such pages (a DAX device, hugetlbfs). As cxl_direct_open, and -EIO: damaged, -ENOMEM, also
- * where copies would take more than a 16th of the memory. */
+ * where copies would take more than a 16th of the memory. CXL_MAPPED_COMPARE: compared, by this program
+ * alone, and looked at piece by piece, where this process has the medium mapped already, and not as one piece of
+ * memory; not by a forked child (-ENXIO). */
 int cxl_mapped_open(int fd, uint32_t flags, cxl_mapped **out);
-const void *cxl_mapped_base(const cxl_mapped *mapped);
+const void *cxl_mapped_base(const cxl_mapped *mapped);   /* NULL: CXL_MAPPED_COMPARE */
 /* All of what was opened with CXL_MAPPED_PRIVATE may be written to from here on. -EINVAL: it was not opened so. */
 int cxl_mapped_permit_writes(cxl_mapped *mapped);
+/* Of what was opened with CXL_MAPPED_COMPARE: where the byte of the file at offset lies, and in *length how many, from
+ * this one on, lie there one behind the other. NULL: nowhere, as in a hole. Nothing was verified. */
+const void *cxl_mapped_lies(const cxl_mapped *mapped, uint64_t offset, uint64_t *length);
 uint64_t cxl_mapped_size(const cxl_mapped *mapped);
 uint64_t cxl_mapped_copied(const cxl_mapped *mapped);    /* bytes of it that are copies */
 /* Compare all chunks that lie in a part of [offset, offset + length) with their checksums, each once. 0; -EIO with
@@ -106,7 +111,7 @@ typedef struct {
     uint64_t fuse_bytes;         /* left to write(2): -EAGAIN */
     uint64_t leases;             /* pieces of room that were given */
     uint64_t settles;            /* requests to take over what was stored */
-    uint64_t mapped_bytes;       /* of files that were mapped */
+    uint64_t mapped_bytes;       /* of files that were mapped, also only to be compared */
     uint64_t copied_bytes;       /* of these, as copies */
     uint64_t verified_bytes;     /* compared with checksums where they lie, by this process */
     uint64_t read_bytes;         /* by cxl_reader_copy */

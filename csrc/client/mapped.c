@@ -76,7 +76,9 @@ static int open_medium(cxl_mapped *mapped)
     if (mapped->medium_fd < 0)
         return -errno;
     int result = medium_is(mapped->medium_fd, &client->identity) ? 0 : -ENXIO;
-    if (result == 0)
+    if (result == 0 && mapped->is_compared_alone)
+        mapped->media = client->view;
+    else if (result == 0)
         result = cxl_media_map(mapped->medium_fd, client->identity.media_bytes, client->granule, CXL_MAP_READ_ONLY,
                                client->identity.granularity, &mapped->media);
     return result;
@@ -207,13 +209,17 @@ static int copy_rest(cxl_mapped *mapped)
 static int build(cxl_mapped *mapped, uint32_t flags)
 {
     uint64_t no_watch;
-    int result = open_medium(mapped);
+    int result = mapped->is_compared_alone ? client_need_view(mapped->client) : 0;
     if (result == 0)
-        result = mapped_ask(mapped, (flags & CXL_MAPPED_ALONE) != 0 ? 0 : CXL_DIRECT_VERIFIED, &no_watch);
+        result = open_medium(mapped);
+    if (result == 0)
+        result = mapped_ask(mapped, (flags & (CXL_MAPPED_ALONE | CXL_MAPPED_COMPARE)) != 0 ? 0 : CXL_DIRECT_VERIFIED,
+                            &no_watch);
     if (result == 0)
         result = lock_and_confirm(mapped);
-    if (result == 0)
-        result = reserve(mapped);
+    if (result != 0 || mapped->is_compared_alone)
+        return result;
+    result = reserve(mapped);
     if (result == 0)
         result = stitch_all(mapped);
     if (result == 0)
@@ -239,6 +245,7 @@ int cxl_mapped_open_through(int fd, uint32_t flags, const cxl_client_channel *ch
     mapped->process = getpid();
     mapped->medium_fd = -1;
     mapped->is_private = (flags & CXL_MAPPED_PRIVATE) != 0;
+    mapped->is_compared_alone = (flags & CXL_MAPPED_COMPARE) != 0;
     result = client_take(fd, channel, true, &mapped->client);
     if (result == 0)
         result = build(mapped, flags);
@@ -262,7 +269,8 @@ void cxl_mapped_close(cxl_mapped *mapped)
     cxl_direct_unmap request = {0};
     if (mapped->reserved != NULL)
         munmap(mapped->reserved, mapped->reserved_bytes);
-    cxl_media_close(mapped->media);
+    if (!mapped->is_compared_alone)
+        cxl_media_close(mapped->media);
     if (mapped->medium_fd >= 0 && medium_is(mapped->medium_fd, &mapped->client->identity))
         close(mapped->medium_fd);
     if (mapped->is_held && mapped->process == getpid())     /* a child may be gone before its parent */
@@ -306,4 +314,24 @@ bool cxl_mapped_is_shared(const cxl_mapped *mapped)
 uint64_t cxl_mapped_copied(const cxl_mapped *mapped)
 {
     return mapped->copied;
+}
+
+const void *cxl_mapped_lies(const cxl_mapped *mapped, uint64_t offset, uint64_t *length)
+{
+    uint64_t at = offset, first = mapped_find(mapped, offset);
+    const uint8_t *found = NULL;
+    *length = 0;
+    if (!mapped->is_compared_alone || mapped->process != getpid())
+        return NULL;
+    for (uint64_t i = first; i < mapped->row_count && mapped->rows[i].is.file_offset <= at; i++) {
+        const cxl_direct_row *row = &mapped->rows[i].is;
+        const uint8_t *place = mapped->media->base + media_offset_of(row) + (at - row->file_offset);
+        if (found != NULL && place != found + *length)
+            break;
+        if (found == NULL)
+            found = place;
+        at = row->file_offset + row->length_bytes;
+        *length = at - offset;
+    }
+    return found;
 }

@@ -21,6 +21,7 @@ struct cxl_mapped {
     cxl_client *client;
     int process;
     bool is_private;             /* pages of the medium are copied when somebody writes to them, if that is let */
+    bool is_compared_alone;      /* nothing of it is mapped on its own: media is the client's view */
     bool is_held;                /* the daemon has been asked where the file lies */
     bool is_shared;              /* the daemon says what of it is left to be verified */
     atomic_bool is_verified;     /* all of it, by whomever */

@@ -53,6 +53,8 @@ int cxl_mapped_verify(cxl_mapped *mapped, uint64_t offset, uint64_t length, uint
     bad_length = bad_length != NULL ? bad_length : &wrong_bytes;
     if (offset > mapped->size || length > mapped->size - offset)
         return -ERANGE;
+    if (mapped->is_compared_alone && mapped->process != getpid())
+        return -ENXIO;              /* a child has no view of the medium */
     if (atomic_load(&mapped->is_verified))
         return 0;
     for (uint64_t i = mapped_find(mapped, offset); i < mapped->row_count; i++) {

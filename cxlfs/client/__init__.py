@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 from cxlfs.client.files import File, open  # noqa: A004  as in io, which this stands in for
-from cxlfs.client.mapped import MappedFile, Verify, map  # noqa: A004  as in mmap
+from cxlfs.client.mapped import MappedFile, StoredFile, Verify, map  # noqa: A004  as in mmap
 from cxlfs.client.replacing import replacing
 from cxlfs.native.client import ClientCounts, counts, forget
 
@@ -20,6 +20,7 @@ __all__ = [
     "ClientCounts",
     "File",
     "MappedFile",
+    "StoredFile",
     "Verify",
     "counts",
     "forget",

@@ -17,7 +17,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Self
 
-from cxlfs.native.client import MappedContent
+from cxlfs.native.client import MappedContent, StoredContent
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -153,6 +153,37 @@ class MappedFile:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class StoredFile:
+    """The content of a file piece by piece, as it lies on the medium, which this process has mapped
+    once for all files: that spares mapping each. It is held there until nobody refers to this, or
+    to a piece of it. Not for a forked child.
+    """
+
+    def __init__(self, path: StrOrBytesPath) -> None:
+        """Raises OSError: also where the medium is not to be had, and a mount has to verify."""
+        self.path = path
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self._content = StoredContent(descriptor, done=lambda: _close(descriptor))
+        except OSError:
+            _close(descriptor)
+            raise
+
+    def __len__(self) -> int:
+        return self._content.size_bytes
+
+    def pieces(self, offset: int, length: int) -> list[memoryview] | None:
+        """The bytes, unverified. None: some lie nowhere, as in a hole, or behind the end."""
+        return self._content.pieces(offset, length)
+
+    def verify(self, offset: int, length: int) -> None:
+        """As that of :class:`MappedFile`."""
+        try:
+            self._content.verify(offset, length)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(self.path)) from error
 
 
 def _why_not(error: OSError, descriptor: int, *, private: bool) -> str:

@@ -163,6 +163,59 @@ class LibraryFile:
         return result if result >= 0 else _require(-ffi.errno)
 
 
+class StoredContent:
+    """The content of a file as it was at one moment, where this process has mapped the medium
+    already: piece by piece.
+    """
+
+    def __init__(self, descriptor: int, *, done: Callable[[], None]) -> None:
+        """``descriptor``: open for reading; nothing else may be mapped with it. ``done`` is called
+        when nobody refers to this any more: it may be closed then, and not before. Raises OSError
+        (then ``done`` is not called).
+        """
+        out = ffi.new("cxl_mapped **")
+        _require(lib.cxl_mapped_open(descriptor, lib.CXL_MAPPED_COMPARE, out))
+        handle = out[0]
+
+        def gone(_pointer: object) -> None:
+            lib.cxl_mapped_close(handle)
+            done()
+
+        self._handle: Any = ffi.gc(handle, gone)
+        self.size_bytes = int(lib.cxl_mapped_size(handle))
+
+    def verify(self, offset: int, length: int) -> None:
+        """Compare all chunks that lie in a part of the range, each once, whatever others have
+        verified. Raises OSError: EIO names the damaged bytes; ERANGE; ENXIO in a forked child.
+        """
+        bad_offset, bad_length = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        result = lib.cxl_mapped_verify(self._handle, offset, length, bad_offset, bad_length)
+        _require_right(result, bad_offset, bad_length)
+
+    def pieces(self, offset: int, length: int) -> list[memoryview] | None:
+        """The bytes as they lie, one piece behind the other; nothing was verified. None: some lie
+        nowhere. Of a forked child's memory they are no part.
+        """
+        found, end, run = [], offset + length, ffi.new("uint64_t *")
+        while offset < end:
+            place = lib.cxl_mapped_lies(self._handle, offset, run)
+            if place == ffi.NULL:
+                return None
+            keeper, size = self._handle, min(int(run[0]), end - offset)
+            # Whoever has the buffer has the pointer, and with it what holds the bytes there.
+            pointer = ffi.gc(ffi.cast("char *", place), lambda _, kept=keeper: _keep(kept))
+            found.append(memoryview(ffi.buffer(pointer, size)).toreadonly())
+            offset += size
+        return found
+
+
+def _require_right(result: int, bad_offset: Any, bad_length: Any) -> None:
+    if result == -errno.EIO:
+        end = bad_offset[0] + bad_length[0]
+        raise OSError(errno.EIO, f"damaged: bytes {bad_offset[0]} to {end}")
+    _require(result)
+
+
 class MappedContent:
     """The content of a file as it was at one moment, as memory."""
 
@@ -225,10 +278,7 @@ class MappedContent:
             result = lib.cxl_mapped_verify(self._handle, offset, length, bad_offset, bad_length)
         if is_whole and is_verified and self._private:
             lib.cxl_mapped_touch(self._handle)
-        if result == -errno.EIO:
-            end = bad_offset[0] + bad_length[0]
-            raise OSError(errno.EIO, f"damaged: bytes {bad_offset[0]} to {end}")
-        _require(result)
+        _require_right(result, bad_offset, bad_length)
 
     def close(self) -> None:
         """Refer to it no more; views of the memory go on. Idempotent."""

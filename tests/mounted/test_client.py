@@ -379,6 +379,47 @@ def test_a_mapping_outlives_its_object_and_is_inherited(saved: tuple[Path, bytes
     assert kept == data[MIB : 2 * MIB]
 
 
+def test_a_file_is_looked_at_where_it_lies(place: Workplace, saved: tuple[Path, bytes]) -> None:
+    path, data = saved
+    stored = client.StoredFile(path)
+    assert len(stored) == len(data)
+    for offset, length in ((0, len(data)), (MIB + 1, 3 * MIB), (len(data) - 1, 1), (5, 0)):
+        pieces = stored.pieces(offset, length)
+        assert pieces is not None
+        assert b"".join(pieces) == data[offset : offset + length]
+    assert stored.pieces(len(data) - 1, 2) is None
+    stored.verify(0, len(data))
+    with pytest.raises(OSError, match="range") as caught:
+        stored.verify(len(data), 1)
+    assert caught.value.errno == errno.ERANGE
+    child = os.fork()
+    if child == 0:
+        try:
+            stored.verify(0, 1)
+        except OSError as error:
+            os._exit(0 if error.errno == errno.ENXIO and stored.pieces(0, 1) is None else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    kept = stored.pieces(0, len(data))
+    assert kept is not None
+    del stored, pieces, caught
+    path.unlink()
+    for number in range(5):
+        (path.parent / str(number)).write_bytes(bytes([number]) * 4 * MIB)
+    assert b"".join(kept) == data, "held as long as a piece of it is"
+    holes = place.mountpoint / "holes"
+    with holes.open("wb") as file:
+        file.write(data[:MIB])
+        file.seek(2 * MIB)
+        file.write(data[:1000])
+    stored = client.StoredFile(holes)
+    for offset, length in ((0, 2 * MIB), (MIB, 1), (MIB - 1, 2), (2 * MIB - 1, 2)):
+        assert stored.pieces(offset, length) is None
+    end = stored.pieces(2 * MIB, 1000)
+    assert end is not None
+    assert b"".join(end) == data[:1000]
+
+
 def test_damage_is_told_for_the_bytes_concerned(
     place: Workplace, saved: tuple[Path, bytes]
 ) -> None:
