@@ -97,8 +97,8 @@ def send(link: Link, directory: Path, data: bytes) -> None:
     manifest = files.decode_manifest(data, directory)
     _tell(link, len(data))
     link.send(bytearray(data)).wait()
-    _hear_consent(link)
     with Outgoing(directory, manifest.shards) as source:
+        _hear_consent(link)
         _send_pieces(link, source, manifest.shards)
         _hear_consent(link, source.blame)
 
@@ -113,16 +113,27 @@ def _send_pieces(link: Link, source: Outgoing, shards: tuple[Shard, ...]) -> Non
         if buffer is not None:
             free.append(buffer)
 
-    for parts in pieces.pieces(shards):
-        if len(waiting) == pieces.PIECES_IN_FLIGHT:
+    for parts in pieces.pieces(shards, pieces.PIECE_BYTES):
+        if len(waiting) == (1 if link.is_stream else pieces.PIECES_IN_FLIGHT):
             end_one()
-        buffer, piece = None, source.in_place(parts)
-        if piece is None:
+        buffer, views = None, source.in_place(parts)
+        if views is None or (len(views) > 1 and not link.is_stream):
             buffer = free.pop() if free else memoryview(bytearray(pieces.PIECE_BYTES))
-            piece = source.read(parts, buffer)
-        waiting.append((buffer, link.send(piece)))
+            views = [source.read(parts, buffer) if views is None else _in_one(views, buffer)]
+        *before, last = views
+        for view in before:
+            link.send(view).wait()
+        waiting.append((buffer, link.send(last)))
     while waiting:
         end_one()
+
+
+def _in_one(views: list[memoryview], buffer: memoryview) -> memoryview:
+    end = 0
+    for view in views:
+        buffer[end : end + len(view)] = view
+        end += len(view)
+    return buffer[:end]
 
 
 def send_sealed(link: Link, directory: Path, digest: str) -> None:
@@ -207,6 +218,9 @@ def _reserve(manifest: Manifest, root: Path) -> Manifest:
 
 
 def _receive_pieces(link: Link, target: Incoming, shards: tuple[Shard, ...]) -> None:
+    if link.is_stream:
+        _receive_bites(link, target, shards)
+        return
     free: list[memoryview] = []
     waiting: collections.deque[tuple[list[Part], memoryview, Pending]] = collections.deque()
 
@@ -216,7 +230,7 @@ def _receive_pieces(link: Link, target: Incoming, shards: tuple[Shard, ...]) -> 
         target.take(parts, buffer)
         free.append(buffer)
 
-    for parts in pieces.pieces(shards):
+    for parts in pieces.pieces(shards, pieces.PIECE_BYTES):
         if len(waiting) == pieces.PIECES_IN_FLIGHT:
             end_one()
         size = pieces.size_of(parts)
@@ -224,6 +238,15 @@ def _receive_pieces(link: Link, target: Incoming, shards: tuple[Shard, ...]) -> 
         waiting.append((parts, buffer, link.receive(buffer[:size])))
     while waiting:
         end_one()
+
+
+def _receive_bites(link: Link, target: Incoming, shards: tuple[Shard, ...]) -> None:
+    """Each is stored by the thread that has received it, before the next one comes."""
+    size_bytes = min(pieces.BITE_BYTES, pieces.PIECE_BYTES)
+    buffer = memoryview(bytearray(size_bytes))
+    for parts in pieces.pieces(shards, size_bytes):
+        link.receive(buffer[: pieces.size_of(parts)]).wait()
+        target.take(parts, buffer)
 
 
 def _finish(target: Incoming, manifest: Manifest, root: Path) -> None:

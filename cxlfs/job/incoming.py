@@ -143,15 +143,16 @@ class _Stored:
         self.close()
         path, shard = self._path, self._shard
         _sync(path)
-        mapped = client.map(path, client.Verify.NO)
-        if not mapped.direct:
+        try:
+            stored = client.StoredFile(path)
+        except OSError:
             _compare_by_reading(path, shard, 0, shard.size_bytes, 0, shard.crc32c)
             return
-        if len(mapped) != shard.size_bytes or not _is_summed_as(path, shard):
+        if len(stored) != shard.size_bytes or not _is_summed_as(path, shard):
             raise JobFilesError(f"{path}: on arrival not what its manifest says")
-        # It is mapped until the last of these is done.
-        for begin in range(0, len(mapped), STRETCH_BYTES):
-            self._later(_comparison(mapped, begin))
+        # It is held until the last of these is done.
+        for begin in range(0, len(stored), STRETCH_BYTES):
+            self._later(_comparison(stored, begin))
 
 
 class _Written:
@@ -213,9 +214,9 @@ def _is_summed_as(path: Path, shard: Shard) -> bool:
     return promised_crc32c(path) == shard.crc32c
 
 
-def _comparison(mapped: client.MappedFile, begin: int) -> Callable[[], None]:
+def _comparison(stored: client.StoredFile, begin: int) -> Callable[[], None]:
     """Of the pages of the medium with the checksums that were stored with them."""
-    return lambda: mapped.verify(begin, min(STRETCH_BYTES, len(mapped) - begin))
+    return lambda: stored.verify(begin, min(STRETCH_BYTES, len(stored) - begin))
 
 
 def _compare_by_reading(

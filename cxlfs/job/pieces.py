@@ -13,6 +13,8 @@ from cxlfs.job.files import Shard
 PIECE_BYTES = 4 << 20
 PIECES_IN_FLIGHT = 4
 """So much memory each link takes, at each end."""
+BITE_BYTES = 1 << 20
+"""Of what comes in a stream: it is still in the cache of the processor that has received it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,18 +27,18 @@ class Part:
     size_bytes: int
 
 
-def pieces(shards: tuple[Shard, ...]) -> Iterator[list[Part]]:
+def pieces(shards: tuple[Shard, ...], piece_bytes: int) -> Iterator[list[Part]]:
     """All bytes of all files in their order, cut without regard to where one ends."""
     parts: list[Part] = []
     filled = 0
     for index, shard in enumerate(shards):
         offset = 0
         while offset < shard.size_bytes:
-            size = min(shard.size_bytes - offset, PIECE_BYTES - filled)
+            size = min(shard.size_bytes - offset, piece_bytes - filled)
             parts.append(Part(index, offset, filled, size))
             offset += size
             filled += size
-            if filled == PIECE_BYTES:
+            if filled == piece_bytes:
                 yield parts
                 parts, filled = [], 0
     if parts:

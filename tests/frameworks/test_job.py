@@ -227,10 +227,22 @@ dist.destroy_process_group()
 """
 
 
+OVER = {
+    "sockets": "from cxlfs.job.engines import torch as engine; engine.TorchLink = None",
+    "gloo": """
+from cxlfs.job.engines import sockets
+def nowhere(host): raise OSError(host)
+sockets._address = nowhere
+""",
+}
+"""In which the other way fails."""
+
+
 @pytest.mark.timeout(240)
-def test_a_node_that_lost_its_store(place: Workplace, tmp_path: Path) -> None:
-    """Its shards come back from the other node, over gloo; no keys of links are left behind."""
-    program = f"ROOT = {str(place.mountpoint / 'job')!r}\n{COPIES}"
+@pytest.mark.parametrize("over", OVER)
+def test_a_node_that_lost_its_store(place: Workplace, tmp_path: Path, over: str) -> None:
+    """Its shards come back from the other node; no keys of links are left behind."""
+    program = f"ROOT = {str(place.mountpoint / 'job')!r}\n{OVER[over]}\n{COPIES}"
     told = run(program, tmp_path)
     assert "rank 0 began at 0, fetched None, 0 keys" in told
     shutil.rmtree(place.mountpoint / "job" / "node1")

@@ -11,6 +11,7 @@ import os
 import random
 import re
 import shutil
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,11 +44,11 @@ def _nothing_stays_mapped(unmounted: Workplace) -> Iterator[None]:
 class Scene:
     """What rank 1 has in one directory of the store, and rank 0 gets in another one."""
 
-    def __init__(self, place: Workplace, rng: random.Random) -> None:
+    def __init__(self, place: Workplace, rng: random.Random, *, is_stream: bool) -> None:
         self.place = place
         self.roots = [place.mountpoint / name for name in ("own", "other")]
         self.data = {name: rng.randbytes(size) for name, size in SIZES.items()}
-        self.switch = Switch()
+        self.switch = Switch(is_stream=is_stream)
         for root in self.roots:
             root.mkdir()
         staged = files.begin(self.roots[0], ATTEMPT, 1)
@@ -99,11 +100,16 @@ class Scene:
         assert list(self.roots[1].glob("step-*/*")) == []
 
 
-@pytest.fixture
-def scene(place: Workplace, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> Scene:
+@pytest.fixture(params=["pieces", "stream"])
+def scene(
+    request: pytest.FixtureRequest,
+    place: Workplace,
+    rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Scene:
     monkeypatch.setattr(pieces, "PIECE_BYTES", MIB)
     monkeypatch.setattr(incoming, "STRETCH_BYTES", MIB)
-    return Scene(place, rng)
+    return Scene(place, rng, is_stream=request.param == "stream")
 
 
 def test_a_copy_goes_from_pages_to_pages(scene: Scene) -> None:
@@ -130,18 +136,7 @@ def test_where_nothing_goes_directly_it_is_copied_as_anywhere(
         monkeypatch.setattr(incoming, "DirectFile", refuse)
     else:
         module = outgoing if at == "send" else incoming
-        mapped = client.map
-
-        class Kernel:
-            Verify = client.Verify
-
-            @staticmethod
-            def map(path: Path, verify: client.Verify) -> client.MappedFile:
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("cxlfs.client.mapped.MappedContent", refuse)
-                    return mapped(path, verify)
-
-        monkeypatch.setattr(module, "client", Kernel)
+        monkeypatch.setattr(module, "client", types.SimpleNamespace(StoredFile=refuse))
     assert scene.carry() == (None, None)
     for name, data in scene.data.items():
         assert (scene.copy / name).read_bytes() == data
@@ -163,7 +158,7 @@ def damaged_on_the_way(scene: Scene) -> None:
 
 
 def damaged_at_the_source(scene: Scene) -> None:
-    middle = 3 * MIB // 2  # of a piece: where two files meet in one it is read by the mount
+    middle = 3 * MIB // 2  # of what is sent as it lies
     (place,) = scene.places(scene.data["b/c.pt"][middle : middle + 32])
     scene.flip(place)
     sent, received = scene.carry()

@@ -15,10 +15,11 @@ Tap = Callable[[str, int, bytes], bytes]
 
 class Switch:
     """All links of one start of the job. ``tap``: looks at what is sent, and may change it, or
-    raise. ``made``: the names of those that were made, at both ends.
+    raise. ``made``: the names of those that were made, at both ends. ``is_stream``: see ``Link``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_stream: bool = False) -> None:
+        self.is_stream = is_stream
         self._lock = threading.Lock()
         self._queues: dict[tuple[str, int], queue.SimpleQueue[bytes | None]] = {}
         self.made: list[str] = []
@@ -44,6 +45,8 @@ class QueueLink:
         end: float,
     ) -> None:
         self._switch = switch
+        self.is_stream = switch.is_stream
+        self._rest = b""
         self.name = name
         self._other = other
         self._out = out
@@ -58,15 +61,23 @@ class QueueLink:
 
     def receive(self, into: bytearray | memoryview) -> Arrival:
         def take() -> None:
-            try:
-                data = self._into.get(timeout=max(self._end - time.monotonic(), 0.001))
-            except queue.Empty:
-                raise JobLinkError(f"rank {self._other}: timed out") from None
-            if data is None or len(data) != len(into):
-                raise JobLinkError(f"rank {self._other}: connection closed")
-            into[:] = data
+            data = self._rest
+            while len(data) < len(into):
+                data += self._come()
+                if not self.is_stream and len(data) != len(into):
+                    raise JobLinkError(f"rank {self._other}: connection closed")
+            into[:], self._rest = data[: len(into)], data[len(into) :]
 
         return Arrival(take)
+
+    def _come(self) -> bytes:
+        try:
+            data = self._into.get(timeout=max(self._end - time.monotonic(), 0.001))
+        except queue.Empty:
+            raise JobLinkError(f"rank {self._other}: timed out") from None
+        if data is None:
+            raise JobLinkError(f"rank {self._other}: connection closed")
+        return data
 
     def close(self, *, is_done: bool) -> None:
         if not is_done:

@@ -29,7 +29,7 @@ class Board:
         self.incarnation = incarnation
         self.said: dict[tuple[str, int], bytes] = {}
         self.changed = threading.Condition()
-        self.switch = Switch()
+        self.switch = Switch(is_stream=True)
 
     def say(self, key: str, rank: int, body: bytes) -> None:
         with self.changed:

@@ -43,6 +43,13 @@ class Link(Protocol):
     same sizes. Used by one thread at each end.
     """
 
+    @property
+    def is_stream(self) -> bool:
+        """The sizes may be others. What is sent, or received, is when the call returns, not before:
+        more than one piece on its way gains nothing. The same at both ends.
+        """
+        ...
+
     def send(self, data: bytearray | memoryview) -> Pending:
         """Raises JobLinkError."""
         ...

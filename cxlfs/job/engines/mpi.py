@@ -181,6 +181,8 @@ class MpiLink:
     the same one, what comes is not what their manifests say.
     """
 
+    is_stream = False
+
     def __init__(
         self, engine: MpiEngine, bytes_: _Communicator, other: int, name: str, seconds: float
     ) -> None:

@@ -1,5 +1,5 @@
-"""Over torch.distributed: the key-value store by which a process group came together, and gloo
-for bytes.
+"""Over torch.distributed: the key-value store by which a process group came together; and for bytes
+connections whose ends meet there (``sockets``), or gloo where they do not reach each other so.
 
 A store and not a collective: who waits for a collective of which one rank is gone learns nothing of
 the others, and a collective of a group that training uses may be overtaken by one of its own, which
@@ -10,9 +10,6 @@ Each rank says a thing once, by one request; who listens to many asks for all of
 In a large job the leader of each group serves a store of its own, in which the group talks: no
 server is asked by more clients than there are leaders, or ranks of a group. Where one of a group
 does not reach it that group talks in the store of all.
-
-A link is made of gloo groups of two ranks, which nothing else knows and which are gone with it: one
-whose other end died, or was too slow, is never used again.
 
 Invariants
 - All ranks of a group use the same store: its leader decides, when it has heard whether all reach
@@ -27,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import ipaddress
 import itertools
 import logging
 import os
@@ -39,6 +35,7 @@ from typing import Protocol, cast
 
 from cxlfs.errors import JobEngineError, JobLinkError
 from cxlfs.job.engines.interface import Link, Pending, World, group_size_of
+from cxlfs.job.engines.sockets import meet, own_address
 from cxlfs.native.client import lent
 
 _INCARNATION_SECONDS = 300.0
@@ -126,9 +123,17 @@ class StoreEngine:
 
     def link(self, other: int, name: str, seconds: float) -> Link:
         """Of a connection to the key-value store of its own: others may be waiting by this one."""
+        own, end = self._world.rank, time.monotonic() + seconds
         store = self._store.clone()
         store.set_timeout(dt.timedelta(seconds=seconds))
-        return TorchLink(store, self._world.rank, other, name, seconds)
+        try:
+            link = meet(store, _host_of(store), int(own > other), other, name, seconds)
+        except RuntimeError as error:
+            raise _lost(other, error) from None
+        if link is not None:
+            return link
+        log.info("rank %d: reached over gloo alone, which is slower", other)
+        return TorchLink(store, own, other, name, max(end - time.monotonic(), _SECONDS_MIN))
 
     def forget(self, key: str) -> None:
         for store in self._said.pop(key, []):
@@ -171,7 +176,7 @@ class Groups:
         from torch import distributed  # noqa: PLC0415
 
         try:
-            host = _own_address(self._host)
+            host = own_address((self._host, socket.gethostname(), self._host))
             server = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         except (OSError, RuntimeError) as error:
             log.warning("no store for this group: %s", error)
@@ -196,20 +201,6 @@ class Groups:
             log.warning("the store of this group, %s port %s: %s", host, port, error)
             return None
         return cast("Store", store) if is_it else None
-
-
-def _own_address(host: str) -> str:
-    """By which others reach this machine, as far as it knows: the one from which it reaches
-    ``host``, or else that of its name. Raises OSError.
-    """
-    for name in (host, socket.gethostname(), host):
-        family, kind, number, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, number) as probe:
-            probe.connect(address)  # sends nothing
-            found = str(probe.getsockname()[0])
-        if not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
-            break
-    return found
 
 
 def _hear(store: Store, key: str, ranks: list[int], seconds: float) -> dict[int, bytes]:
@@ -266,7 +257,11 @@ def _host_of(store: object) -> str:
 
 
 class TorchLink:
-    """See ``TorchEngine.link``. Raises JobLinkError."""
+    """Over gloo groups of two ranks, which nothing else knows and which are gone with it: one whose
+    other end died, or was too slow, is never used again. Raises JobLinkError.
+    """
+
+    is_stream = False
 
     def __init__(self, store: Store, own: int, other: int, name: str, seconds: float) -> None:
         import torch  # noqa: PLC0415

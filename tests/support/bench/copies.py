@@ -22,7 +22,7 @@ from pathlib import Path
 
 from cxlfs.job import copying, files, incoming
 from cxlfs.job.engines import Link, Pending
-from cxlfs.job.engines.torch import TorchEngine
+from cxlfs.job.engines.torch import TorchEngine, TorchLink
 from cxlfs.job.pieces import PIECE_BYTES, PIECES_IN_FLIGHT
 from cxlfs.job.protocol import Attempt
 
@@ -142,8 +142,11 @@ class End:
             copying.receive(link, self.own, copying.Wanted(ATTEMPT, 0, 2))
 
     @contextlib.contextmanager
-    def link(self, name: str) -> Iterator[Link]:
-        link = self.engine.link(1 - self.rank, name, SECONDS)
+    def link(self, name: str, what: str) -> Iterator[Link]:
+        if what == "raw":
+            link: Link = TorchLink(self.engine._store, self.rank, 1 - self.rank, name, SECONDS)
+        else:
+            link = self.engine.link(1 - self.rank, name, SECONDS)
         yield link
         link.close(is_done=True)
 
@@ -163,7 +166,7 @@ def main() -> None:
     for run in range(before + runs):
         took: dict[str, float] = {}
         for what in ("raw", "least", "copy"):
-            with end.link(f"{what}{run}") as link:
+            with end.link(f"{what}{run}", what) as link:
                 distributed.barrier()
                 begun, used = time.perf_counter(), processor_seconds(end.rank)
                 end.carry(what, link)

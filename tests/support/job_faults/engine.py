@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cxlfs.errors import JobLinkError
 from cxlfs.job.engines import World
+from cxlfs.job.engines.sockets import SocketLink
 
 _POLL_SECONDS = 0.002
 
@@ -100,8 +101,7 @@ class DirectoryEngine:
             while (connection := attempt()) is None:
                 if self._is_gone(other) or time.monotonic() >= end:
                     raise JobLinkError(f"rank {other} is gone")
-        connection.settimeout(seconds)
-        return SocketLink(connection)
+        return SocketLink(connection, other, seconds)
 
     def _listen(
         self, path: Path, stack: contextlib.ExitStack
@@ -152,47 +152,3 @@ class DirectoryEngine:
         finally:
             os.close(descriptor)
         return True
-
-
-class SocketLink:
-    """See ``cxlfs.job.engines.Link``."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def send(self, data: bytearray | memoryview) -> _Received:
-        return self._moving(lambda: self._connection.sendall(data))
-
-    def receive(self, into: bytearray | memoryview) -> _Received:
-        return _Received(self, memoryview(into))
-
-    def close(self, *, is_done: bool) -> None:
-        del is_done
-        self._connection.close()
-
-    def fill(self, into: memoryview) -> None:
-        while into:
-            found = self._moving(lambda: None, into)
-            into = into[found.size_bytes :]
-
-    def _moving(self, begin: Callable[[], object], into: memoryview | None = None) -> _Received:
-        done = _Received(self, memoryview(b""))
-        try:
-            begin()
-            if into is not None:
-                done.size_bytes = self._connection.recv_into(into)
-                if not done.size_bytes:
-                    raise JobLinkError("the other rank closed the link")
-        except OSError as error:
-            raise JobLinkError(f"the link broke: {error}") from None
-        return done
-
-
-class _Received:
-    def __init__(self, link: SocketLink, into: memoryview) -> None:
-        self._link = link
-        self._into = into
-        self.size_bytes = 0
-
-    def wait(self) -> None:
-        self._link.fill(self._into)
