@@ -450,6 +450,8 @@ typedef struct {
     int32_t verify;         /* as cxl_map_read */
 } cxl_transport_settings;
 
+uint64_t cxl_waking_ns(void);   /* of a thread on another processor; 0: there is none. Takes 2 to 5 ms */
+
 /* fuse_fd: a mounted /dev/fuse; control_fd: one end of a SOCK_SEQPACKET pair. Neither is closed here. */
 int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, const cxl_transport_settings *settings,
                       cxl_transport **out);
@@ -458,6 +460,7 @@ void cxl_transport_free(cxl_transport *transport);   /* after all workers and po
 int cxl_transport_start(cxl_transport *transport);
 /* Make every cxl_worker_serve return 0, wait until they have, and end the thread above. */
 void cxl_transport_stop(cxl_transport *transport);
+void cxl_transport_stay(cxl_transport *transport, int stays);  /* who serves one thread alone, beside it; at first so */
 void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out);
 
 int cxl_worker_new(cxl_transport *transport, cxl_worker **out);

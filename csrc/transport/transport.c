@@ -383,6 +383,11 @@ void cxl_transport_stop(cxl_transport *transport)
     forwarding_stop(transport->forwarding);
 }
 
+void cxl_transport_stay(cxl_transport *transport, int stays)
+{
+    turns_stay(transport->turns, stays != 0);
+}
+
 void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out)
 {
     uint32_t active, busy;

@@ -95,6 +95,8 @@ turns *turns_new(int fuse_fd, uint64_t poll_ns);
 void turns_free(turns *s);
 /* Let go of the workers that rest; nobody rests or polls from here on. */
 void turns_stop(turns *s);
+/* As cxl_transport_stay. */
+void turns_stay(turns *s, bool stays);
 void turns_count(turns *s, uint32_t *active, uint32_t *busy);
 /* Return when it is this worker's turn to read a request, or all is to stop. */
 void turn_begin(turns *s, turn *own);

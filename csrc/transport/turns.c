@@ -6,10 +6,10 @@
  * served by one worker, which looks for the next request for a while before it sleeps, as KVM does before it
  * halts a guest's processor (halt_poll_ns): 1.2 ms become 0.8 for the save, two cores. The others rest here,
  * not in read(2): there the kernel wakes one for every request, for nothing where one that is awake takes it.
- * That one goes where the client is (places.c), so that the client is not woken on another processor either:
- * there it sleeps, and does not look. Where it may not go it looks from where it is. So that they are not parted
- * again it steps back to answer: always after what took the control plane's time, and for a while after it has moved,
- * as an answer that takes some microseconds does not part them by itself.
+ * Where waking is dear (waking.c) that one goes where the client is (places.c), so that the client is not woken on
+ * another processor either: there it sleeps, and does not look. Where it may not go it looks from where it is. So
+ * that they are not parted again it steps back to answer: always after what took the control plane's time, and for a
+ * while after it has moved, as an answer that takes some microseconds does not part them by itself.
  *
  * With several clients, or long requests, all workers wait in read(2), and the kernel chooses: polling
  * gained nothing there, and took processors from the clients (two readers of 4 KiB: 0.6 times as fast).
@@ -46,6 +46,7 @@ struct turns {
     bool looking;                 /* one of those that rest sees to it that the active one is enough */
     bool dozing;                  /* nothing happens, so it waits to be told */
     bool polling_pays;
+    bool stays;                   /* the active worker goes where its client is */
     bool together;                /* the active worker was on the client's processor when it looked last */
     uint32_t place_in;            /* requests until it looks again */
     bool roomy;                   /* others did not want its processor then */
@@ -81,6 +82,7 @@ turns *turns_new(int fuse_fd, uint64_t poll_ns)
         return NULL;
     s->fuse_fd = fuse_fd;
     s->poll_ns = poll_ns;
+    s->stays = true;
     s->may_step_back = place_may_step_back();
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -108,6 +110,15 @@ void turns_stop(turns *s)
     pthread_mutex_lock(&s->lock);
     pthread_cond_broadcast(&s->rest);
     pthread_cond_broadcast(&s->look);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void turns_stay(turns *s, bool stays)
+{
+    pthread_mutex_lock(&s->lock);
+    s->stays = stays;
+    s->together = s->together && stays;
+    s->place_in = 0;
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -174,7 +185,7 @@ void turn_begin(turns *s, turn *own)
     s->active++;
     own->active = true;
     bool alone = is_alone(s);
-    bool looks = alone && s->place_in == 0;
+    bool looks = alone && s->stays && s->place_in == 0;
     uint32_t client = s->client;
     if (looks)
         s->place_in = PLACE_REQUESTS;
@@ -185,7 +196,7 @@ void turn_begin(turns *s, turn *own)
         bool together = place_beside(client, &moved);
         bool roomy = together && s->may_step_back && place_is_roomy();
         pthread_mutex_lock(&s->lock);
-        s->together = together;
+        s->together = together && s->stays;
         s->roomy = roomy;
         if (moved)
             s->settling = SETTLE_ANSWERS;

@@ -62,6 +62,8 @@ READAHEAD_KIB = 1024
 
 _TELL_SECONDS_MAX = 2.0
 _QUIESCE_SECONDS_MAX = 5.0
+_WAKING_SECONDS = (0.25, 1.0, 4.0)
+"""Before each measurement of it: the start of a daemon is no quiet time."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -281,6 +283,7 @@ class _Server:
                 nursery.start_soon(self._announce)
                 if self._workers is not None:
                     nursery.start_soon(self._serve_data, self._workers)
+                    nursery.start_soon(_measure_waking, self._workers)
                 # Handlers never wait, so a second task would only pass a lock to and fro.
                 await pyfuse3.main(min_tasks=1, max_tasks=1)
                 nursery.cancel_scope.cancel()
@@ -472,6 +475,12 @@ class _Server:
             )
         except CxlfsError as error:
             log.info("%s", error)
+
+
+async def _measure_waking(workers: Workers) -> None:
+    for seconds in _WAKING_SECONDS:
+        await trio.sleep(seconds)
+        await trio.to_thread.run_sync(workers.measure_waking)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

@@ -35,6 +35,14 @@ as there can be threads that wait for them.
 """
 
 
+def waking_ns() -> int:
+    """How long a thread takes that is woken on another processor; 0 where there is none.
+
+    Takes 2 to 5 ms; csrc/transport/waking.c has how long it is on which machine.
+    """
+    return int(lib.cxl_waking_ns())
+
+
 class Upcall(NamedTuple):
     """A request that a worker's thread takes to the control plane, before it serves on.
 
@@ -157,6 +165,10 @@ class Transport:
         code = lib.cxl_transport_start(self.handle)
         if code != 0:
             raise failure(code, "start a thread of the transport")
+
+    def stay(self, stays: bool) -> None:
+        """Whether a worker that serves one thread alone goes to its processor, as it does first."""
+        lib.cxl_transport_stay(self.handle, stays)
 
     def stop(self) -> None:
         """No request is read afterwards: every :meth:`Worker.serve` returns. Idempotent.

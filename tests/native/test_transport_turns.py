@@ -219,6 +219,37 @@ def test_the_worker_goes_where_its_client_is(fuse: FuseSocket) -> None:
         os.sched_setaffinity(0, before)
 
 
+@pytest.mark.parametrize("fuse", [10**12], indirect=True)
+def test_a_worker_that_need_not_stay_looks_from_where_it_is(fuse: FuseSocket) -> None:
+    """It polls beside its client, wherever that is; until it is to stay again, and sleeps there."""
+    own = threading.get_native_id()
+
+    def polls() -> bool:
+        until_alone(fuse, lambda: read(fuse, pid=own))
+        for _ in range(REQUESTS_MAX):
+            read(fuse, pid=own)
+        begin_s = workers_cpu_s()
+        time.sleep(0.02)
+        return workers_cpu_s() - begin_s >= 0.005
+
+    fuse.transport.stay(False)
+    assert [polls() for _ in range(PLACED)].count(True) > PLACED // 2
+    fuse.transport.stay(True)
+    assert [polls() for _ in range(PLACED)].count(False) > PLACED // 2
+
+
+def test_waking_takes_time_where_there_is_a_second_processor() -> None:
+    before = os.sched_getaffinity(0)
+    took_ns = transport.waking_ns()
+    assert os.sched_getaffinity(0) == before
+    assert (took_ns > 0) == (len(before) > 1)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert transport.waking_ns() == 0
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @pytest.mark.parametrize("fuse", [0, 10_000_000], indirect=True)
 def test_a_worker_that_waits_in_vain_sleeps(fuse: FuseSocket) -> None:
     leave_alone(fuse)
