@@ -23,12 +23,13 @@ struct cxlfs_map {
 
 static int map_directly(cxlfs_map *map, unsigned flags)
 {
-    uint32_t wanted = (flags & CXLFS_MAP_VERIFY) != 0 ? CXL_MAPPED_VERIFY : 0;
-    wanted |= (flags & CXLFS_MAP_PRIVATE) != 0 ? CXL_MAPPED_PRIVATE : 0;
+    uint32_t wanted = (flags & CXLFS_MAP_PRIVATE) != 0 ? CXL_MAPPED_PRIVATE : 0;
     wanted |= (flags & CXLFS_MAP_ALONE) != 0 ? CXL_MAPPED_ALONE : 0;
     int result = cxl_mapped_open(map->fd, wanted, &map->mapped);
-    if (result == 0 && (flags & CXLFS_MAP_PRIVATE) != 0)
+    if (result == 0 && (flags & CXLFS_MAP_PRIVATE) != 0)    /* before it has pages, of which it would look at each */
         result = cxl_mapped_permit_writes(map->mapped);
+    if (result == 0 && (flags & CXLFS_MAP_VERIFY) != 0)
+        result = cxl_mapped_verify_all(map->mapped, NULL, NULL);
     if (result != 0 && map->mapped != NULL) {
         cxl_mapped_close(map->mapped);
         map->mapped = NULL;

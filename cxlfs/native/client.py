@@ -235,13 +235,16 @@ class MappedContent:
         damaged.
         """
         out = ffi.new("cxl_mapped **")
-        flags = lib.CXL_MAPPED_VERIFY if verified else 0
-        flags |= lib.CXL_MAPPED_PRIVATE if private else 0
+        flags = lib.CXL_MAPPED_PRIVATE if private else 0
         flags |= lib.CXL_MAPPED_ALONE if alone else 0
         self._private = private
         _require(lib.cxl_mapped_open(descriptor, flags, out))
         handle = out[0]
-        if private and (code := lib.cxl_mapped_permit_writes(handle)) != 0:
+        # While there are no pages: of 2 GiB in those of 4 KiB it takes 12 ms.
+        code = int(lib.cxl_mapped_permit_writes(handle)) if private else 0
+        if code == 0 and verified:
+            code = int(lib.cxl_mapped_verify_all(handle, ffi.NULL, ffi.NULL))
+        if code != 0:
             lib.cxl_mapped_close(handle)
             _require(code)
 
