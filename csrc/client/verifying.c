@@ -98,6 +98,8 @@ static void touch_body(void *argument)
 /* Pages of [offset, offset + length) become known to the process. What is wrong with them whoever looks will meet. */
 static void touch(const cxl_mapped *mapped, uint64_t offset, uint64_t length)
 {
+    if (mapped->base == NULL)       /* it is looked at where the medium is mapped */
+        return;
     touching job = {mapped->base + offset, mapped->base + offset + length};
     (void)cxl_guarded(mapped->base, mapped->size, touch_body, &job, NULL);
 }
