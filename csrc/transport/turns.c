@@ -7,9 +7,10 @@
  * halts a guest's processor (halt_poll_ns): 1.2 ms become 0.8 for the save, two cores. The others rest here,
  * not in read(2): there the kernel wakes one for every request, for nothing where one that is awake takes it.
  * Where waking is dear (waking.c) that one goes where the client is (places.c), so that the client is not woken on
- * another processor either: there it sleeps, and does not look. Where it may not go it looks from where it is. So
- * that they are not parted again it steps back to answer: always after what took the control plane's time, and for a
- * while after it has moved, as an answer that takes some microseconds does not part them by itself.
+ * another processor either: there it sleeps, and does not look. Where it may not go it looks from where it is. That the
+ * kernel has parted them shows in the time until the next request: some microseconds, or what it takes to wake
+ * processors. So that they are not parted again it steps back to answer: always after what took the control plane's
+ * time, and for a while after it has moved, as an answer that takes some microseconds does not part them by itself.
  *
  * With several clients, or long requests, all workers wait in read(2), and the kernel chooses: polling
  * gained nothing there, and took processors from the clients (two readers of 4 KiB: 0.6 times as fast).
@@ -49,6 +50,8 @@ struct turns {
     bool stays;                   /* the active worker goes where its client is */
     bool together;                /* the active worker was on the client's processor when it looked last */
     uint32_t place_in;            /* requests until it looks again */
+    uint32_t late;                /* requests since then that came as late as from another processor */
+    uint32_t patience;            /* so many of them until it looks sooner */
     bool roomy;                   /* others did not want its processor then */
     uint32_t settling;            /* quick answers for which it still steps back */
     pid_t behind;                 /* the thread that answers in the background; 0: none */
@@ -58,7 +61,11 @@ struct turns {
 enum {
     LOOK_NS = 1000000,
     ALONE_REQUESTS = 16,    /* of one thread, none of them long, until the others rest */
-    PLACE_REQUESTS = 32,    /* until the active one looks again whether it is where its client is */
+    PLACE_REQUESTS = 128,   /* until the active one looks again whether it is where its client is: 17 us */
+    LATE_NS_MIN = 22000,    /* from another processor: on the same one it takes some microseconds, */
+    LATE_NS_MAX = 200000,   /* and this is a pause */
+    PATIENCE_MIN = 2,       /* where looking was of use; doubled each time that it was not */
+    PATIENCE_MAX = 16,
     SETTLE_ANSWERS = 32,    /* until two that were apart stay together by themselves */
 };
 
@@ -83,6 +90,7 @@ turns *turns_new(int fuse_fd, uint64_t poll_ns)
     s->fuse_fd = fuse_fd;
     s->poll_ns = poll_ns;
     s->stays = true;
+    s->patience = PATIENCE_MIN;
     s->may_step_back = place_may_step_back();
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -176,6 +184,23 @@ static bool is_request_waiting(const turns *s)
     return poll(&fuse, 1, 0) != 0;
 }
 
+/* With the lock: the active worker has looked where its client is. */
+static void note_look(turns *s, bool moved)
+{
+    if (moved)
+        s->patience = PATIENCE_MIN;
+    else if (s->late >= s->patience && s->patience < PATIENCE_MAX)
+        s->patience *= 2;
+    s->late = 0;
+}
+
+/* With the lock: so many requests came late that the client may be elsewhere. */
+static bool is_too_late(turns *s, uint64_t waited_ns)
+{
+    s->late += s->together && waited_ns >= LATE_NS_MIN && waited_ns < LATE_NS_MAX;
+    return s->late >= s->patience;
+}
+
 void turn_begin(turns *s, turn *own)
 {
     pthread_mutex_lock(&s->lock);
@@ -200,6 +225,7 @@ void turn_begin(turns *s, turn *own)
         s->roomy = roomy;
         if (moved)
             s->settling = SETTLE_ANSWERS;
+        note_look(s, moved);
         pthread_mutex_unlock(&s->lock);
         polls = polls && !together;
     }
@@ -225,7 +251,7 @@ void turn_took(turns *s, turn *own, const request *r)
     } else if (client != 0 && !is_alone(s)) {
         s->in_a_row++;
     } else if (s->place_in > 0) {
-        s->place_in--;
+        s->place_in = is_too_late(s, waited_ns) ? 0 : s->place_in - 1;
     }
     if (s->dozing)
         pthread_cond_signal(&s->look);

@@ -36,6 +36,9 @@ CALL = 9
 REQUESTS_MAX = 200
 LONG_BYTES = 512 << 10
 PLACED = 9
+SOON = 24
+PAUSE_S = 0.00006
+"""As long as processors take to wake, and shorter than a rest."""
 SMALL_ANSWERS = 10
 """More than fit where they are to wait."""
 
@@ -248,6 +251,37 @@ def test_waking_takes_time_where_there_is_a_second_processor() -> None:
         assert transport.waking_ns() == 0
     finally:
         os.sched_setaffinity(0, before)
+
+
+def slices(task: int) -> int:
+    """How often a thread of this process got a processor."""
+    return int(Path(f"/proc/self/task/{task}/schedstat").read_text(encoding="ascii").split()[2])
+
+
+@pytest.mark.parametrize("fuse", [0], indirect=True)
+def test_the_worker_follows_soon_where_requests_come_late(fuse: FuseSocket) -> None:
+    """Else it would look after 128 of them where its client is."""
+    own, before = threading.get_native_id(), os.sched_getaffinity(0)
+    others = [task for task in processors() if task != own]
+    followed = 0
+    try:
+        for trial in range(PLACED):
+            until_alone(fuse, lambda: read(fuse, pid=own))
+            for _ in range(REQUESTS_MAX):
+                read(fuse, pid=own)
+            processor = sorted(before)[trial % len(before)]
+            os.sched_setaffinity(0, {processor})
+            served = {task: slices(task) for task in others}
+            for _ in range(SOON):
+                until = time.perf_counter() + PAUSE_S
+                while time.perf_counter() < until:
+                    pass
+                read(fuse, pid=own)
+            worker = max(others, key=lambda task: slices(task) - served[task])
+            followed += processors()[worker] == processor
+    finally:
+        os.sched_setaffinity(0, before)
+    assert followed > PLACED // 2
 
 
 @pytest.mark.parametrize("fuse", [0, 10_000_000], indirect=True)
