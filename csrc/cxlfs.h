@@ -192,6 +192,8 @@ int cxl_engine_new(cxl_media *media, uint64_t first, uint64_t segment_size, uint
                    cxl_engine **out);
 void cxl_engine_free(cxl_engine *engine);   /* all maps must be gone, else they are freed too */
 void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out);
+/* What tables take with so many bytes for each extent, reference and checksum that is known. */
+uint64_t cxl_engine_table_bytes(cxl_engine *engine, uint64_t extent_bytes, uint64_t ref_bytes, uint64_t crc_bytes);
 
 /* Define extents, or extend known ones (replay, image), all or none: -EINVAL on overlap of a segment
  * border, range outside the media, wrong crc_count, shrinking, a known checksum contradicted, or a known id
@@ -238,8 +240,6 @@ int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out);
 int cxl_map_promise(cxl_map *map, const cxl_range *ranges, uint64_t count);
 /* Bytes promised to the map and not written yet; *inside: not 0 when some of them lie in [offset, +length). */
 uint64_t cxl_map_promised(cxl_map *map, uint64_t offset, uint64_t length, uint64_t *inside);
-/* The bytes of holes that room is promised to. */
-uint64_t cxl_map_promised_holes(cxl_map *map);
 /* Bytes promised to all maps, in blocks: no walk. */
 uint64_t cxl_engine_promised(cxl_engine *engine);
 /* How what the map references counts: kept (0, as in the beginning), replaced (1) or aside (2). One walk. */
@@ -258,6 +258,7 @@ void cxl_map_free(cxl_map *map);
 uint64_t cxl_map_size(cxl_map *map);
 uint64_t cxl_map_ref_count(cxl_map *map);
 uint64_t cxl_map_allocated(cxl_map *map);    /* bytes that are not holes */
+uint64_t cxl_map_occupied(cxl_map *map, uint64_t *size); /* with holes that room is promised to; and the size */
 int cxl_map_is_dirty(cxl_map *map);          /* 1: differs from what was last taken as a delta */
 /* Set the size; cutting drops references beyond it. Marks dirty. */
 int cxl_map_truncate(cxl_map *map, uint64_t size);
@@ -443,15 +444,13 @@ typedef struct {
     uint64_t upcalls;       /* bit n is set when requests with opcode n become upcalls, beside those that must */
     uint64_t waiting_bytes_max; /* of upcalls, and of requests for the socket, that wait: more holds up a worker */
     uint64_t poll_ns;       /* how long a worker that serves alone looks for the next request before it sleeps */
-    uint64_t splice_min;    /* reads of as many bytes are answered through a pipe; 0: none. For /dev/fuse: a
-                             * socket that keeps the borders of messages would cut the answer */
+    uint64_t splice_min;    /* reads from here on are answered through a pipe; 0: none, as a socket would cut them */
     uint32_t request_max;   /* largest WRITE, bytes; a multiple of the page size */
     uint32_t read_max;      /* largest READ that the kernel was told to send, at most request_max */
     int32_t verify;         /* as cxl_map_read */
+    uint32_t absent_seconds; /* how long the kernel may remember that a name is absent */
 } cxl_transport_settings;
-
 uint64_t cxl_waking_ns(void);   /* of a thread on another processor; 0: there is none. Takes 2 to 5 ms */
-
 /* fuse_fd: a mounted /dev/fuse; control_fd: one end of a SOCK_SEQPACKET pair. Neither is closed here. */
 int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, const cxl_transport_settings *settings,
                       cxl_transport **out);
@@ -462,7 +461,6 @@ int cxl_transport_start(cxl_transport *transport);
 void cxl_transport_stop(cxl_transport *transport);
 void cxl_transport_stay(cxl_transport *transport, int stays);  /* who serves one thread alone, beside it; at first so */
 void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out);
-
 int cxl_worker_new(cxl_transport *transport, cxl_worker **out);
 void cxl_worker_free(cxl_worker *worker);
 /* Answer the upcall before, unless unique is 0, with error (an errno) or with data; then serve requests until one
@@ -477,7 +475,6 @@ int cxl_transport_reply(cxl_transport *transport, uint64_t unique, int error, co
 /* Drop what the kernel caches of an inode; attributes_only: keep its pages. May wait for requests, also for as long
  * as nobody serves any: it needs no transport, which may end meanwhile. */
 int cxl_fuse_invalidate(int fuse_fd, uint64_t inode, int attributes_only);
-
 /* One for each open file, with its live content. */
 int cxl_port_new(uint64_t inode, cxl_map *live, cxl_port **out);
 void cxl_port_free(cxl_port *port);                  /* no handle may lead to it any more */
@@ -492,8 +489,12 @@ void cxl_port_ask(cxl_port *port, int asks);
 /* Handles: what the kernel names an open file by. Reading is allowed at once where readable. */
 int cxl_handle_open(cxl_transport *transport, uint64_t handle, cxl_port *port, int readable);
 void cxl_handle_close(cxl_transport *transport, uint64_t handle);
-/* Let writes by this thread, and by those allowed before, through this handle go on without an upcall, until
- * cxl_port_stop. */
+/* Writes by this thread, and by those allowed before, through this handle need no upcall until cxl_port_stop. */
 void cxl_handle_allow(cxl_transport *transport, uint64_t handle, uint32_t pid);
+/* A name (no zero behind it) means nothing in a directory: who asks needs no upcall. The last few are kept. */
+void cxl_absent_note(cxl_transport *transport, uint64_t directory, const char *name, uint64_t length);
+/* It may mean something from here on, or every name may: nobody is being told otherwise when this returns. */
+void cxl_absent_take_back(cxl_transport *transport, uint64_t directory, const char *name, uint64_t length);
+void cxl_absent_take_all_back(cxl_transport *transport);
 
 #endif

@@ -157,3 +157,11 @@ void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out)
     out->refs_visited = atomic_load(&engine->refs_visited);
     out->pieces_visited = atomic_load(&engine->pieces_visited);
 }
+
+uint64_t cxl_engine_table_bytes(cxl_engine *engine, uint64_t extent_bytes, uint64_t ref_bytes, uint64_t crc_bytes)
+{
+    pthread_mutex_lock(&engine->lock);
+    uint64_t bytes = engine->extent_count * extent_bytes;
+    pthread_mutex_unlock(&engine->lock);
+    return bytes + atomic_load(&engine->refs) * ref_bytes + atomic_load(&engine->crcs) * crc_bytes;
+}

@@ -138,12 +138,13 @@ uint64_t cxl_map_promised(cxl_map *map, uint64_t offset, uint64_t length, uint64
     return blocks * BLOCK_BYTES;
 }
 
-uint64_t cxl_map_promised_holes(cxl_map *map)
+uint64_t cxl_map_occupied(cxl_map *map, uint64_t *size)
 {
     pthread_rwlock_rdlock(&map->lock);
-    uint64_t holes = map->content.promised_holes;
+    uint64_t bytes = map->content.bytes + map->content.promised_holes;
+    *size = map->size;
     pthread_rwlock_unlock(&map->lock);
-    return holes;
+    return bytes;
 }
 
 uint64_t cxl_engine_promised(cxl_engine *engine)

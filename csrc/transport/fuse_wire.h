@@ -13,9 +13,11 @@
 #include <stdint.h>
 
 enum {
+    FUSE_WIRE_LOOKUP = 1,
     FUSE_WIRE_FORGET = 2,
     FUSE_WIRE_READ = 15,
     FUSE_WIRE_WRITE = 16,
+    FUSE_WIRE_RELEASE = 18,
     FUSE_WIRE_INIT = 26,
     FUSE_WIRE_READDIR = 28,
     FUSE_WIRE_INTERRUPT = 36,
@@ -49,6 +51,17 @@ typedef struct {
     int32_t error;            /* 0 or -errno; the code of a notification when unique is 0 */
     uint64_t unique;
 } fuse_wire_reply;
+
+/* Of LOOKUP. Inode 0: there is no such name, which the kernel remembers for so long. */
+typedef struct {
+    uint64_t inode;
+    uint64_t generation;
+    uint64_t name_seconds;
+    uint64_t attributes_seconds;
+    uint32_t name_ns;
+    uint32_t attributes_ns;
+    uint64_t attributes[11];
+} fuse_wire_entry;
 
 typedef struct {
     uint32_t major;

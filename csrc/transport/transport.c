@@ -149,6 +149,12 @@ static int next_request(cxl_worker *worker, request *r)
     return errno == EINTR || errno == EAGAIN || errno == ENOENT ? 0 : -errno;
 }
 
+/* Nobody waits for the end of a file. */
+static bool is_awaited(uint32_t opcode)
+{
+    return opcode != FUSE_WIRE_RELEASE;
+}
+
 static bool becomes_upcall(const cxl_transport *t, uint32_t opcode)
 {
     return opcode < 64 && t->settings.upcalls >> opcode & 1;
@@ -175,6 +181,17 @@ static bool is_direct_request(const request *r)
     }
 }
 
+/* With the name as it is until absent_end. */
+static void answer_absent(cxl_worker *worker, const request *r)
+{
+    cxl_transport *t = worker->transport;
+    const fuse_wire_entry none = {.name_seconds = t->settings.absent_seconds};
+    turn_answers(t->turns, &worker->turn, true);
+    cxl_transport_reply(t, r->header->unique, 0, &none, sizeof(none));
+    turn_answered(t->turns, &worker->turn);
+    absent_end(t->absent);
+}
+
 /* True: *out is for the control plane; false: the request is answered, or on its way. */
 static bool needs_upcall(cxl_worker *worker, request *r, cxl_upcall *out)
 {
@@ -188,6 +205,9 @@ static bool needs_upcall(cxl_worker *worker, request *r, cxl_upcall *out)
     } else if (header->opcode == FUSE_WIRE_WRITE) {
         if (answer_write(worker, r, &done, &error))
             return false;
+    } else if (header->opcode == FUSE_WIRE_LOOKUP && absent_begin(t->absent, r)) {
+        answer_absent(worker, r);
+        return false;
     } else if (!becomes_upcall(t, header->opcode)) {
         forward(t->forwarding, r);
         return false;
@@ -248,13 +268,16 @@ int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void 
     cxl_transport *t = worker->transport;
     int result = 0;
     request r;
-    if (unique != 0) {
+    if (unique != 0 && worker->awaited)
         turn_answers(t->turns, &worker->turn, false);
+    if (unique != 0)
         cxl_transport_reply(t, unique, error, data, length);
+    if (unique != 0 && worker->awaited)
         turn_answered(t->turns, &worker->turn);
-    }
-    if (upcall_next(t->upcalls, &worker->upcall, out))
+    if (upcall_next(t->upcalls, &worker->upcall, out)) {
+        worker->awaited = is_awaited(out->opcode);
         return 1;
+    }
     turn_end(t->turns, &worker->turn);
     enter(worker);
     while (result == 0 && !atomic_load(&t->stopping)) {
@@ -265,6 +288,7 @@ int cxl_worker_serve(cxl_worker *worker, uint64_t unique, int error, const void 
         else if (got > 0)
             result = serve_one(worker, &r, out);
     }
+    worker->awaited = result > 0 && is_awaited(out->opcode);
     leave(worker);
     if (result <= 0)
         turn_leave(t->turns, &worker->turn);
@@ -312,8 +336,9 @@ int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd,
     t->ports = ports_new();
     t->turns = turns_new(fuse_fd, settings->poll_ns);
     t->upcalls = upcalls_new(settings->waiting_bytes_max);
+    t->absent = absent_new();
     int error = forwarding_new(&passed_on, &t->forwarding);
-    if (error == 0 && (t->ports == NULL || t->turns == NULL || t->upcalls == NULL))
+    if (error == 0 && (t->ports == NULL || t->turns == NULL || t->upcalls == NULL || t->absent == NULL))
         error = -ENOMEM;
     if (error != 0)
         cxl_transport_free(t);
@@ -333,6 +358,7 @@ void cxl_transport_free(cxl_transport *transport)
     ports_free(transport->ports);
     turns_free(transport->turns);
     upcalls_free(transport->upcalls);
+    absent_free(transport->absent);
     forwarding_free(transport->forwarding);
     pthread_mutex_destroy(&transport->workers_lock);
     pthread_cond_destroy(&transport->worker_left);
@@ -426,4 +452,21 @@ void cxl_handle_close(cxl_transport *transport, uint64_t id)
 void cxl_handle_allow(cxl_transport *transport, uint64_t id, uint32_t pid)
 {
     handle_allow(transport->ports, id, pid);
+}
+
+/* -------------------------------------------------------------------------------------- names */
+
+void cxl_absent_note(cxl_transport *transport, uint64_t directory, const char *name, uint64_t length)
+{
+    absent_note(transport->absent, directory, name, length);
+}
+
+void cxl_absent_take_back(cxl_transport *transport, uint64_t directory, const char *name, uint64_t length)
+{
+    absent_take_back(transport->absent, directory, name, length);
+}
+
+void cxl_absent_take_all_back(cxl_transport *transport)
+{
+    absent_take_all_back(transport->absent);
 }

@@ -123,6 +123,20 @@ bool place_may_step_back(void);
 bool place_step_back(void);
 int place_come_back(pid_t thread);
 
+/* ----------------------------------------------------------- absent.c: names that mean nothing */
+
+typedef struct absent_names absent_names;
+
+absent_names *absent_new(void);    /* NULL: no memory */
+void absent_free(absent_names *a);
+/* As cxl_absent_note, cxl_absent_take_back and cxl_absent_take_all_back. */
+void absent_note(absent_names *a, uint64_t directory, const char *name, size_t length);
+void absent_take_back(absent_names *a, uint64_t directory, const char *name, size_t length);
+void absent_take_all_back(absent_names *a);
+/* Whether the name that a LOOKUP asks for is absent. If so it stays until absent_end. */
+bool absent_begin(absent_names *a, const request *r);
+void absent_end(absent_names *a);
+
 /* ---------------------------------------- upcalls.c: which worker goes with a request to the control plane */
 
 typedef struct upcalls upcalls;
@@ -195,6 +209,7 @@ struct cxl_worker {
     turn turn;
     upcall_state upcall;
     uint64_t lease_inode;         /* to be told with the next upcall; 0: none */
+    bool awaited;                 /* a program waits for the answer to its upcall */
 };
 
 struct cxl_transport {
@@ -204,6 +219,7 @@ struct cxl_transport {
     ports *ports;
     turns *turns;
     upcalls *upcalls;
+    absent_names *absent;
     forwarding *forwarding;
 
     atomic_bool stopping;

@@ -81,7 +81,8 @@ class Journal:
         Durable after :meth:`fence`. The caller made sure that ``record_bytes(payload)`` fits.
         """
         length = record_bytes(payload)
-        if length > self.free_bytes:
+        position = self._position
+        if length > self._end - position:
             raise InvariantError("the journal segment has no room for this record")
         lsn = self.last_lsn + 1
         time_ns = time.time_ns()
@@ -104,10 +105,11 @@ class Journal:
             0,
         )[:_SUMMED_BYTES]
         data = head + crc32c(head, self._seed).to_bytes(4, "little") + padded
+        media = self.media
         for base in self._bases:
-            self.media.store(base + self._position, data)
-            self.media.write_back(base + self._position, length)
-        self._position += length
+            media.store(base + position, data)
+            media.write_back(base + position, length)
+        self._position = position + length
         self.last_lsn = lsn
         self.last_time_ns = time_ns
         return lsn, time_ns

@@ -18,6 +18,7 @@ IO_SIZE_BYTES = 1 << 20
 """st_blksize: buffered writers (Python, stdio, cp) size their buffers by it."""
 
 _SECTOR_BYTES = 512
+_SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 def entry_of(attributes: Attributes, cache_seconds: int = CACHE_SECONDS) -> pyfuse3.EntryAttributes:
@@ -57,7 +58,7 @@ def absent_entry() -> pyfuse3.EntryAttributes:
 
 def has_set_id(mode: int) -> bool:
     """A write by anyone but root must take bits away from a file of this mode."""
-    return bool(stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID))
+    return bool(mode & _SET_ID and stat.S_ISREG(mode))
 
 
 def without_set_id(mode: int, *, keeps_group_mark: bool) -> int:

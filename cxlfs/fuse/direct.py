@@ -1,9 +1,9 @@
 """Requests that a worker hands over as they came from the kernel, served without libfuse and trio.
 
-These are the frequent ones (saving a small file over an old one takes nine requests, of which seven
+These are the frequent ones (saving a small file over an old one takes nine requests, of which six
 are here, and none goes over the socket pair to trio and pyfuse3, which costs 0.15 ms of CPU time
-each; the others, a WRITE and the question whether it is a terminal, are the worker's) and those for
-which pyfuse3 has no handler.
+each; the others, a WRITE, the question whether it is a terminal and the one for the temporary name,
+are the worker's) and those for which pyfuse3 has no handler.
 
 Never here: what a request means (``requests``), errno values (``boundary``).
 

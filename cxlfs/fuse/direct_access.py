@@ -85,7 +85,7 @@ class DirectAccess:
         self._concerns_others = concerns_others
         self._clock = clock
         self._grown: dict[int, _Grown] = {}
-        self._answers: dict[int, Callable[[Caller, int, memoryview], bytes]] = {
+        self._answers: dict[int, Callable[[Caller, int, bytes | memoryview], bytes]] = {
             Command.ATTACH: self._attach,
             Command.LEASE: self._lease,
             Command.CONFIRM: self._confirm,
@@ -97,7 +97,7 @@ class DirectAccess:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def answer(self, command: int, handle: int, caller: Caller, data: memoryview) -> bytes:
+    def answer(self, command: int, handle: int, caller: Caller, data: bytes | memoryview) -> bytes:
         """As many bytes as were asked.
 
         Raises NotPermittedError, BadHandleError, BusyError, InvalidArgumentError,
@@ -111,7 +111,7 @@ class DirectAccess:
         self._files.get(handle)
         return answer(caller, handle, data)
 
-    def _attach(self, _caller: Caller, _handle: int, data: memoryview) -> bytes:
+    def _attach(self, _caller: Caller, _handle: int, data: bytes | memoryview) -> bytes:
         version, *_ = direct_wire.ATTACH.unpack(data)
         if version != direct_wire.VERSION:
             raise UnsupportedOperationError(f"direct access of version {version}")
@@ -131,7 +131,7 @@ class DirectAccess:
             medium.path,
         )
 
-    def _lease(self, caller: Caller, handle: int, data: memoryview) -> bytes:
+    def _lease(self, caller: Caller, handle: int, data: bytes | memoryview) -> bytes:
         wanted_bytes, file_offset, _, _, count_max, *returned = direct_wire.LEASE_HEAD.unpack_from(
             data
         )
@@ -162,11 +162,11 @@ class DirectAccess:
         rows = b"".join(direct_wire.LEASE_ROW.pack(*lease[:5]) for lease in leases)
         return (head + rows).ljust(len(data), b"\0")
 
-    def _confirm(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
+    def _confirm(self, _caller: Caller, handle: int, data: bytes | memoryview) -> bytes:
         self._slips.confirm(handle, [each for each in direct_wire.CONFIRM.unpack(data) if each])
         return bytes(data)
 
-    def _settle(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
+    def _settle(self, _caller: Caller, handle: int, data: bytes | memoryview) -> bytes:
         *returned, flags, _, _, _ = direct_wire.SETTLE.unpack(data)
         if flags & ~direct_wire.SETTLE_DONE:
             raise InvalidArgumentError(f"flags not known: {flags:#x}")
@@ -174,7 +174,7 @@ class DirectAccess:
         settled = self._slips.settle(handle, returned, done=done)
         return direct_wire.SETTLE.pack(*returned, flags, 0, *settled)
 
-    def _map(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
+    def _map(self, _caller: Caller, handle: int, data: bytes | memoryview) -> bytes:
         offset, *_, flags, _ = direct_wire.MAP_HEAD.unpack_from(data)
         if flags & ~(direct_wire.MAP_WATCH | direct_wire.MAP_VERIFIED):
             raise InvalidArgumentError(f"flags not known: {flags:#x}")
@@ -199,11 +199,11 @@ class DirectAccess:
         )
         return head + part.payload.ljust(direct_wire.MAP_PAYLOAD_BYTES, b"\0")
 
-    def _unmap(self, _caller: Caller, handle: int, _data: memoryview) -> bytes:
+    def _unmap(self, _caller: Caller, handle: int, _data: bytes | memoryview) -> bytes:
         self._slips.mapped.unmap(handle)
         return direct_wire.UNMAP.pack(0)
 
-    def _verify(self, _caller: Caller, handle: int, data: memoryview) -> bytes:
+    def _verify(self, _caller: Caller, handle: int, data: bytes | memoryview) -> bytes:
         offset, length_bytes, _, _, flags = direct_wire.VERIFY.unpack(data)
         if flags & ~direct_wire.VERIFY_WRONG:
             raise InvalidArgumentError(f"flags not known: {flags:#x}")

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from cxlfs.errors import BadHandleError, invariant
+from cxlfs.errors import BadHandleError, InvariantError
 from cxlfs.fuse.processes import Process
 
 _WRITERS_MIN = 16
@@ -53,7 +53,8 @@ class LookupCounts:
         count = self._counts.get(ino, 0)
         if count == 0:
             return False
-        invariant(0 < lookups <= count, f"inode {ino}: {lookups} lookups forgotten of {count}")
+        if not 0 < lookups <= count:
+            raise InvariantError(f"inode {ino}: {lookups} lookups forgotten of {count}")
         if lookups < count:
             self._counts[ino] = count - lookups
             return False
@@ -137,7 +138,8 @@ class OpenFiles:
         return file
 
     def add(self, handle: int, file: OpenFile) -> None:
-        invariant(handle not in self._files, f"handle {handle} given out twice")
+        if handle in self._files:
+            raise InvariantError(f"handle {handle} given out twice")
         self._files[handle] = file
         if not file.direct:
             self._cached[file.ino] = self._cached.get(file.ino, 0) + 1

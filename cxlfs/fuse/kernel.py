@@ -143,6 +143,6 @@ def name_notification(parent: int, name: bytes) -> bytes:
     return header + _NAME_INVALID.pack(parent, len(name), 0) + name + b"\0"
 
 
-def names(arguments: memoryview, start: int) -> list[bytes]:
+def names(arguments: bytes | memoryview, start: int) -> list[bytes]:
     """The names, each ended by a zero, from ``start`` on."""
     return bytes(arguments[start:]).split(b"\0")[:-1]

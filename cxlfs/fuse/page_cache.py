@@ -72,8 +72,9 @@ class PageCache:
     def forgotten(self, ino: int) -> None:
         """The kernel has dropped the inode, pages and all."""
         self._stale.discard(ino)
-        with self._changed:
-            self._pending.pop(ino, None)
+        if ino in self._pending:
+            with self._changed:
+                self._pending.pop(ino, None)
 
     def written_directly(self, ino: int) -> None:
         """A direct write changed the content."""

@@ -35,6 +35,8 @@ _FIRST_FIELD = 3
 _FIELD_FLAGS = 9
 _FIELD_START_TIME = 22
 _FIELD_EXIT_CODE = 52
+_LAST_SPACES = _FIELD_EXIT_CODE - _FIRST_FIELD
+"""Between the fields, where the exit code is the last one."""
 
 
 _KNOWN_SECONDS = 0.1
@@ -116,7 +118,7 @@ class ProcessTable:
         """The process is on its way out because of a signal."""
         if process is None:
             return False
-        state = self._state(process.tgid, keep=True)
+        state = self._state(process.tgid, keep=True, but_well=True)
         if state is None or state.start_time != process.start_time:
             return False
         number = state.exit_code & _SIGNAL_MASK
@@ -204,11 +206,15 @@ class ProcessTable:
         self._kept[tgid] = os.open(f"{self._root}/{tgid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         return os.pread(self._kept[tgid], _STAT_BYTES_MAX, 0)
 
-    def _state(self, tgid: int, *, keep: bool = False) -> _State | None:
+    def _state(self, tgid: int, *, keep: bool = False, but_well: bool = False) -> _State | None:
+        """``but_well``: None also where the exit code is 0, which costs less to see."""
         try:
             text = self._read_kept(tgid) if keep else _read(f"{self._root}/{tgid}/stat")
             # The command name stands in parentheses and may itself hold any character.
-            words = text[text.rindex(b")") + 2 :].split()
+            text = text[text.rindex(b")") + 2 :]
+            if but_well and text.endswith(b" 0\n") and text.count(b" ") == _LAST_SPACES:
+                return None
+            words = text.split()
             return _State(
                 flags=int(words[_FIELD_FLAGS - _FIRST_FIELD]),
                 start_time=int(words[_FIELD_START_TIME - _FIRST_FIELD]),

@@ -34,6 +34,7 @@ from cxlfs.errors import (
 )
 from cxlfs.fuse import attributes as attributes_module
 from cxlfs.fuse import kernel
+from cxlfs.fuse.absences import Absences
 from cxlfs.fuse.boundary import Failures
 from cxlfs.fuse.data_plane import DataPlane, HandlersOnly
 from cxlfs.fuse.direct_access import DirectAccess
@@ -84,6 +85,7 @@ class Requests:
         self.readers = Readers(store, self._processes)
         self.releases = Releases(store)
         self.returned = Returned(store)
+        self.absences = Absences(store, self.data_plane, self.returned)
         self.direct_access = DirectAccess(
             store, self.files, self._processes, self.page_cache, self._concerned_by_writes
         )
@@ -92,9 +94,7 @@ class Requests:
         store.units.copies.changed = self.page_cache.name_changed
         store.names.in_steps = True
         self._set_id: set[int] = set()
-        """Files that lose set-ID bits or capabilities when written; known since they were opened
-        for writing or changed while open.
-        """
+        """Open files that lose set-ID bits or capabilities when written."""
         self._directories: dict[int, int] = {}
 
     def on_store_event(self, event: StoreEvent) -> None:
@@ -132,8 +132,9 @@ class Requests:
         """Whoever opens by name must not find what a program that is gone has left unfinished.
         Raises as :meth:`before_listing`. Writers of what is open need not ask: they live.
         """
-        opened = self.store.units.opened
-        if not opened or not opened.has_writer(self._processes.identify(self.caller)):
+        if not (opened := self.store.units.opened):
+            self.returned.check(ino, self.caller)
+        elif not opened.has_writer(self._processes.identify(self.caller)):
             self.before_listing(ino)
 
     def before_listing(self, ino: int) -> None:
@@ -152,16 +153,14 @@ class Requests:
         self.admit()
         check_name(name)
         self.before_finding(parent)
-        try:
-            attributes = self.store.lookup(parent, name)
-        except NotFoundError:
+        inode = self.store.namespace.find(parent, name)
+        if inode is None:
             if self.store.units.opened.removed_at(parent, name) is not None:
-                raise  # it may come back at any time
-            self.store.get_attributes(parent)  # only of a directory that exists
+                raise NotFoundError("it may come back at any time")
             return None
-        self.releases.wait_for(attributes.ino)
-        self.lookups.remember(attributes.ino)
-        return attributes
+        self.releases.wait_for(inode.ino)
+        self.lookups.remember(inode.ino)
+        return inode.attributes()
 
     def forget_all(self, inode_list: Iterable[tuple[int, int]]) -> None:
         """The kernel gives back so many references to each inode."""
@@ -191,6 +190,8 @@ class Requests:
             exchange=bool(flags & kernel.RENAME_EXCHANGE),
             no_replace=bool(flags & kernel.RENAME_NOREPLACE),
         )
+        if self.visitor is None:
+            self.absences.renamed(parent, name)
 
     def xattr(self, ino: int, name: bytes) -> bytes:
         """The value. Raises NoAttributeError, UnfinishedError (see ``InodeAttributes``)."""
@@ -235,7 +236,7 @@ class Requests:
     def _has_privileges(self, attributes: Attributes) -> bool:
         """Set-ID bits, or file capabilities."""
         return attributes_module.has_set_id(attributes.mode) or (
-            CAPABILITY_XATTR in self.store.list_xattrs(attributes.ino)
+            CAPABILITY_XATTR in (self.store.namespace.get(attributes.ino).xattrs or ())
         )
 
     def _watch(self, ino: int, *, has_privileges: bool) -> None:
@@ -455,8 +456,9 @@ class Requests:
 
     def _opener(self, file: OpenFile) -> Caller:
         """Of a file that root has not opened, as far as it is still there."""
-        known = file.opener is not None and self._processes.is_alive(file.opener)
-        return Caller(_NOT_ROOT, file.gid, file.opener.tgid if known and file.opener else 0)
+        opener = file.opener
+        known = opener is not None and self._processes.is_alive(opener)
+        return Caller(_NOT_ROOT, file.gid, opener.tgid if known and opener else 0)
 
     def flush_by(self, tid: int, handle: int) -> None:
         """A descriptor was closed by the thread ``tid``. A process that neither opened the file nor

@@ -41,6 +41,11 @@ class Returned:
         if self._store.units.copies.holds(ino):  # else it is what has come back
             self._told[ino] = (self._clock() + TOLD_SECONDS, set())
 
+    @property
+    def tells(self) -> bool:
+        """Somebody may have to be told."""
+        return bool(self._told)
+
     def check(self, ino: int, tid: int) -> None:
         """Somebody follows a name to an inode. Raises StaleError."""
         if not self._told:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from cxlfs.errors import MountError, OutOfMemoryError
 from cxlfs.format import layout
 from cxlfs.fuse import kernel
+from cxlfs.fuse.attributes import CACHE_SECONDS
 from cxlfs.fuse.request_sizes import SPLICE_BYTES_MIN, RequestSizes
 from cxlfs.native.transport import Port, Transport, Unfinished, Worker, waking_ns
 
@@ -96,6 +97,7 @@ class Workers:
                 verify=store.options.verify_reads,
                 poll_ns=busy_poll_us * 1000 if processors > 1 else 0,
                 splice_bytes_min=SPLICE_BYTES_MIN,
+                absent_seconds=CACHE_SECONDS,
             )
             undo.pop_all()
         self._control, self.serves_fd = ours, theirs.detach()
@@ -220,6 +222,15 @@ class Workers:
 
     def allow_writes(self, handle: int, tid: int) -> None:
         self.transport.allow_writes(handle, tid)
+
+    def note_absent(self, parent: int, name: bytes) -> None:
+        self.transport.note_absent(parent, name)
+
+    def take_absent_back(self, parent: int, name: bytes) -> None:
+        self.transport.take_absent_back(parent, name)
+
+    def take_all_absent_back(self) -> None:
+        self.transport.take_all_absent_back()
 
     def invalidate(self, ino: int, attributes_only: bool) -> None:  # noqa: FBT001
         self.transport.invalidate(ino, attributes_only)

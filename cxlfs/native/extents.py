@@ -184,6 +184,10 @@ class Engine:
         lib.cxl_engine_statistics(self.handle, out)
         return EngineStatistics._make(ffi.unpack(*scratch.statistics_fields))
 
+    def table_bytes(self, extent_bytes: int, ref_bytes: int, crc_bytes: int) -> int:
+        """What tables take with so many bytes for each extent, reference and checksum there is."""
+        return int(lib.cxl_engine_table_bytes(self.handle, extent_bytes, ref_bytes, crc_bytes))
+
     @property
     def promised_bytes(self) -> int:
         """Of all contents, see ``FileMap.promise``. No walk."""
@@ -464,16 +468,8 @@ class Engine:
         )
         numbers = ffi.new("uint64_t[3]")
         code = lib.cxl_maps_export(
-            self.handle,
-            handles,
-            len(maps),
-            ffi.from_buffer("uint64_t[]", counts),
-            refs,
-            numbers,
-            infos,
-            numbers + 1,
-            crcs,
-            numbers + 2,
+            *(self.handle, handles, len(maps), ffi.from_buffer("uint64_t[]", counts)),
+            *(refs, numbers, infos, numbers + 1, crcs, numbers + 2),
         )
         if code != 0:
             raise failure(code, "export what is published")

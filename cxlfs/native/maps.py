@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 _EAGAIN = -errno.EAGAIN
 _ALL = (1 << 64) - 1
 _from_buffer = ffi.from_buffer
-_write = lib.cxl_map_write
-_read = lib.cxl_map_read
-_peek = lib.cxl_map_peek
+_write, _read, _peek = lib.cxl_map_write, lib.cxl_map_read, lib.cxl_map_peek
 
 
 def _closed() -> InvariantError:
@@ -147,11 +145,6 @@ class FileMap:
         count = lib.cxl_map_promised(self.handle, offset, length, inside)
         return int(count), bool(inside[0])
 
-    @property
-    def promised_holes_bytes(self) -> int:
-        """Of the holes that room is promised to, to the byte."""
-        return int(lib.cxl_map_promised_holes(self.handle))
-
     def count_as(self, counting: int) -> None:
         """How what it refers to counts from now on (``extents.Counting``). One walk, where that is
         another way than before.
@@ -183,6 +176,13 @@ class FileMap:
     def allocated(self) -> int:
         """Bytes that are not holes."""
         return int(lib.cxl_map_allocated(self.handle))
+
+    @property
+    def size_and_occupied(self) -> tuple[int, int]:
+        """The size, and bytes that are not holes or holes that room is promised to."""
+        size = scratch.bad
+        occupied = lib.cxl_map_occupied(self.handle, size)
+        return size[0], occupied
 
     @property
     def is_dirty(self) -> bool:

@@ -105,6 +105,9 @@ def _require_dispatch() -> None:
 
 
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
+_store = lib.cxl_media_store
+_write_back = lib.cxl_media_write_back
+_fence = lib.cxl_media_fence
 
 
 def routines() -> Routines:
@@ -301,8 +304,9 @@ class MappedRegion:
         """
         source = data if type(data) is bytes else ffi.from_buffer(data)
         length = len(source)
-        self._check_range(offset, length)
-        code = lib.cxl_media_store(self.handle, offset, source, length)
+        if offset < 0:
+            self._check_range(offset, length)
+        code = _store(self._handle or self.handle, offset, source, length)
         del source  # see _read_into
         if code != 0:
             self._raise_error(code, "written", offset, length)
@@ -368,8 +372,9 @@ class MappedRegion:
 
     def write_back(self, offset: int, length: int) -> None:
         """Begin to make a range durable; :meth:`fence` completes it. Raises as :meth:`store`."""
-        self._check_range(offset, length)
-        code = lib.cxl_media_write_back(self.handle, offset, length)
+        if offset < 0 or length < 0:
+            self._check_range(offset, length)
+        code = _write_back(self._handle or self.handle, offset, length)
         if code != 0:
             self._raise_error(code, "written back", offset, length, not_durable=True)
 
@@ -379,7 +384,7 @@ class MappedRegion:
         Raises MediaError when it failed; for PAGE then at every later call too, because the kernel
         reports a lost page once and forgets it.
         """
-        code = lib.cxl_media_fence(self.handle)
+        code = _fence(self._handle or self.handle)
         if code != 0:
             self._raise_error(code, "made durable", 0, self.size_bytes, not_durable=True)
 
@@ -437,6 +442,8 @@ class MappedRegion:
         not_durable: bool = False,
     ) -> None:
         """The error of a failed call; with ``fault_offset`` it names the byte that faulted."""
+        if code == -errno.ERANGE:
+            self._check_range(offset, length)
         if code == -errno.EROFS:
             raise ReadOnlyError("the media is mapped read-only")
         if code == -errno.ENOMEM:

@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from cxlfs.native.extents import Engine
     from cxlfs.native.maps import FileMap
 
+
+_UPCALL = struct.Struct("=IIIIQQQQQi4x")
+"""``cxl_upcall``: taken as a whole, as each field by its name takes as long."""
+invariant(_UPCALL.size == ffi.sizeof("cxl_upcall"), "an upcall has the layout of C")
+_COPIED_BYTES_MAX = 4096
+"""Arguments of that size are copied: to take them apart in place takes longer."""
+_serve = lib.cxl_worker_serve
+_new = tuple.__new__
 
 UPCALL_LEASE = 0
 """Opcode of an upcall that needs no answer: the file of ``inode`` will soon want another lease."""
@@ -58,7 +67,7 @@ class Upcall(NamedTuple):
     uid: int
     gid: int
     pid: int
-    arguments: memoryview
+    arguments: bytes | memoryview
     done: int
     not_durable: bool
 
@@ -113,7 +122,8 @@ class Transport:
     worker that serves alone looks for the next request before it sleeps. ``splice_bytes_min``:
     reads from this size on are answered through a pipe (0: none), which needs a descriptor that
     takes an answer in parts, as /dev/fuse does. ``waiting_bytes_max``: of upcalls that wait for a
-    worker, and of requests that wait for the socket. The descriptors stay the caller's, open until
+    worker, and of requests that wait for the socket. ``absent_seconds``: how long the kernel may
+    remember that a name is absent. The descriptors stay the caller's, open until
     :meth:`close`.
     """
 
@@ -131,6 +141,7 @@ class Transport:
         splice_bytes_min: int = 0,
         read_bytes_max: int | None = None,
         waiting_bytes_max: int = WAITING_BYTES_MAX,
+        absent_seconds: int = 0,
     ) -> None:
         self._transport: Any = None
         self._fuse_fd = fuse_fd
@@ -144,6 +155,7 @@ class Transport:
             "read_max": request_bytes_max if read_bytes_max is None else read_bytes_max,
             "waiting_bytes_max": waiting_bytes_max,
             "verify": verify,
+            "absent_seconds": absent_seconds,
         }
         out = ffi.new("cxl_transport **")
         code = lib.cxl_transport_new(
@@ -209,6 +221,22 @@ class Transport:
         """Writes by the thread ``pid`` need no upcall from here on, until the port is stopped."""
         lib.cxl_handle_allow(self.handle, handle, pid)
 
+    # ------------------------------------------------------------------------------------- names
+
+    def note_absent(self, directory: int, name: bytes) -> None:
+        """The name means nothing: LOOKUP of it needs no upcall, until it is taken back, or some
+        more are noted.
+        """
+        lib.cxl_absent_note(self.handle, directory, name, len(name))
+
+    def take_absent_back(self, directory: int, name: bytes) -> None:
+        """It may mean something; nobody is being told otherwise when this returns."""
+        lib.cxl_absent_take_back(self.handle, directory, name, len(name))
+
+    def take_all_absent_back(self) -> None:
+        """The same of all names."""
+        lib.cxl_absent_take_all_back(self.handle)
+
     # --------------------------------------------------------------------------------- the rest
 
     def invalidate(self, inode: int, attributes_only: bool) -> None:  # noqa: FBT001  as pyfuse3's
@@ -250,7 +278,7 @@ class Transport:
 class Worker:
     """Serves requests in the thread that calls :meth:`serve`; one thread at a time."""
 
-    __slots__ = ("_transport", "_upcall", "_worker")
+    __slots__ = ("_fields", "_transport", "_upcall", "_worker")
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -260,6 +288,7 @@ class Worker:
             raise failure(code, "make a worker")
         self._worker = out[0]
         self._upcall = ffi.new("cxl_upcall *")
+        self._fields = ffi.buffer(self._upcall)
 
     def put_back(self, unfinished: Unfinished) -> bool:
         """The upcall of the last :meth:`serve` goes on later, behind those that wait: it comes from
@@ -279,22 +308,20 @@ class Worker:
         invariant(self._transport.handle, "a transport lives as long as its workers serve")
         upcall = self._upcall
         unique, error, data = answer if answer is not None else _NO_ANSWER
-        view = ffi.from_buffer(data)
-        code = lib.cxl_worker_serve(self._worker, unique, error, view, len(view), upcall)
+        code = _serve(self._worker, unique, error, data, len(data), upcall)
         if code == 0:
             return None
         if code < 0:
             raise OSError(-code, os.strerror(-code))
-        return Upcall(
-            upcall.opcode,
-            upcall.unique,
-            upcall.inode,
-            upcall.uid,
-            upcall.gid,
-            upcall.pid,
-            memoryview(ffi.buffer(upcall.arguments, upcall.length)).toreadonly(),
-            upcall.done,
-            upcall.error == NOT_DURABLE,
+        opcode, uid, gid, pid, unique, inode, _, length, done, error = _UPCALL.unpack(self._fields)
+        arguments = ffi.buffer(upcall.arguments, length)
+        if length <= _COPIED_BYTES_MAX:
+            arguments = arguments[:]
+        else:
+            arguments = memoryview(arguments).toreadonly()
+        return _new(
+            Upcall,
+            (opcode, unique, inode, uid, gid, pid, arguments, done, error == NOT_DURABLE),
         )
 
 

@@ -29,9 +29,10 @@ import numpy as np
 from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
 from cxlfs.native.extents import SPAN_DTYPE
 from cxlfs.store.mover import Mover
+from cxlfs.store.reserve import CLEANER_SEGMENTS
 from cxlfs.store.space import State
 from cxlfs.store.version import Version
-from cxlfs.store.volume import CLEANER_SEGMENTS, LAST_SEGMENTS
+from cxlfs.store.volume import LAST_SEGMENTS
 from cxlfs.units import KIB, MIB
 
 if TYPE_CHECKING:

@@ -71,6 +71,8 @@ class Inodes(MutableMapping[int, T]):
 
     def __init__(self) -> None:
         self._awake: dict[int, T] = {}
+        self.get_awake = self._awake.get
+        """The object of a number, if there is one."""
         self._sleeping: Sleeping[T] | None = None
 
     @property
@@ -90,10 +92,6 @@ class Inodes(MutableMapping[int, T]):
     def add_awake(self, inodes: Mapping[int, T]) -> None:
         """Some that are objects already, by number."""
         self._awake.update(inodes)
-
-    def get_awake(self, ino: int) -> T | None:
-        """The object, if there is one."""
-        return self._awake.get(ino)
 
     @overload  # type: ignore[override]
     def get(self, ino: int) -> T | None: ...

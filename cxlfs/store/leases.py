@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import NoSpaceError
@@ -127,10 +126,12 @@ class Leases:
         spare_bytes = self.volume.space.available_bytes - kept_bytes
         wanted_bytes = min(version.lease_bytes, spare_bytes // _LEASES_AHEAD_MAX)
         if wanted_bytes >= LEASE_BYTES_MIN:
-            with contextlib.suppress(NoSpaceError):
+            try:
                 room = self._attach(inode, LEASE_BYTES_MIN, wanted_bytes, kept_bytes)
-                version.lease_bytes = self._grown(version)
-                return room
+            except NoSpaceError:
+                return None
+            version.lease_bytes = self._grown(version)
+            return room
         return None
 
     def _attach(

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from cxlfs.store.volume import Volume
 
 
+_DOTS = (b".", b"..")
+
+
 class Names:
     """The verbs over names; ``reclaim`` makes room for metadata, and tells whether it could."""
 
@@ -80,7 +83,7 @@ class Names:
         """A directory in which ``name`` can be made; room for more metadata is ensured."""
         self.volume.require_writable()
         directory = self._parent(ino, name)
-        if name in (b".", b"..") or self.namespace.find(ino, name) is not None:
+        if name in _DOTS or self.namespace.find(ino, name) is not None:
             raise ExistsError("the name exists")
         self.require_metadata_room()
         return directory
@@ -128,11 +131,11 @@ class Names:
             self.volume.note_committed(ops)
         unlinked: list[int] = []
         for op in ops:
-            if isinstance(op, InodeOperation):
+            if type(op) is InodeOperation:
                 self._set_live(op)
-            elif isinstance(op, UnlinkOperation):
+            elif type(op) is UnlinkOperation:
                 unlinked.append(self.namespace.unlink(op.parent, op.name).ino)
-            elif isinstance(op, LinkOperation):
+            elif type(op) is LinkOperation:
                 replaced = self.namespace.link(op.parent, op.name, op.ino)
                 if replaced is not None:
                     unlinked.append(replaced.ino)
@@ -320,7 +323,7 @@ class Names:
         self.volume.require_writable()
         source_directory = self._parent(parent, name)
         target_directory = self._parent(new_parent, new_name)
-        if {name, new_name} & {b".", b".."}:
+        if name in _DOTS or new_name in _DOTS:
             raise InvalidArgumentError("cannot rename . or ..")
         inode = self.find(parent, name)
         target = self.namespace.find(new_parent, new_name)

@@ -6,7 +6,7 @@ Never here: what becomes of it (``units``), what the media say of it beyond ``re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from cxlfs.store.unit_record import OpenRecord
@@ -64,9 +64,12 @@ class OpenUnits(dict[int, OpenUnit]):
         """Those whose marker lies in the directory above."""
         self.has_each_file = False
         """In one of them each file is a checkpoint."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when some began, or are over."""
 
     def look(self) -> None:
         """Some began, or are over."""
+        self.on_change()
         self.beside = [unit for unit in self.values() if unit.rule.done_beside]
         self.has_each_file = any(unit.each_file for unit in self.values())
 

@@ -94,6 +94,7 @@ class Space:
         self.media = media
         self.writing = writing
         self.superblock = superblock
+        self._payload_bytes = superblock.segment_payload_bytes
         self.engine = engine
         self.next_epoch = next_epoch
         self.nonce = nonce
@@ -266,19 +267,19 @@ class Space:
         """What leases can hand out without rolling over or cleaning, short ends left out."""
         head = self._head
         rest = 0 if head is None else max(0, head.end - head.position - LEASE_BYTES_LEAST)
-        whole = self.superblock.segment_payload_bytes - LEASE_BYTES_LEAST
+        whole = self._payload_bytes - LEASE_BYTES_LEAST
         free = max(0, self.free_count - self.reserve) * whole
         return free + rest + self._remnants.total_bytes
 
     @property
     def room_bytes(self) -> int:
         """All that is free, dead, or left of segments: what compacting adds to."""
-        segments_bytes = (self.free_count + self.dead_count) * self.superblock.segment_payload_bytes
+        segments_bytes = (self.free_count + self.dead_count) * self._payload_bytes
         return segments_bytes + self._remnants.total_bytes + self.cleaner_room_bytes
 
     def leasable_bytes(self, room_bytes: int) -> int:
         """What leases hand out of so much room at least: each segment may lose its end."""
-        segments_max = room_bytes // self.superblock.segment_payload_bytes + _BEGUN_SEGMENTS
+        segments_max = room_bytes // self._payload_bytes + _BEGUN_SEGMENTS
         return room_bytes - segments_max * LEASE_BYTES_LEAST
 
     def lease(
@@ -302,7 +303,7 @@ class Space:
             if spare_bytes < least:
                 raise NoSpaceError("what is left is allocated to other files")
             wanted_bytes = min(wanted_bytes, spare_bytes)
-        bytes_max = min(bytes_max, self.superblock.segment_payload_bytes)
+        bytes_max = min(bytes_max, self._payload_bytes)
         wanted_bytes = self._round(max(least, min(wanted_bytes, bytes_max)))
         remnant = None if in_order else self._take_remnant(wanted_bytes)
         given = remnant or self._lease_in_order(wanted_bytes, least)
@@ -317,7 +318,7 @@ class Space:
         if len(self._free) <= self.reserve:
             return 0, 0
         start = self.superblock.segment_offset(self._free[0]) + layout.SEGMENT_HEADER_BYTES
-        return start, self.superblock.segment_payload_bytes
+        return start, self._payload_bytes
 
     def _lease_in_order(self, wanted_bytes: int, least: int) -> tuple[int, int]:
         """Behind what was handed out last; what is left anywhere when there is no segment."""
@@ -383,7 +384,7 @@ class Space:
 
     @property
     def lease_bytes_max(self) -> int:
-        return min(LEASE_BYTES_MAX, self.superblock.segment_payload_bytes)
+        return min(LEASE_BYTES_MAX, self._payload_bytes)
 
     def _round(self, size_bytes: int) -> int:
         return -(-size_bytes // self.align_bytes) * self.align_bytes
@@ -491,7 +492,7 @@ class Space:
     def shortfall(self, needed_bytes: int, kept_bytes: int = 0) -> NoSpaceError:
         """The error for so many bytes that find no room beside what is kept for others."""
         free_count = max(0, self.free_count - self.reserve)
-        available = max(0, free_count * self.superblock.segment_payload_bytes - kept_bytes)
+        available = max(0, free_count * self._payload_bytes - kept_bytes)
         return NoSpaceError(
             f"no room for {format_size(needed_bytes)}: {format_size(available)} can be written",
             needed_bytes=needed_bytes,

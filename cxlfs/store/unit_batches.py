@@ -206,6 +206,8 @@ def _add_files(namespace: Namespace, made: list[Inode]) -> None:
         directory = namespace.inodes[inode.parent]
         entries = entries_of(directory)
         invariant(inode.name not in entries, "a copy has each name once")
+        if namespace.on_name is not None:
+            namespace.on_name(directory.ino, inode.name)
         if directory.listing is not None:
             directory.listing.add(inode.name)
         entries[inode.name] = inode.ino

@@ -54,6 +54,8 @@ _RECORD_REST_BYTES = 1024
 class Prepared:
     """A publication whose operations wait for their record: then ``done``, else ``cancel``."""
 
+    __slots__ = ("_delta", "_flags", "_inode", "_versions", "operations")
+
     def __init__(
         self, versions: Versions, inode: Inode, delta: Delta, ops: list[Operation], flags: int
     ) -> None:
@@ -296,9 +298,13 @@ class Versions:
 
     def fence_data(self) -> None:
         """Page media: file data reaches the media before the record that names it."""
-        if self.volume.journal is not None and not self.volume.journal.must_fence_each:
-            with self.volume.writing():
-                self.volume.media.fence()
+        volume = self.volume
+        if volume.journal is not None and not volume.journal.must_fence_each:
+            try:
+                volume.media.fence()
+            except MediaError as error:
+                volume.media_failed(error)
+                raise
 
     def end(self, inode: Inode) -> None:
         """Live and committed content are the same."""

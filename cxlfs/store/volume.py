@@ -34,6 +34,7 @@ from cxlfs.format import journal, layout, operations, roots, segments
 from cxlfs.store.events import Events
 from cxlfs.store.health import Health
 from cxlfs.store.paths import path_of
+from cxlfs.store.reserve import Reserve
 from cxlfs.store.rolling import JOURNAL_SEGMENTS, RollsOver, is_short
 from cxlfs.store.space import Space, State
 
@@ -52,12 +53,10 @@ LAST_SEGMENTS = 2
 """Kept ready for small writes when the store is full: dozens of saves find room in it."""
 _GROWTH_AHEAD = 16
 """The part of a segment by which metadata grows while as much room is made as that will take."""
-CLEANER_SEGMENTS = 1
-"""Of the reserve, for moved data: what the cleaner fills before what it emptied is free."""
 _IMAGE_PART = 4
 """An image that is written to free segments takes at most a fourth of what it frees."""
-_SLACK_BYTES = 64 << 10
 _EXTENT_BYTES, _REF_BYTES = layout.IMAGE_EXTENT_DTYPE.itemsize, layout.REF_DTYPE.itemsize
+_SUM_BYTES = 4
 _EVENT_NAMES_MAX = 1000
 """So many names are searched for that of an event's file; else the message names its number."""
 
@@ -137,7 +136,6 @@ class Volume:
         self.media = media
         self.superblock = superblock
         self._payload_bytes = superblock.segment_payload_bytes
-        self._slack_bytes = _SLACK_BYTES if superblock.unit_bytes == layout.UNIT_BYTES else 1 << 10
         self.engine = engine
         self.namespace = namespace
         self.root = root
@@ -157,6 +155,7 @@ class Volume:
         self.journal_end: JournalEnd | None = None
         self.current = MetadataSet(root.image_segments)
         self.fallback = MetadataSet()
+        self._reserve = Reserve(superblock)
         self.rollovers = rollovers(self)
         self.read_only_reason: str | None = None
         self.needs_check: str | None = None
@@ -233,17 +232,20 @@ class Volume:
         self.require_writable()
         payload = operations.encode(ops)
         needed = journal.record_bytes(payload)
-        if needed > self.superblock.segment_payload_bytes // 2:
+        if needed > self._payload_bytes // 2:
             raise LimitError("the transaction is larger than the journal of this store can take")
-        if needed > self._open_journal().free_bytes:
+        if needed > (end := self._open_journal()).free_bytes:
             self.rollovers.make_journal_room()
+            end = self._open_journal()
         if self.rollovers.running is not None:
             self.rollovers.keep(ops)
-        end = self._open_journal()
-        with self.writing():
+        try:
             lsn, time_ns = end.append(payload, len(ops))
             if durable or end.must_fence_each:
                 end.fence()
+        except MediaError as error:
+            self.media_failed(error)
+            raise
         self.last_lsn = lsn
         self.last_commit_ns = time_ns
         self.counters.commits += 1
@@ -255,7 +257,7 @@ class Volume:
     def note_committed(self, ops: Sequence[Operation]) -> None:
         """Their record is stored: images have these times from now on."""
         for op in ops:
-            if isinstance(op, operations.InodeOperation):
+            if type(op) is operations.InodeOperation:
                 inode = self.namespace.get(op.ino)
                 inode.committed_mtime_ns = op.mtime_ns
                 inode.committed_ctime_ns = op.ctime_ns
@@ -273,8 +275,11 @@ class Volume:
         """Make everything committed so far durable."""
         if self.journal is not None and self.journal.fenced_lsn < self.last_lsn:
             self.require_writable()
-            with self.writing():
+            try:
                 self.journal.fence()
+            except MediaError as error:
+                self.media_failed(error)
+                raise
 
     def _open_journal(self) -> journal.Journal:
         if self.journal is None:
@@ -290,40 +295,23 @@ class Volume:
 
     def image_bytes_estimate(self) -> int:
         """Upper bound of the next image, bytes."""
-        has, names_bytes = self.engine.statistics(), self.namespace.image_bytes_estimate()
-        return names_bytes + has.extents * _EXTENT_BYTES + has.refs * _REF_BYTES + has.crcs * 4
+        contents_bytes = self.engine.table_bytes(_EXTENT_BYTES, _REF_BYTES, _SUM_BYTES)
+        return self.namespace.image_bytes_estimate() + contents_bytes
 
     def metadata_set_segments(self) -> int:
         """Upper bound of the segments of the next metadata set: image and both journal copies."""
-        return self._set_segments(self.image_bytes_estimate())
-
-    def _set_segments(self, image_bytes: int) -> int:
-        image_bytes += image_bytes // 8 + self._slack_bytes
-        return -(-image_bytes // self._payload_bytes) + 2
+        return self._reserve.set_segments(self.image_bytes_estimate())
 
     def refresh_reserve(self, growth_bytes: int = 0) -> int:
         """Recompute how many segments must stay free, when metadata has grown so much."""
         now = self.image_bytes_estimate()
-        self.space.reserve = self._reserve_segments(now, self._set_segments(now + growth_bytes))
+        wanted = self._reserve.set_segments(now + growth_bytes)
+        self.space.reserve = self._reserve_segments(now, wanted)
         return self.space.reserve
 
     def _reserve_segments(self, image_bytes: int, wanted: int) -> int:
-        """The next metadata set (``wanted``), what the two after it need beyond what they release,
-        one journal more while a large image is made, and the cleaner's. All, when it is the limit.
-        """
-        if wanted - 2 > layout.IMAGE_SEGMENTS_MAX:
-            return len(self.space.states)
-        kept = (len(self.current.segments), len(self.fallback.segments))
-        coming = since = 0
         running = self.rollovers.running
-        if running is not None:
-            since = len(self.current.journal_segments) - running.journals_before
-            coming = kept[1] + len(running.dead)
-            kept = (running.image_segments + since, kept[0] - since)
-        growth = max(0, wanted - kept[0]) + max(0, wanted - kept[1])
-        is_large = since <= JOURNAL_SEGMENTS and not is_short(image_bytes)
-        extra = CLEANER_SEGMENTS + (JOURNAL_SEGMENTS if is_large else 0)
-        return max(wanted + growth + extra - coming, extra)
+        return self._reserve.segments(image_bytes, wanted, self.current, self.fallback, running)
 
     @property
     def is_nearly_used_up(self) -> bool:
@@ -331,8 +319,8 @@ class Volume:
         with a segment more of metadata, for which the reserve grows by several.
         """
         now = self.image_bytes_estimate()
-        wanted = self._set_segments(now)
-        ahead = self._set_segments(now + self._payload_bytes // _GROWTH_AHEAD)
+        wanted = self._reserve.set_segments(now)
+        ahead = self._reserve.set_segments(now + self._payload_bytes // _GROWTH_AHEAD)
         self.space.reserve = reserve = self._reserve_segments(now, wanted)
         if ahead != wanted:
             reserve = max(reserve, self._reserve_segments(now, ahead))

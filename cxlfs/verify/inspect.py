@@ -311,7 +311,7 @@ def inode(store: Store, ino: int) -> Item:
             f"no inode has the number {ino}", next_step="ls -i shows the numbers of files"
         )
     item = Item(structure="inode", media_offset=None, problem=None, kind=found.kind.name.lower())
-    item |= dataclasses.asdict(found.attributes())
+    item |= found.attributes()._asdict()
     item["paths"] = list[Value](_paths(store, ino))
     if found.target:
         item["target"] = found.target

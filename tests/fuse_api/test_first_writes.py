@@ -295,7 +295,7 @@ PLACES = {
     "lookups": "operations.lookups.remember",
     "processes": "operations._processes.identify",
     "data plane": "workers.opened",
-    "privileges": "store.list_xattrs",
+    "privileges": "operations._has_privileges",
     "lease": "store.versions.leases.give_spare",
     "permission": "workers.allow_writes",
     "page cache": "operations.page_cache.keep_at_open",

@@ -90,6 +90,7 @@ class FuseSocket:
         request_bytes_max: int = REQUEST_BYTES_MAX,
         splice_bytes_min: int = 0,
         waiting_bytes_max: int = transport.WAITING_BYTES_MAX,
+        absent_seconds: int = 0,
     ) -> None:
         self.engine, self.content = engine, content
         self._stream = splice_bytes_min > 0
@@ -112,6 +113,7 @@ class FuseSocket:
                 poll_ns=poll_ns,
                 splice_bytes_min=splice_bytes_min,
                 waiting_bytes_max=waiting_bytes_max,
+                absent_seconds=absent_seconds,
             )
             undo.callback(self.transport.close)
             self.port = Port(INO, content)
@@ -228,6 +230,7 @@ def fuse_socket(
     request_bytes_max: int = REQUEST_BYTES_MAX,
     splice_bytes_min: int = 0,
     waiting_bytes_max: int = transport.WAITING_BYTES_MAX,
+    absent_seconds: int = 0,
 ) -> Iterator[FuseSocket]:
     """Started; the writer's thread TID may write without calls."""
     made = FuseSocket(
@@ -239,6 +242,7 @@ def fuse_socket(
         request_bytes_max=request_bytes_max,
         splice_bytes_min=splice_bytes_min,
         waiting_bytes_max=waiting_bytes_max,
+        absent_seconds=absent_seconds,
     )
     try:
         made.start(workers)
