@@ -49,6 +49,7 @@ from cxlfs.job.protocol import (
 from tests.support.job_stores import (
     QUIET,
     Copy,
+    Fates,
     Faults,
     Rank,
     Store,
@@ -66,7 +67,7 @@ TURNS_MAX = 4000
 """Of one start of all processes; most take some 100."""
 
 
-class History:
+class History(Fates):
     """``run`` raises ViolationError. ``counts``: what was met, so that tests know they see it."""
 
     def __init__(self, seed: int) -> None:
@@ -206,7 +207,7 @@ class History:
             return False
         if self.late and self.random.random() < 0.02:
             self.flying.append(self.late.pop(self.random.randrange(len(self.late))))
-        if waiting and self.random.random() < self.faults.early_deadline:
+        if waiting and self._strikes("early_deadline"):
             self._pass_deadline(self.random.choice(waiting))
             return True
         choices = len(acting) + len(self.flying)
@@ -229,7 +230,7 @@ class History:
 
     def _deliver(self, index: int) -> None:
         to, key, sender, body = self.flying[index]
-        if self.random.random() < self.faults.doubled:
+        if self._strikes("doubled"):
             self._count("doubled messages")
         else:
             self.flying[index] = self.flying[-1]
@@ -297,10 +298,10 @@ class History:
                 self._send((other.number, key, rank.number, body))
 
     def _send(self, message: tuple[int, Key, int, Body]) -> None:
-        fate = self.random.random()
-        if fate < self.faults.lost:
+        fate = self._fate_of_message()
+        if fate == "lost":
             self._count("lost messages")
-        elif fate < self.faults.lost + self.faults.late:
+        elif fate == "late":
             self._count("late messages")
             self.late.append(message)
         else:
@@ -339,11 +340,11 @@ class History:
     def _act(self, rank: Rank) -> None:
         if (machine := rank.machine) is None or (action := machine.action) is None:
             return
-        fate = self.random.random()
-        if fate < self.faults.died / 2:
+        fate = self._fate_of_action()
+        if fate == "dies before":
             self._die(rank)
             return
-        if self.random.random() < self.faults.failed:
+        if fate == "fails":
             self._count("failed actions")
             if self.random.random() < 0.5:
                 self._effect(rank, action)  # done, and nobody knows
@@ -353,7 +354,7 @@ class History:
             machine.on(Failed(action, "failed"))
         else:
             event = self._effect(rank, action)
-            if fate < self.faults.died:
+            if fate == "dies behind":
                 self._die(rank)
                 return
             machine.on(event)
@@ -362,7 +363,7 @@ class History:
     def _die(self, rank: Rank) -> None:
         self._count("deaths")
         rank.machine = None
-        if self.random.random() < self.faults.store_lost:
+        if self._strikes("store_lost"):
             self._lose_node(self.seats[rank.number])
 
     def _lose_node(self, seat: int) -> None:
@@ -425,7 +426,7 @@ class History:
             other = self.ranks[target_rank]
             if other.machine is None:
                 return Failed(action, f"rank {other.number} is gone")
-            if self.random.random() < self.faults.failed:
+            if self._strikes("failed"):
                 return Failed(action, "a copy failed")
             held = self._held(attempt, number, content)
             target = self.stores[self.seats[other.number]]
@@ -440,7 +441,7 @@ class History:
             raise ViolationError(f"{store.name} collects, and {attempt} is not recorded in all")
         for old in gone:
             store.remove(old)
-            if self.random.random() < self.faults.died / 2:
+            if self._strikes("died", 0.5):
                 break
 
     def _load(self, rank: Rank, action: Load) -> Done | Failed:

@@ -134,6 +134,32 @@ def some_faults(numbers: random.Random) -> Faults:
     )
 
 
+class Fates:
+    """What goes wrong in a history, by chance."""
+
+    random: random.Random
+    faults: Faults
+
+    def _strikes(self, kind: str, share: float = 1.0) -> bool:
+        """Of ``Faults``; ``share``: of its likelihood."""
+        likely: float = getattr(self.faults, kind)
+        return self.random.random() < likely * share
+
+    def _fate_of_message(self) -> str:
+        fate = self.random.random()
+        if fate < self.faults.lost:
+            return "lost"
+        return "late" if fate < self.faults.lost + self.faults.late else ""
+
+    def _fate_of_action(self) -> str:
+        fate = self.random.random()
+        if fate < self.faults.died / 2:
+            return "dies before"
+        if self.random.random() < self.faults.failed:
+            return "fails"
+        return "dies behind" if fate < self.faults.died else ""
+
+
 @dataclasses.dataclass
 class Rank:
     """One process. ``machine`` is None when it has ended, or died."""
