@@ -4,6 +4,7 @@
     found = dcp.load(checkpointer, state)               # Restored, Nothing, or Resharded
     dcp.save(checkpointer, step, state)
     pending = dcp.async_save(checkpointer, step, state)
+    state = {"training": dcp.Training(model, optimizer)}
 
 Each rank writes what it holds as a DCP checkpoint of one rank, straight into the medium where it
 may (``cxlfs.torch``): files and metadata lie where the rank runs, and nothing is planned over the
@@ -43,11 +44,39 @@ from cxlfs.job import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn, optim
     from torch.distributed.checkpoint import LoadPlanner, StorageReader
     from torch.distributed.checkpoint.metadata import Metadata
 
 State = dict[str, object]
 _METADATA = ".metadata"
+
+
+class Training:
+    """A model and its optimizers as one entry of a state, however they are sharded or wrapped (DDP,
+    FSDP, tensor parallel), by what PyTorch has for that (``get_state_dict``): names of parameters
+    in the place of their numbers, so that it loads in another number of ranks, too.
+    """
+
+    def __init__(self, model: nn.Module, *optimizers: optim.Optimizer) -> None:
+        require("torch", "torch")
+        self._model = model
+        self._optimizers = optimizers
+
+    def state_dict(self) -> State:
+        from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: PLC0415
+
+        model, optimizers = get_state_dict(self._model, self._optimizers)
+        return {"model": model, "optimizers": optimizers}
+
+    def load_state_dict(self, state: State) -> None:
+        from torch.distributed.checkpoint.state_dict import set_state_dict  # noqa: PLC0415
+
+        set_state_dict(
+            *(self._model, self._optimizers),
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizers"],
+        )
 
 
 # --- verbs --------------------------------------------------------------------------------------

@@ -439,7 +439,7 @@ class Checkpointer:
         shards = files.measure(directory)
         node, world = os.uname().nodename, self.world
         return files.Manifest(
-            attempt, world.rank, world.size, node, self.store, self.medium, shards
+            *(attempt, world.rank, world.size, node, self.store, self.medium, shards, self.domain)
         )
 
     def _saved_manifest(self) -> files.Manifest:

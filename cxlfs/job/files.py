@@ -32,22 +32,18 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from cxlfs.durable import (
-    opened_file,
-    promised_crc32c,
-    size_and_crc32c,
-    sync_directory,
-    write_durably,
-)
+from cxlfs.durable import opened_file, promised_crc32c, sync_directory, write_durably
 from cxlfs.errors import JobFilesError
 from cxlfs.job.protocol import Attempt, Commit, Held, Inventory
 from cxlfs.job.protocol.messages import attempt_of
+from cxlfs.job.reading_back import commit_of, read_back
 from cxlfs.native import crc32c
 from cxlfs.plain import Plain, PlainError, constant, fields, number, parse, row, text
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+"""It says of which commits of the store, and in which domain."""
 COMMIT_FORMAT = 2
 """Its digest is a sum over all ranks (see ``protocol.digest_of``)."""
 MANIFEST_NAME = "manifest.json"
@@ -64,11 +60,14 @@ _OF_RANK = re.compile(r"(?:rank|commit)-(\d{5,10})(?![0-9])", re.ASCII)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shard:
-    """``name``: below the rank's directory; ``crc32c``: of the whole file."""
+    """``name``: below the rank's directory; ``crc32c``: of the whole file; ``commit``: see
+    ``reading_back.commit_of``, in the store that it was saved in.
+    """
 
     name: str
     size_bytes: int
     crc32c: int
+    commit: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +81,9 @@ class Medium:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """``store``: see ``medium.identity``; ``node``: its host's name."""
+    """``store``: see ``medium.identity``; ``node``: its host's name; ``domain``: with what it
+    fails, as it stated.
+    """
 
     attempt: Attempt
     rank: int
@@ -91,6 +92,7 @@ class Manifest:
     store: str
     medium: Medium
     shards: tuple[Shard, ...]
+    domain: str = ""
 
     def encode(self) -> bytes:
         plain = {"format": FORMAT, **dataclasses.asdict(self)}
@@ -277,11 +279,11 @@ def measured(path: Path, name: str) -> Shard:
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        size, found = size_and_crc32c(file.fileno())
+    size, found = read_back(path)
     wanted = promised_crc32c(path)
     if wanted is not None and wanted != found:
         raise JobFilesError(f"{path}: CRC32C {found:08x}, and not {wanted:08x}")
-    return Shard(name, size, found)
+    return Shard(name, size, found, commit_of(path))
 
 
 def _files(directory: Path) -> Iterator[Path]:
@@ -303,10 +305,7 @@ def verify(root: Path, attempt: Attempt, rank: int, digest: str) -> Path:
     manifest = decode_manifest(read_manifest(directory, digest), directory)
     for shard in manifest.shards:
         path = directory / shard.name
-        with opened_file(path, JobFilesError) as (descriptor, size_bytes):
-            if size_bytes != shard.size_bytes:
-                raise JobFilesError(f"{path}: not of {shard.size_bytes} bytes")
-            found = size_and_crc32c(descriptor)
+        found = read_back(path, shard.size_bytes)
         if found != (shard.size_bytes, shard.crc32c):
             raise JobFilesError(f"{path}: CRC32C {found[1]:08x}, not {shard.crc32c:08x}")
     return directory
@@ -343,9 +342,8 @@ def _read(path: Path, size_max: int) -> bytes:
 
 def decode_manifest(data: bytes, where: Path) -> Manifest:
     """Raises JobFilesError."""
-    names = ("format", "attempt", "rank", "world", "node", "store", "medium", "shards", "crc32c")
     try:
-        plain = fields(parse(data, MANIFEST_BYTES_MAX), names)
+        plain = fields(parse(data, MANIFEST_BYTES_MAX), _MANIFEST_FIELDS)
         constant(plain["format"], FORMAT)
         manifest = Manifest(
             attempt_of(plain["attempt"]),
@@ -355,6 +353,7 @@ def decode_manifest(data: bytes, where: Path) -> Manifest:
             text(plain["store"]),
             _medium(plain["medium"]),
             row(plain["shards"], _shard, SHARDS_MAX),
+            text(plain["domain"]),
         )
     except PlainError as error:
         raise JobFilesError(f"{where}: {error}") from None
@@ -363,20 +362,23 @@ def decode_manifest(data: bytes, where: Path) -> Manifest:
     return manifest
 
 
+_MANIFEST_FIELDS = ("format", "crc32c", *(field.name for field in dataclasses.fields(Manifest)))
+
+
 def _medium(plain: Plain) -> Medium:
     found = fields(plain, ("uuid", "kind", "write_back"))
     return Medium(text(found["uuid"]), text(found["kind"]), text(found["write_back"]))
 
 
 def _shard(plain: Plain) -> Shard:
-    found = fields(plain, ("name", "size_bytes", "crc32c"))
+    found = fields(plain, ("name", "size_bytes", "crc32c", "commit"))
     name, crc = text(found["name"]), number(found["crc32c"])
     parts = name.split("/")
     if not name or "\0" in name or any(part in {"", ".", ".."} for part in parts):
         raise PlainError("a name that leads elsewhere")
     if crc >> 32:
         raise PlainError("a checksum of more than 32 bits")
-    return Shard(name, number(found["size_bytes"]), crc)
+    return Shard(name, number(found["size_bytes"]), crc, number(found["commit"]))
 
 
 def take_stock(root: Path, store: str) -> tuple[Inventory, tuple[str, ...]]:

@@ -73,6 +73,11 @@ class Resharded:
     def step(self) -> int:
         return self.attempt.step
 
+    @property
+    def resumes_at(self) -> int:
+        """The step behind it: the first that is to be done."""
+        return self.step + 1
+
 
 def remove_brought(root: Path) -> None:
     """What a kill has left, in a store of which no rank is resharding."""

@@ -1,4 +1,4 @@
-"""The example of ``docs/job.md`` under torchrun, two real processes over gloo: a rank is killed,
+"""The examples of ``docs/job.md`` under torchrun, two real processes over gloo: a rank is killed,
 the job is begun again, and what they end with is bit for bit what they would have had.
 """
 
@@ -31,15 +31,24 @@ KILL = """    if step == 25 and first == 0 and dist.get_rank() == 1:
 """
 REST = """
 print(f"rank {dist.get_rank()} began at {first}")
-torch.save(model.state_dict(), f"{RESULT}/{dist.get_rank()}.pt")
+whole = lambda value: getattr(value, "full_tensor", lambda: value)()
+weights = {name: whole(value) for name, value in model.state_dict().items()}
+torch.save(weights, f"{RESULT}/{dist.get_rank()}.pt")
 dist.destroy_process_group()
 """
 
 
-def example(root: Path, result: Path, *, killed: bool) -> str:
+def examples() -> list[str]:
+    """Of the document: with DDP, and with FSDP."""
     text = (ROOT / "docs" / "job.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    code = code.replace('"/mnt/ckpt/run1"', f'"{root}", deadline_seconds=60, allow_volatile=True')
+    found: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(found) == 2
+    return found
+
+
+def example(number: int, root: Path, result: Path, *, killed: bool) -> str:
+    where = f'"{root}", deadline_seconds=60, allow_volatile=True'
+    code = examples()[number].replace('"/mnt/ckpt/run1"', where)
     assert code.count(LOOP) == 1
     if killed:
         code = code.replace(LOOP, KILL + LOOP)
@@ -63,14 +72,19 @@ def run(program: str, where: Path, *, fails: bool = False) -> str:
     return done.stdout
 
 
+def test_the_examples_are_as_short_as_they_are_said_to_be() -> None:
+    assert [example.count("# +") for example in examples()] == [10, 7]
+
+
 @pytest.mark.timeout(240)
-def test_a_killed_rank_and_the_same_weights(place: Workplace, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 1], ids=["ddp", "fsdp"])
+def test_a_killed_rank_and_the_same_weights(number: int, place: Workplace, tmp_path: Path) -> None:
     told = {}
     for killed in (False, True):
         where = tmp_path / str(killed)
         where.mkdir()
         root = place.mountpoint / str(killed)
-        program = example(root, where, killed=killed)
+        program = example(number, root, where, killed=killed)
         if killed:
             assert "began" not in run(program, where, fails=True)
         told[killed] = run(program, where)

@@ -29,7 +29,8 @@ from nvidia_resiliency_ext.checkpointing.local.base_state_dict import TensorAwar
 from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import (
     LocalCheckpointManager,
 )
-from cxlfs.adapters import nvrx
+from nvidia_resiliency_ext.checkpointing.local.replication import strategies
+from cxlfs.adapters import nvrx, nvrx_replicas
 from cxlfs.job import Checkpointer
 from tests.support.torch_ranks import say, start
 
@@ -66,6 +67,10 @@ def manager_of(kind):
     if kind == "theirs":
         return LocalCheckpointManager(store + "/theirs")
     os.environ["CXLFS_DOMAIN"] = store
+    if kind == "replicated":
+        strategy = nvrx_replicas.ReplicationStrategy(store + "/theirs", deadline_seconds=60)
+        assert isinstance(strategy, strategies.ReplicationStrategy)
+        return LocalCheckpointManager(store + "/theirs", repl_strategy=strategy)
     replicas = 2 if kind == "copies" else 1
     made = Checkpointer(store + "/ours", deadline_seconds=60, allow_volatile=True,
                         replicas=replicas)
@@ -113,7 +118,7 @@ def both(told: str, words: str) -> bool:
 
 def test_their_manager_on_a_mount(places: tuple[Workplace, Workplace], tmp_path: Path) -> None:
     """The policy is what it needs after a kill: it does not save an iteration again of which a torn
-    file is there. (Its replication sends through CUDA.)
+    file is there. (Its own replication sends through CUDA.)
     """
     for place in places:
         place.announced.append("unit-back")
@@ -154,3 +159,18 @@ shutil.rmtree(STORES[1] + "/ours")
 assert start(2, train, "copies", 4)
 """
     assert both(run(program, places, tmp_path), "copies found 2")
+
+
+def test_their_manager_with_our_replicas(
+    places: tuple[Workplace, Workplace], tmp_path: Path
+) -> None:
+    """Both stores have both ranks' files; one is lost, and its rank goes on where it was."""
+    program = """
+assert start(2, train, "replicated", 3)
+for rank in range(2):
+    found = sorted(os.listdir(STORES[rank] + f"/theirs/{rank}"))
+    assert found == [f"iter_0000002_{other}_local.pt" for other in range(2)], found
+shutil.rmtree(STORES[1] + "/theirs")
+assert start(2, train, "replicated", 5)
+"""
+    assert both(run(program, places, tmp_path), "replicated found 2")

@@ -27,7 +27,11 @@ def test_what_a_manifest_says(place: Workplace) -> None:
     (path,) = place.mountpoint.glob("job/step-*/rank-00000/manifest.json")
     manifest = json.loads(path.read_text())
     crc = crc32c(DATA)
-    assert manifest["shards"] == [{"name": "shard.bin", "size_bytes": len(DATA), "crc32c": crc}]
+    commit = int(os.getxattr(path.parent / "shard.bin", "user.cxlfs.commit"))
+    assert commit > 0
+    shard = {"name": "shard.bin", "size_bytes": len(DATA), "crc32c": crc, "commit": commit}
+    assert manifest["shards"] == [shard]
+    assert manifest["domain"] == os.uname().nodename
     assert os.getxattr(path.parent / "shard.bin", "user.cxlfs.crc32c") == b"%08x" % crc
     assert manifest["medium"]["kind"]
     assert len(manifest["medium"]["uuid"]) == 36

@@ -11,7 +11,10 @@ In a large job the leader of each group serves a store of its own, in which the 
 server is asked by more clients than there are leaders, or ranks of a group. Where one of a group
 does not reach it that group talks in the store of all.
 
+CXLFS_LINKS has bytes go over gloo in any case, or over NIXL (``nixl``).
+
 Invariants
+- All ranks have the same kind of links, or none begins.
 - All ranks of a group use the same store: its leader decides, when it has heard whether all reach
   its own.
 - Keys of one start of the job are not those of another, where the store outlives a restart (as that
@@ -34,11 +37,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from cxlfs.errors import JobEngineError, JobLinkError
+from cxlfs.job.engines import nixl
 from cxlfs.job.engines.interface import Link, Pending, World, group_size_of
+from cxlfs.job.engines.nixl import NixlLink
 from cxlfs.job.engines.sockets import meet, own_address
 from cxlfs.native.client import lent
 
 _INCARNATION_SECONDS = 300.0
+LINKS_VARIABLE = "CXLFS_LINKS"
+LINKS = ("auto", "gloo", "nixl")
 LANES = 2
 """Connections of a link: each has a thread of its own."""
 _SECONDS_MIN = 0.001
@@ -87,12 +94,19 @@ class StoreEngine:
         self._groups = groups
         self._world = World(rank, size, "")
         self._said: dict[str, list[Store]] = {}
+        self._links = _links_wanted()
         if rank == 0:
-            self.say("incarnation", secrets.token_hex(8).encode())
-        token = self.hear("incarnation", [0], _INCARNATION_SECONDS).get(0)
-        if token is None:
+            self.say("incarnation", f"{secrets.token_hex(8)} {self._links}".encode())
+        told = self.hear("incarnation", [0], _INCARNATION_SECONDS).get(0)
+        if told is None:
             raise JobEngineError("rank 0 was not heard")
-        incarnation = f"{start}.{token.decode()}"
+        token, _, links = told.decode().partition(" ")
+        if links != self._links:
+            raise JobEngineError(
+                f"rank 0 copies over {links}, this one, rank {rank}, over {self._links}",
+                next_step=f"set {LINKS_VARIABLE} alike for all ranks",
+            )
+        incarnation = f"{start}.{token}"
         group_size = 0 if groups is None else groups.size
         self._world = World(rank, size, incarnation, group_size)
         if groups is not None and groups.size:
@@ -126,8 +140,13 @@ class StoreEngine:
         own, end = self._world.rank, time.monotonic() + seconds
         store = self._store.clone()
         store.set_timeout(dt.timedelta(seconds=seconds))
+        if self._links == "nixl":
+            return NixlLink(store, own, other, name, seconds)
         try:
-            link = meet(store, _host_of(store), int(own > other), other, name, seconds)
+            is_gloo = self._links == "gloo"
+            side = int(own > other)
+            host = "" if is_gloo else _host_of(store)
+            link = None if is_gloo else meet(store, host, side, other, name, seconds)
         except RuntimeError as error:
             raise _lost(other, error) from None
         if link is not None:
@@ -161,6 +180,18 @@ class StoreEngine:
         if used is None:
             raise JobEngineError(f"rank {leader} was not heard")
         return near if used else None
+
+
+def _links_wanted() -> str:
+    """Raises JobEngineError."""
+    wanted = os.environ.get(LINKS_VARIABLE) or LINKS[0]
+    if wanted not in LINKS:
+        raise JobEngineError(
+            f"{LINKS_VARIABLE} is {wanted}", next_step=f"set it to one of {', '.join(LINKS)}"
+        )
+    if wanted == "nixl":
+        nixl.require()
+    return wanted
 
 
 class Groups:

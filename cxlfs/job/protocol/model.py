@@ -145,10 +145,20 @@ class Restored:
     def step(self) -> int:
         return self.attempt.step
 
+    @property
+    def resumes_at(self) -> int:
+        """The step behind it: the first that is to be done."""
+        return self.step + 1
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Nothing:
     """No store holds a checkpoint that was ever committed: a first start."""
+
+    @property
+    def resumes_at(self) -> int:
+        """Step 0."""
+        return 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
