@@ -36,6 +36,7 @@ from cxlfs.job.agent.service import Work
 from cxlfs.job.checkpointer import domain_of
 from cxlfs.job.engines import Engine
 from cxlfs.job.engines.rendezvous import Alone, Meeting, TorchMeeting
+from cxlfs.job.protocol import PLACEMENTS
 
 HELP = """Keep, copy and give back the checkpoints that a training job saves in DIR, on this node's
 store. One on each node of the job; they reach each other through torch, at the address of the node
@@ -138,6 +139,12 @@ def _meeting_of(place: Place) -> Meeting:
     "--domain", metavar="NAME", help="With what else this node fails (CXLFS_DOMAIN, or its name)."
 )
 @click.option(
+    "--placement",
+    type=click.Choice(PLACEMENTS),
+    default="groups",
+    help="Where copies lie: in groups of stores, or in one ring of all (groups).",
+)
+@click.option(
     "--keep",
     type=click.IntRange(min=1),
     default=2,
@@ -179,6 +186,7 @@ def command(
     rendezvous: str | None,
     replicas: int,
     domain: str | None,
+    placement: str,
     keep: int,
     tier: str | None,
     tier_every: int,
@@ -193,7 +201,9 @@ def command(
     root = Path(directory).absolute()
     place = place_of(nodes, node_rank, rendezvous)
     tell = _telling(Output(as_json=as_json), root)
-    settings = Settings(replicas, domain_of(domain), deadline, tier, tier_every, tier_keep)
+    settings = Settings(
+        *(replicas, domain_of(domain), deadline, tier, tier_every, tier_keep, placement)
+    )
 
     def keeper_of(kept: Path, engine: Engine) -> Keeper:
         return Keeper(
@@ -201,6 +211,7 @@ def command(
             engine=engine,
             replicas=settings.replicas,
             domain=settings.domain,
+            placement=settings.placement,
             keep=keep,
             tier=settings.tier,
             tier_every=settings.tier_every,

@@ -89,9 +89,10 @@ class Checkpointer:
     ``root``: a directory of this node's mounted store; ranks of one node share it. ``replicas``: in
     how many stores, each of another failure domain, the shards of each rank lie; ``domain``: with
     what else this node fails (a rack, a power supply), by default what CXLFS_DOMAIN says, or the
-    node's name. ``keep``: how many committed checkpoints stay. ``deadline_seconds``: how long a
-    rank waits for the others at each step of the protocol; the slowest save has to fit, and the
-    slowest copy. What is in flight is waited for 5 * ``in_flight`` times as long, 8 * with copies.
+    node's name; ``placement``: where copies lie, "groups" or "ring". ``keep``: how many committed
+    checkpoints stay. ``deadline_seconds``: how long a rank waits for the others at each step of the
+    protocol; the slowest save has to fit, and the slowest copy. What is in flight is waited for
+    5 * ``in_flight`` times as long, 8 * with copies.
     ``allow_volatile``: commit although a store lies in memory that is gone with the power.
     ``in_flight``: how many asynchronous checkpoints, and snapshots, there may be. ``tier``: the URL
     of a place in an object store, to which what is committed is drained behind training, and from
@@ -111,6 +112,7 @@ class Checkpointer:
         *,
         replicas: int = 1,
         domain: str | None = None,
+        placement: str = "groups",
         tier: str | None = None,
         tier_every: int = 1,
         tier_keep: int | None = None,
@@ -128,7 +130,9 @@ class Checkpointer:
         self.engine = engine_named(engine) if isinstance(engine, str) else engine
         self.world = self.engine.world()
         self.domain = domain_of(domain)
-        self.copies = Copies(self.root, self.engine, replicas, each_its_own=tier is not None)
+        self.copies = Copies(
+            *(self.root, self.engine, replicas, placement), each_its_own=tier is not None
+        )
         self._room = Room(self.root, keep, self.copies)
         self.store = medium.identity(self.root)
         self._leave = weakref.finalize(self, medium.leave, medium.attend(self.root))
@@ -336,6 +340,7 @@ class Checkpointer:
             self._place(),
             attempt,
             replicas=self.copies.replicas,
+            placement=self.copies.placement,
             recorders=recorders_of(self._met),
             refusal=refusal or self._refusal,
         )

@@ -19,6 +19,7 @@ from cxlfs.job.engines import Engine, Link
 from cxlfs.job.exchange import Failures, exchange
 from cxlfs.job.files import Manifest
 from cxlfs.job.protocol import (
+    PLACEMENTS,
     Attempt,
     Inventory,
     Placement,
@@ -33,12 +34,19 @@ log = logging.getLogger(__name__)
 
 
 class Copies:
-    """Of one rank, whose store is at ``root``. ``each_its_own``: of the ranks that share a store
-    each removes what is its own. Raises JobConfigurationError.
+    """Of one rank, whose store is at ``root``. ``placement``: groups of stores that copy to each
+    other, or one ring of all, in which each copies to those behind it. ``each_its_own``: of the
+    ranks that share a store each removes what is its own. Raises JobConfigurationError.
     """
 
     def __init__(
-        self, root: Path, engine: Engine, replicas: int, *, each_its_own: bool = False
+        self,
+        root: Path,
+        engine: Engine,
+        replicas: int,
+        placement: str = "groups",
+        *,
+        each_its_own: bool = False,
     ) -> None:
         self.root = root
         self.each_its_own = each_its_own
@@ -50,6 +58,11 @@ class Copies:
                 f"replicas={replicas} in a job of {self.world} processes",
                 next_step="each replica lies in another rank's store: 1 to the number of ranks",
             )
+        if placement not in PLACEMENTS:
+            raise JobConfigurationError(
+                f"no placement {placement!r}: there are {' and '.join(PLACEMENTS)}"
+            )
+        self.placement = placement
         self._stores: tuple[str, ...] = ()
         self._placement = Placement(((),) * self.world)
 
@@ -57,7 +70,8 @@ class Copies:
         """Which store each rank has. Raises JobConfigurationError, alike on all ranks."""
         self._stores = tuple(inventory.store for inventory in inventories)
         if self.replicas > 1:
-            self._placement = place_copies(inventories, self.replicas)
+            is_ring = self.placement == "ring"
+            self._placement = place_copies(inventories, self.replicas, ring=is_ring)
 
     def stores(self) -> tuple[str, ...]:
         """Those that copies of this rank's shards belong in."""

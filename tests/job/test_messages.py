@@ -26,7 +26,7 @@ from cxlfs.job.protocol.messages import (
 
 ATTEMPT = Attempt(7, 100, "0123abcd")
 BODIES: tuple[Body, ...] = (
-    Prepare(ATTEMPT, 4, 2),
+    Prepare(ATTEMPT, 4, 2, "ring"),
     Saved(ATTEMPT),
     Saved(None, "no room"),
     Vote(ATTEMPT, "digest"),
@@ -74,7 +74,10 @@ def test_what_is_cut_or_changed_is_refused_or_another_message(
         {"kind": "Prepare"},
         {"kind": ["Prepare"], "body": {}},
         {"kind": "Machine", "body": {}},
-        {"kind": "Prepare", "body": {"attempt": None, "world": 1, "replicas": 1}},
+        {
+            "kind": "Prepare",
+            "body": {"attempt": None, "world": 1, "replicas": 1, "placement": "ring"},
+        },
         {"kind": "Recorded", "body": {"attempt": {}, "durable": True}},
         {"kind": "Stock", "body": {"inventory": [], "reason": ""}},
         {"kind": "Stock", "body": {"inventory": None, "reason": 3}},

@@ -123,6 +123,7 @@ class Job:
         self.seconds = SECONDS
         self.in_flight = 1
         self.replicas = 1
+        self.placement = "groups"
         self.domains: list[str] = []
         """Of the ranks; none: a domain for each store."""
         self.tier: str | None = None
@@ -149,6 +150,7 @@ class Job:
                 in_flight=self.in_flight,
                 replicas=self.replicas,
                 domain=self.domain(engine.rank),
+                placement=self.placement,
                 tier=self.tier,
                 tier_every=self.tier_every,
                 tier_keep=self.tier_keep,

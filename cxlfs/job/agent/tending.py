@@ -59,6 +59,7 @@ class Settings:
     tier: str | None = None
     tier_every: int = 1
     tier_keep: int | None = None
+    placement: str = "groups"
 
 
 class Tending:
@@ -144,7 +145,8 @@ class Tending:
         digest = digest_of(choice.manifests)
         for rank in own.ranks():
             files.record_commit(self._root, choice.attempt, rank, digest)
-        placement = place_copies(inventories, self._settings.replicas)
+        is_ring = self._settings.placement == "ring"
+        placement = place_copies(inventories, self._settings.replicas, ring=is_ring)
         missing = missing_copies(placement, choice, inventories, excluded)
         failed = self._exchange(own, choice, missing)
         self._say(choice.attempt, len(missing) - len(failed), len(failed))

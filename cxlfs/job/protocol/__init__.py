@@ -46,6 +46,7 @@ from cxlfs.job.protocol.model import (
 )
 from cxlfs.job.protocol.place import Place
 from cxlfs.job.protocol.placement import (
+    PLACEMENTS,
     Placement,
     Transfer,
     copysets,
@@ -59,6 +60,7 @@ from cxlfs.job.protocol.restoring import Restoring
 from cxlfs.job.protocol.saving import Saving
 
 __all__ = [
+    "PLACEMENTS",
     "TIER",
     "Aborted",
     "Action",

@@ -36,11 +36,12 @@ REASONS_MAX = 32
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepare:
-    """From rank 0: what is about to be saved, in how many stores each shard."""
+    """From rank 0: what is about to be saved, in how many stores each shard, placed how."""
 
     attempt: Attempt
     world: int
     replicas: int = 1
+    placement: str = "groups"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -164,9 +165,9 @@ def _inventory(plain: Plain) -> Inventory:
 
 
 def _prepare(plain: Plain) -> Prepare:
-    found = fields(plain, ("attempt", "world", "replicas"))
+    found = fields(plain, ("attempt", "world", "replicas", "placement"))
     numbers = number(found["world"]), number(found["replicas"])
-    return Prepare(attempt_of(found["attempt"]), *numbers)
+    return Prepare(attempt_of(found["attempt"]), *numbers, text(found["placement"]))
 
 
 def _saved(plain: Plain) -> Saved:

@@ -22,6 +22,8 @@ from cxlfs.errors import JobConfigurationError
 from cxlfs.job.protocol.model import TIER, Inventory
 from cxlfs.job.protocol.planning import Choice, Excluded
 
+PLACEMENTS = ("groups", "ring")
+
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Transfer:

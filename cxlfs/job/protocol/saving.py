@@ -67,12 +67,14 @@ class Saving(Machine):
         attempt: Attempt,
         *,
         replicas: int = 1,
+        placement: str = "groups",
         recorders: frozenset[int] | None = None,
         refusal: str = "",
     ) -> None:
         super().__init__(place)
         self.attempt = attempt
         self.replicas = replicas
+        self.placement = placement
         self.recorders = recorders
         self.refusal = refusal
         self._begun: Attempt | None = None
@@ -83,7 +85,8 @@ class Saving(Machine):
     def _begin(self) -> Action | None:
         place = self.place
         if place.rank == 0:
-            return self._prepare({0: Prepare(self.attempt, place.world, self.replicas)}, ())
+            prepare = Prepare(self.attempt, place.world, self.replicas, self.placement)
+            return self._prepare({0: prepare}, ())
         waiting = Gather(self._key("prepare"), None, (place.above,))
         return self._gather(waiting, self._prepare)
 
@@ -115,6 +118,8 @@ class Saving(Machine):
             return f"rank 0 counts {prepare.world} ranks, this one {self.place.world}"
         if prepare.replicas != self.replicas:
             return f"rank 0 makes {prepare.replicas} replicas, this rank {self.replicas}"
+        if prepare.placement != self.placement and self.replicas > 1:
+            return f"rank 0 places copies in {prepare.placement}, this rank in {self.placement}"
         return ""
 
     def _proceed(self, event: Done | Failed) -> Action | None:
