@@ -205,6 +205,10 @@ def test_every_section_has_a_table_and_a_picture(tmp_path: Path, seed: int) -> N
     figures.draw(found["scale"], tmp_path / "goodput.svg")
     text = (tmp_path / "goodput.svg").read_text()
     assert text.count("<circle") == 4 * (len(figures.NODES) + 1)
+    figures.draw_table(found["table"], tmp_path / "efficiency.svg")
+    text = (tmp_path / "efficiency.svg").read_text()
+    assert text.count("<circle") == 6
+    assert text.count("storage over the network") == 3
 
 
 # --- a save that is tried -----------------------------------------------------------------------

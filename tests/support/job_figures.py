@@ -312,3 +312,27 @@ def draw(rows: list[Figures], path: Path) -> None:
         every = "" if name.endswith("best interval") else f", every {_minutes(best)}"
         picture.text((_LEFT + 32, y + 4), name + every)
     picture.write(path)
+
+
+def draw_table(found: Figures, path: Path) -> None:
+    """Bars: the formula; dots: the simulation; strokes: what is stated."""
+    rows = [(name, each, s) for name, each in found.items() for s in each["systems"]]
+    stated = {system.name: share for system, share in STATED.items()}
+    picture = Picture(690, 60 + 30 * len(rows), "Training efficiency: what a table states, and why")
+    left, width = 330.0, 330.0
+    for share in (0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        x = left + width * share
+        picture.line([(x, 30), (x, 40 + 30 * len(rows))], stroke=GRID)
+        picture.text((x, 22), f"{share:.0%}", anchor="middle", fill=FAINT)
+    for number, (name, each, system) in enumerate(rows):
+        y, figures = 44 + 30 * number, each["systems"][system]
+        colour = COLOURS[0] if system != LOCAL.name else COLOURS[3]
+        picture.rectangle((left, y), width * figures["exact"], 14, fill=colour)
+        if "simulated" in figures:
+            picture.dots([(left + width * figures["simulated"], y + 7)], fill=COLOURS[2])
+        if system in stated:
+            x = left + width * stated[system]
+            picture.line([(x, y - 4), (x, y + 18)], stroke=INK, width=2)
+        words = f"{system}; {name}: {each['mtbf_hours']:.1f} h"
+        picture.text((left - 8, y + 11), words, anchor="end", size=11)
+    picture.write(path)
