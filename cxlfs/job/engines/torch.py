@@ -142,16 +142,14 @@ class StoreEngine:
         store.set_timeout(dt.timedelta(seconds=seconds))
         if self._links == "nixl":
             return NixlLink(store, own, other, name, seconds)
-        try:
-            is_gloo = self._links == "gloo"
-            side = int(own > other)
-            host = "" if is_gloo else _host_of(store)
-            link = None if is_gloo else meet(store, host, side, other, name, seconds)
-        except RuntimeError as error:
-            raise _lost(other, error) from None
-        if link is not None:
-            return link
-        log.info("rank %d: reached over gloo alone, which is slower", other)
+        if self._links == "auto":
+            try:
+                link = meet(store, _host_of(store), int(own > other), other, name, seconds)
+            except RuntimeError as error:
+                raise _lost(other, error) from None
+            if link is not None:
+                return link
+            log.info("rank %d: reached over gloo alone, which is slower", other)
         return TorchLink(store, own, other, name, max(end - time.monotonic(), _SECONDS_MIN))
 
     def forget(self, key: str) -> None:
