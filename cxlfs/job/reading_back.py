@@ -9,7 +9,7 @@ checksum where this process may look at the pages themselves.
 Never: which file, or what its checksum has to be (``files``).
 
 Invariants
-- Nothing is believed of a page that was not compared; no page cache is between (``client.map``).
+- Nothing is believed of a page that was not compared, here and now; no page cache is between.
 - A file that is replaced meanwhile is read by the kernel, and so is one that is damaged: its mount
   has to know.
 """
@@ -24,7 +24,7 @@ from cxlfs.durable import opened_file, promised_crc32c, size_and_crc32c
 from cxlfs.errors import JobFilesError
 
 IN_PLACE_FROM_BYTES = 1 << 20
-"""Smaller files are read: to map one takes a few requests."""
+"""Smaller files are read: to find where one lies takes a few requests."""
 COMMIT_XATTR = "user.cxlfs.commit"
 
 
@@ -44,19 +44,12 @@ def _in_place(path: Path) -> tuple[int, int] | None:
     promised = promised_crc32c(path)
     if promised is None:
         return None
-    with client.map(path, client.Verify.NO) as mapped:
-        if not mapped.direct or not _is_well(mapped):
-            return None
-        is_same = promised_crc32c(path) == promised
-        return (len(mapped), promised) if is_same else None
-
-
-def _is_well(mapped: client.MappedFile) -> bool:
     try:
-        mapped.verify()
+        stored = client.StoredFile(path)
+        stored.verify(0, len(stored))
     except OSError:
-        return False
-    return True
+        return None
+    return (len(stored), promised) if promised_crc32c(path) == promised else None
 
 
 def commit_of(path: Path) -> int:

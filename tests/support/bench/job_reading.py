@@ -1,6 +1,6 @@
 """How long reading a saved file back takes: by the kernel, and in place, in turns.
 
-In place as a rank does that has saved through the kernel: the pages are mapped anew each time.
+In place as a rank does that has saved through the kernel: it maps the medium anew each time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ def measure_reading_back(directory: Path, size_bytes: int) -> ReadingBack:
         for _ in range(size_bytes // _PATTERN_BYTES):
             file.write(pattern)
         os.fsync(file.fileno())
-    with client.map(path, client.Verify.NO) as mapped:
-        is_direct = mapped.direct
+    try:
+        is_direct = len(client.StoredFile(path)) == size_bytes
+    except OSError:
+        is_direct = False
     ways: list[list[float]] = [[], []]
     found = set()
     for _ in range(ROUNDS):
