@@ -78,10 +78,10 @@ def gives_up():
             say(str(error))
 
 def is_killed():
-    made = link(2)
-    if dist.get_rank() == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
+        made = link(2)
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
         made.receive(bytearray(5)).wait()
     except JobLinkError as error:
         say(f"killed: {error}")
