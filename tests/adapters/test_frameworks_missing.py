@@ -29,6 +29,7 @@ USES = {
     "dcp": "dcp.save(None, 1, {})",
     "lightning": "lightning.CheckpointIO",
     "nvrx": "nvrx.CheckpointManager",
+    "nvrx_replicas": "nvrx_replicas.ReplicationStrategy",
     "torch": "torch.save({}, 'nowhere')",
 }
 
