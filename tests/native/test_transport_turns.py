@@ -214,10 +214,12 @@ def test_the_worker_goes_where_its_client_is(fuse: FuseSocket) -> None:
                 time.sleep(0.02)
                 # There it does not poll; elsewhere it does, for ever.
                 slept += workers_cpu_s() - begin_s < 0.005
-                beside += processor in [processors()[task] for task in others]
+                now = processors()  # a thread of whoever runs the tests may have ended
+                beside += processor in [now[task] for task in others & now.keys()]
             assert slept > PLACED // 2
             assert beside  # until the system has moved it away, for what else there is to do
-            assert {task: os.sched_getaffinity(task) for task in others} == allowed
+            left = others & processors().keys()
+            assert all(os.sched_getaffinity(task) == allowed[task] for task in left)
     finally:
         os.sched_setaffinity(0, before)
 
@@ -254,8 +256,12 @@ def test_waking_takes_time_where_there_is_a_second_processor() -> None:
 
 
 def slices(task: int) -> int:
-    """How often a thread of this process got a processor."""
-    return int(Path(f"/proc/self/task/{task}/schedstat").read_text(encoding="ascii").split()[2])
+    """How often a thread of this process got a processor; 0: it has ended."""
+    try:
+        text = Path(f"/proc/self/task/{task}/schedstat").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(text.split()[2])
 
 
 @pytest.mark.parametrize("fuse", [0], indirect=True)
