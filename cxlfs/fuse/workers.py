@@ -135,7 +135,7 @@ class Workers:
         """
         took = waking_ns() or self._waking_ns
         self._waking_ns = min(took, self._waking_ns)
-        self.transport.stay(self._waking_ns >= WAKING_NS_DEAR)
+        self.transport.stay_with_client(stays=self._waking_ns >= WAKING_NS_DEAR)
 
     def _run(self, worker: Worker, serve: Serve, on_end: OnEnd) -> None:
         error: MountError | None = None

@@ -178,7 +178,7 @@ class Transport:
         if code != 0:
             raise failure(code, "start a thread of the transport")
 
-    def stay(self, stays: bool) -> None:
+    def stay_with_client(self, *, stays: bool) -> None:
         """Whether a worker that serves one thread alone goes to its processor, as it does first."""
         lib.cxl_transport_stay(self.handle, stays)
 

@@ -237,9 +237,9 @@ def test_a_worker_that_need_not_stay_looks_from_where_it_is(fuse: FuseSocket) ->
         time.sleep(0.02)
         return workers_cpu_s() - begin_s >= 0.005
 
-    fuse.transport.stay(False)
+    fuse.transport.stay_with_client(stays=False)
     assert [polls() for _ in range(PLACED)].count(True) > PLACED // 2
-    fuse.transport.stay(True)
+    fuse.transport.stay_with_client(stays=True)
     assert [polls() for _ in range(PLACED)].count(False) > PLACED // 2
 
 
