@@ -62,16 +62,16 @@ static int store_sums(filling *state)
 static int store_chunks(filling *state, const uint8_t *bytes, uint32_t count)
 {
     uint64_t chunk = state->client->identity.chunk_bytes;
-    for (uint32_t i = 0; i < count; i++, state->at += chunk) {
-        uint32_t *sum = &state->sums[state->sum_count];
-        *sum = client_chunk_seed(state->lease->id, state->at / chunk);
-        int result = cxl_media_copy_crc(state->client->media, state->lease->media_offset + state->at,
-                                        bytes + i * chunk, chunk, sum);
-        if (result != 0)
-            return result;
-        state->sum_count++;
+    uint32_t *sums = &state->sums[state->sum_count];
+    for (uint32_t i = 0; i < count; i++)
+        sums[i] = client_chunk_seed(state->lease->id, state->at / chunk + i);
+    int result = cxl_media_copy_crcs(state->client->media, state->lease->media_offset + state->at, bytes, chunk, count,
+                                     sums);
+    if (result == 0) {
+        state->at += count * chunk;
+        state->sum_count += count;
     }
-    return 0;
+    return result;
 }
 
 /* A part of a chunk, and its end, if that is reached. */
