@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
@@ -78,6 +79,7 @@ def measure_direct_torch(settings: Settings, say: Progress) -> Figures:
                 ("load_mmap_later", another, "load_mmap", store),
             ],
             [
+                ("raw_state_by_two", saver, "raw_by_two", memory),
                 ("dcp_save", saver, "our_dcp_save", store),
                 ("dcp_save_tmpfs", saver, "dcp_save", memory),
                 ("dcp_load", saver, "our_dcp_load", store),
@@ -129,12 +131,15 @@ def _figures(
         "raw": raw_figures(raw["save"]),
         "seconds": seconds,
         "raw_state": of_raw("raw_state", "copy"),
+        "raw_state_by_two": of_raw("raw_state_by_two", "copy"),
         "dcp_save": of_raw("dcp_save", "copy"),
         "dcp_load": of_raw("dcp_load", "crc32c_of_memory"),
         "async_save": of_raw("async_save", "copy"),
         "save": of_raw("save", "copy"),
         "load_unverified_s": statistics.median(seconds["load_unverified"]),
     }
+    by_two = median_ratio(rates("dcp_save"), rates("raw_state_by_two"))
+    result["dcp_save"]["of_two_copies"] = by_two
     verified = [
         state_bytes / max(whole - before, 1e-9)
         for whole, before in zip(seconds["load"], seconds["load_unverified"], strict=True)
@@ -247,20 +252,14 @@ def _actions(state_bytes: int) -> dict[str, Action]:
         saved.result()
         return elapsed
 
-    def raw(directory: Path) -> float:
-        """What the yardstick does, of bytes that no cache holds."""
-        media = open_media(str(directory / "raw.img"), create_size_bytes=TENSOR_BYTES)
-        with contextlib.closing(media):
-            media.copy(0, bytes(TENSOR_BYTES))  # touches every page
-            began = time.perf_counter()
-            for tensor in state.values():
-                media.copy(0, tensor.view(torch.uint8).numpy())
-            elapsed = time.perf_counter() - began
-        (directory / "raw.img").unlink()
-        return elapsed
+    def raw(directory: Path, count: int = 1) -> float:
+        return _copied(
+            [tensor.view(torch.uint8).numpy() for tensor in state.values()], directory, count
+        )
 
     actions: dict[str, Action] = {
         "raw": raw,
+        "raw_by_two": lambda d: raw(d, 2),
         "save": lambda d: torch.save(state, d / "state.pt"),
         "our_save": lambda d: ours.save(state, d / "state.pt"),
         "our_load_unverified": lambda d: ours.load(d / "state.pt", verify=False),
@@ -278,3 +277,25 @@ def _actions(state_bytes: int) -> dict[str, Action]:
         actions["safetensors_save"] = lambda d: safetensors.save_file(state, d / path)
         actions["safetensors_load"] = lambda d: look(safetensors.load_file(d / path))
     return actions
+
+
+def _copied(arrays: list[Any], directory: Path, count: int) -> float:
+    """Seconds for what the yardstick does, of bytes that no cache holds, by ``count`` threads."""
+    paths = [directory / f"raw-{i}.img" for i in range(count)]
+    with contextlib.ExitStack() as stack:
+        media = [open_media(str(path), create_size_bytes=TENSOR_BYTES) for path in paths]
+        for each in media:
+            stack.enter_context(contextlib.closing(each))
+            each.copy(0, bytes(TENSOR_BYTES))  # touches every page
+
+        def copy(number: int) -> None:
+            for array in arrays[number::count]:
+                media[number].copy(0, array)
+
+        pool = stack.enter_context(ThreadPoolExecutor(count))
+        began = time.perf_counter()
+        list(pool.map(copy, range(count)))
+        elapsed = time.perf_counter() - began
+    for path in paths:
+        path.unlink()
+    return elapsed

@@ -331,6 +331,7 @@ ROWS = {
         *_direct_rows("write", _DIRECT_WAYS),
         _torch_row("raw copy of a state, which no cache holds, one core", "raw_state"),
         _torch_row("cxlfs.torch.save", "save"),
+        _torch_row("the same, by two threads", "raw_state_by_two"),
         _torch_row("DCP save, StorageWriter of cxlfs.torch, 2 threads", "dcp_save", must=1.2),
         _torch_row("cxlfs.torch.async_save, until it returns", "async_save"),
     ),
@@ -359,6 +360,7 @@ ROWS = {
     "of the raw read with CRC32C": tuple(
         _direct_rows("read", [way for way in _DIRECT_WAYS if way != "mapped"])
     ),
+    "of two copying threads": (_torch_row("DCP save by cxlfs.torch", "dcp_save", "of_two_copies"),),
     "of the fresh file": (*_fragmentation_rows(), *_first_write_rows()),
     "of the later pass": tuple(_first_pass_rows()),
     "of 4 KiB pages": tuple(_huge_page_rows()),
