@@ -34,6 +34,10 @@ int cxl_direct_open(int fd, cxl_direct_file **out);
  * file open, or it is not worth it. -EIO, -ENOTCONN and so on: an error that the writer must be told of. */
 int64_t cxl_direct_pwrite(cxl_direct_file *file, const void *bytes, uint64_t length, uint64_t offset);
 
+/* Room for what may be written next is asked for by a thread of the process, which is there as long as it has something
+ * to do, and 0.2 s longer; before the first byte. */
+void cxl_direct_permit_ahead(cxl_direct_file *file);
+
 /* What was taken is content for whoever looks, whichever way, when this returns. 0, or what became of it. */
 int cxl_direct_settle(cxl_direct_file *file);
 
@@ -41,7 +45,7 @@ int cxl_direct_settle(cxl_direct_file *file);
  * call may be under way. */
 int cxl_direct_close(cxl_direct_file *file);
 
-/* In a forked child: the end of what it inherited, without a word to anybody. */
+/* The end, without a word to anybody: in a forked child that of what it inherited. */
 void cxl_direct_abandon(cxl_direct_file *file);
 
 /* ------------------------------------------------------------------------------- mapped files */

@@ -70,42 +70,86 @@ static void drop_locked(cxl_client *client, client_range range)
         (void)set_lock(client, alone.start, alone.end, F_UNLCK);
 }
 
-int client_range_add(cxl_client *client, uint64_t offset, uint64_t length)
+static int compare_ranges(const void *left, const void *right)
 {
-    int result = 0;
+    const client_range *a = left, *b = right;
+    return a->start < b->start ? -1 : a->start > b->start;
+}
+
+/* Sorted, what touches as one; how many there are then. */
+static uint32_t join(const client_range *ranges, uint32_t count, client_range joined[RANGES_AT_ONCE])
+{
+    uint32_t last = 0;
+    memcpy(joined, ranges, count * sizeof *joined);
+    qsort(joined, count, sizeof *joined, compare_ranges);
+    for (uint32_t i = 1; i < count; i++) {
+        if (joined[i].start > joined[last].end)
+            joined[++last] = joined[i];
+        else if (joined[i].end > joined[last].end)
+            joined[last].end = joined[i].end;
+    }
+    return last + 1;
+}
+
+static int reserve_locked(cxl_client *client, uint32_t count)
+{
+    uint32_t needed = client->range_count + count, capacity = client->range_capacity;
+    if (needed <= capacity)
+        return 0;
+    capacity = needed > 2 * capacity ? needed : 2 * capacity;
+    client_range *ranges = realloc(client->ranges, capacity * sizeof *ranges);
+    if (ranges == NULL)
+        return -ENOMEM;
+    client->ranges = ranges;
+    client->range_capacity = capacity;
+    return 0;
+}
+
+int client_ranges_add(cxl_client *client, const client_range *ranges, uint32_t count)
+{
+    client_range joined[RANGES_AT_ONCE];
+    if (count == 0)
+        return 0;
+    uint32_t joined_count = join(ranges, count, joined), done = 0;
     pthread_mutex_lock(&client->ranges_lock);
-    if (client->range_count == client->range_capacity) {
-        uint32_t capacity = client->range_capacity == 0 ? 16 : client->range_capacity * 2;
-        client_range *ranges = realloc(client->ranges, capacity * sizeof *ranges);
-        if (ranges == NULL) {
-            pthread_mutex_unlock(&client->ranges_lock);
-            return -ENOMEM;
-        }
-        client->ranges = ranges;
-        client->range_capacity = capacity;
-    }
-    result = set_lock(client, offset, offset + length, F_RDLCK);
-    if (result == 0) {
-        result = cxl_media_permit(client->media, offset, length, client->reach_granule, true);
+    int result = reserve_locked(client, count);
+    for (; result == 0 && done < joined_count; done++) {
+        result = set_lock(client, joined[done].start, joined[done].end, F_RDLCK);
         if (result == 0)
-            client->ranges[client->range_count++] = (client_range){offset, offset + length};
-        else
-            drop_locked(client, (client_range){offset, offset + length});
+            result = cxl_media_permit(client->media, joined[done].start, joined[done].end - joined[done].start,
+                                      client->reach_granule, true);
     }
+    if (result == 0) {
+        memcpy(client->ranges + client->range_count, ranges, count * sizeof *ranges);
+        client->range_count += count;
+    }
+    for (uint32_t i = 0; result != 0 && i < done; i++)
+        drop_locked(client, joined[i]);
     pthread_mutex_unlock(&client->ranges_lock);
     return result;
 }
 
-void client_range_drop(cxl_client *client, uint64_t offset, uint64_t length)
+static void forget_locked(cxl_client *client, client_range range)
 {
-    pthread_mutex_lock(&client->ranges_lock);
     for (uint32_t i = 0; i < client->range_count; i++) {
-        if (client->ranges[i].start == offset && client->ranges[i].end == offset + length) {
+        if (client->ranges[i].start == range.start && client->ranges[i].end == range.end) {
             client->ranges[i] = client->ranges[--client->range_count];
-            drop_locked(client, (client_range){offset, offset + length});
-            break;
+            return;
         }
     }
+}
+
+void client_ranges_drop(cxl_client *client, const client_range *ranges, uint32_t count)
+{
+    client_range joined[RANGES_AT_ONCE];
+    if (count == 0)
+        return;
+    uint32_t joined_count = join(ranges, count, joined);
+    pthread_mutex_lock(&client->ranges_lock);
+    for (uint32_t i = 0; i < count; i++)
+        forget_locked(client, ranges[i]);
+    for (uint32_t i = 0; i < joined_count; i++)
+        drop_locked(client, joined[i]);
     pthread_mutex_unlock(&client->ranges_lock);
 }
 

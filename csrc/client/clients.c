@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/ahead.h"
 #include "client/parts.h"
 
 enum { FUSE_MAGIC = 0x65735546 };
@@ -80,15 +81,18 @@ uint32_t client_chunk_seed(uint64_t extent_id, uint64_t chunk)
 static void before_fork(void)
 {
     pthread_mutex_lock(&table.lock);
+    ahead_before_fork();
 }
 
 static void after_fork(void)
 {
+    ahead_after_fork();
     pthread_mutex_unlock(&table.lock);
 }
 
 static void in_child(void)
 {
+    ahead_in_child();
     for (cxl_client *client = table.first; client != NULL; client = client->next) {
         atomic_store(&client->ended, true);
         if (medium_is(client->medium_fd, &client->identity))
@@ -194,6 +198,7 @@ static int make(int fd, const cxl_client_channel *channel, uint64_t mount, cxl_c
     client->users = 1;
     pthread_mutex_init(&client->ranges_lock, NULL);
     int result = attach(fd, channel, &client->identity);
+    atomic_store(&client->watch, client->identity.watch);
     if (result == 0)
         result = map_medium(client, channel);
     if (result != 0) {
@@ -273,6 +278,7 @@ static int add(int fd, const cxl_client_channel *channel, uint64_t mount, cxl_cl
         cxl_client *other = find_locked(mount);
         if (other != NULL && is_same(&other->identity, &made->identity)) {
             other->users++;
+            atomic_store(&other->watch, atomic_load(&made->watch));
             *out = other;
         } else {
             made->next = table.first;
@@ -290,10 +296,40 @@ static int add(int fd, const cxl_client_channel *channel, uint64_t mount, cxl_cl
     return result;
 }
 
-int client_take(int fd, const cxl_client_channel *channel, bool fresh, cxl_client **out)
+bool client_sees(const cxl_client *client, uint64_t watch)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)watch, .l_len = 1};
+    if (watch < client->identity.media_bytes || watch >= INT64_MAX || atomic_load(&client->ended))
+        return false;               /* of a forked child the descriptor may be anything */
+    return fcntl(client->medium_fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* That of the mount has been named by this medium's daemon: device numbers of mounts come again, but then the one that
+ * answers serves another medium, or the one whose watch this is does not live. */
+static int make_certain(int fd, const cxl_client_channel *channel, client_certainty certainty, cxl_client **client)
+{
+    cxl_direct_attach identity;
+    if (certainty == CLIENT_KNOWN)
+        return 0;
+    if (certainty == CLIENT_SERVED && client_sees(*client, atomic_load(&(*client)->watch)))
+        return 0;
+    int result = attach(fd, channel, &identity);
+    if (result != 0)
+        return result;
+    if (is_same(&identity, &(*client)->identity)) {
+        atomic_store(&(*client)->watch, identity.watch);
+        return 0;
+    }
+    uint64_t mount = (*client)->mount;
+    atomic_store(&(*client)->ended, true);
+    client_leave(*client);
+    *client = NULL;
+    return add(fd, channel, mount, client);
+}
+
+int client_take(int fd, const cxl_client_channel *channel, client_certainty certainty, cxl_client **out)
 {
     struct stat file;
-    cxl_direct_attach identity;
     int result = 0;
     pthread_once(&fork_once, watch_forks);
     if (fstat(fd, &file) != 0)
@@ -307,17 +343,10 @@ int client_take(int fd, const cxl_client_channel *channel, bool fresh, cxl_clien
     pthread_mutex_unlock(&table.lock);
     if (client == NULL)
         return result != 0 ? result : add(fd, channel, file.st_dev, out);
-    if (fresh) {
-        result = attach(fd, channel, &identity);
-        if (result == 0 && !is_same(&identity, &client->identity)) {
-            atomic_store(&client->ended, true);
-            client_leave(client);
-            return add(fd, channel, file.st_dev, out);
-        }
-    }
+    result = make_certain(fd, channel, certainty, &client);
     if (result == 0)
         *out = client;
-    else
+    else if (client != NULL)
         client_leave(client);
     return result;
 }

@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-enum { CXL_DIRECT_VERSION = 4 };
+enum { CXL_DIRECT_VERSION = 5 };
 
 /* ---------------------------------------------------------------------------------- requests */
 
@@ -31,7 +31,8 @@ typedef struct {
     uint32_t chunk_bytes;         /* what one checksum is of */
     uint32_t flags;               /* CXL_DIRECT_SYNC */
     uint8_t uuid[16];             /* of the store */
-    uint64_t reserved[4];
+    uint64_t watch;               /* a byte beyond the medium that the daemon keeps locked as long as it serves it */
+    uint64_t reserved[3];
     uint8_t path[CXL_DIRECT_PATH_BYTES]; /* of the medium, ended by a zero */
 } cxl_direct_attach;
 
@@ -50,21 +51,30 @@ typedef struct {
 
 /* Room: in one lease or, as each ends with its segment, in several. Filled in their order from file_offset on, each
  * from the offset's place in its page to its last whole page, they lie as the file does modulo 2 MiB, the short ones
- * between them aside. Nothing may be stored there before CONFIRM. EBUSY: not now (somebody else has the file open, it
- * is for appending, a write has failed). */
+ * between them aside. Nothing may be stored there before the ranges of the leases and of the slip are locked, and the
+ * byte of the watch was seen locked after that (F_OFD_GETLK). EBUSY: not now (somebody else has the file open, it is
+ * for appending, a write has failed). EINVAL: what was given before, and not returned, is not locked. */
 typedef struct {
     uint64_t wanted_bytes;        /* in: room wished for, in all */
     uint64_t file_offset;         /* in: where in the file it will go first */
     uint64_t slip_offset;         /* out: the file's slip, the same for every lease of it */
+    uint64_t watch;               /* out: a byte beyond the medium, of this slip alone. The daemon keeps it locked,
+                                   * through an open file description of its own, until the slip is closed, and lets
+                                   * nothing of it go before; the kernel unlocks it when the daemon dies, before the
+                                   * next one can begin */
     uint32_t slip_bytes;          /* CXL_SLIP_BYTES */
     uint32_t count;               /* in: 1 to CXL_DIRECT_LEASES; out: of rooms, 1 at least */
+    uint32_t flags;               /* in: CXL_DIRECT_AHEAD */
+    uint32_t reserved;            /* 0 */
     uint64_t returned_lease_ids[CXL_DIRECT_LEASES]; /* in: nobody stores there any more, the rest goes back; 0: none */
     cxl_direct_room_given rooms[CXL_DIRECT_LEASES];
 } cxl_direct_lease;
 
-/* The ranges of leases, and that of the slip, are locked: they stay apart as long as they are. EINVAL: they are not. */
+enum { CXL_DIRECT_AHEAD = 1 };    /* others go on meanwhile: on the processor of who asks nobody is in the way */
+
+/* The ranges of what was mapped (CXL_DIRECT_MAP) are locked: they stay as long as they are. EINVAL: they are not. */
 typedef struct {
-    uint64_t lease_ids[CXL_DIRECT_LEASES]; /* in; all of them 0: what was mapped (CXL_DIRECT_MAP) */
+    uint64_t reserved;
 } cxl_direct_confirm;
 
 /* Whatever was appended to the slip is content of the file when this returns. */
@@ -149,8 +159,9 @@ enum { CXL_SLIP_BYTES = 65536, CXL_SLIP_DESCRIPTORS_AT = 4096, CXL_SLIP_DESCRIPT
 #define CXL_SLIP_CLOSED (UINT64_C(1) << 63)
 
 typedef struct {
-    uint64_t state;               /* CXL_SLIP_CLOSED, once the daemon wants no more; below it how many descriptors were
-                                   * appended. Changed by compare-and-swap (the program), atomic OR (the daemon). */
+    uint64_t state;               /* CXL_SLIP_CLOSED, once the daemon wants no more, or the program has none; below it
+                                   * how many descriptors were appended. Changed by compare-and-swap (the program), and
+                                   * by atomic OR (whoever closes it). */
     uint64_t unused_1[7];
     uint64_t copying;             /* threads of the program that store into a lease just now; each looks at the state
                                    * again after it has counted itself */
@@ -172,8 +183,8 @@ typedef struct {
 } cxl_slip_descriptor;
 
 _Static_assert(sizeof(cxl_direct_attach) == 2048, "");
-_Static_assert(sizeof(cxl_direct_lease) == 800, "");
-_Static_assert(sizeof(cxl_direct_confirm) == 128, "");
+_Static_assert(sizeof(cxl_direct_lease) == 816, "");
+_Static_assert(sizeof(cxl_direct_confirm) == 8, "");
 _Static_assert(sizeof(cxl_direct_settled) == 152, "");
 _Static_assert(sizeof(cxl_direct_row) == 56, "");
 _Static_assert(sizeof(cxl_direct_map) == CXL_DIRECT_MAP_BYTES, "");

@@ -27,7 +27,7 @@ int cxl_direct_open_through(int fd, const cxl_client_channel *channel, cxl_direc
     cxl_client *client;
     int result = client_check_file(fd, channel, O_WRONLY, &status);
     if (result == 0)
-        result = client_take(fd, channel, false, &client);
+        result = client_take(fd, channel, CLIENT_KNOWN, &client);
     if (result != 0)
         return client_refuse(result);
     cxl_direct_file *file = calloc(1, sizeof *file);
@@ -50,7 +50,12 @@ int cxl_direct_open(int fd, cxl_direct_file **out)
     return cxl_direct_open_through(fd, NULL, out);
 }
 
-/* An idle lease, at best the one whose last byte is the one before offset, else one that nobody has begun. */
+/* An idle lease, at best the one whose last byte is the one before offset, else the first that nobody has begun. */
+static bool is_rather(const direct_lease *left, const direct_lease *right)
+{
+    return left->used == 0 && (right->used != 0 || left->number < right->number);
+}
+
 static direct_lease *idle_lease(const cxl_direct_file *file, uint64_t offset, int *count)
 {
     direct_lease *found = NULL;
@@ -63,11 +68,48 @@ static direct_lease *idle_lease(const cxl_direct_file *file, uint64_t offset, in
         if (lease->busy)
             continue;
         if (lease->used != 0 && lease->file_end == offset)
-            found = lease;
-        else if (found == NULL || (lease->used == 0 && found->used != 0 && found->file_end != offset))
+            return lease;
+        if (found == NULL || is_rather(lease, found))
             found = lease;
     }
     return found;
+}
+
+/* The first lease behind *number that nobody has begun. */
+static const direct_lease *next_unused(const cxl_direct_file *file, uint64_t *number)
+{
+    const direct_lease *found = NULL;
+    for (int i = 0; i < LEASES_AT_ONCE; i++) {
+        const direct_lease *lease = file->leases[i];
+        if (lease != NULL && lease->used == 0 && !lease->busy && lease->number > *number &&
+            (found == NULL || lease->number < found->number))
+            found = lease;
+    }
+    if (found != NULL)
+        *number = found->number;
+    return found;
+}
+
+/* Once too little is left for what may be written while the daemon is asked for more. */
+static void look_ahead(cxl_direct_file *file, const direct_lease *lease, const placement *place, uint64_t offset)
+{
+    uint64_t enough = file->given_bytes / 2 < AHEAD_FROM ? file->given_bytes / 2 : AHEAD_FROM;
+    direct_lease filled = *lease;
+    filled.used = place->extent_offset + place->length;
+    filled.file_end = offset + place->length;
+    uint64_t left = filled.capacity - filled.used, number = lease->number, end = filled.file_end;
+    if (!file->ahead.is_permitted || file->ahead.is_off || file->asking)
+        return;
+    for (int i = 0; i < LEASES_AT_ONCE && left < enough; i++)
+        if (file->leases[i] != NULL && file->leases[i]->used == 0 && file->leases[i] != lease)
+            left += file->leases[i]->capacity;
+    if (left >= enough)
+        return;
+    /* Where the file is when all of that is filled, one behind the other. */
+    for (const direct_lease *next = &filled; next != NULL; next = next_unused(file, &number))
+        end += direct_place(next, end, INT64_MAX - end).length;
+    uint64_t most = LEASE_LARGEST - left;
+    ahead_ask(file, file->next_bytes < most ? file->next_bytes : most, end);
 }
 
 /* A lease with room for the beginning of a piece at least, which is laid out. */
@@ -88,10 +130,11 @@ static int find_room(cxl_direct_file *file, uint64_t length, uint64_t offset, di
         }
         *place = direct_place(lease, offset, length);
         if (place->length > 0) {
+            look_ahead(file, lease, place, offset);
             *out = lease;
             return 0;
         }
-        if (lease->used == 0)       /* too small for anything */
+        if (lease->used == 0 && !lease->is_ahead)   /* too small for anything */
             atomic_store(&file->refused_for, UINT64_MAX);
         result = lease_return(file, lease);
         if (result != 0)
@@ -151,11 +194,14 @@ int64_t cxl_direct_pwrite(cxl_direct_file *file, const void *bytes, uint64_t len
 }
 
 /* Some calls are answered from the size that the kernel has last heard of (copy_file_range, a mapping), and nothing
- * else tells it of bytes that went past it. By number: a library that stands before libc has an fstat of its own. */
-static void tell_kernel_the_size(const cxl_direct_file *file)
+ * else tells it of bytes that went past it. By number: a library that stands before libc has an fstat of its own. The
+ * daemon takes in what was appended before it answers. */
+static int tell_kernel_the_size(const cxl_direct_file *file)
 {
     struct stat status;
-    (void)syscall(SYS_fstat, file->fd, &status);
+    if (file->channel != NULL)
+        return file->channel->look(file->channel->context, file->fd);
+    return syscall(SYS_fstat, file->fd, &status) == 0 ? 0 : -errno;
 }
 
 int cxl_direct_settle(cxl_direct_file *file)
@@ -165,8 +211,9 @@ int cxl_direct_settle(cxl_direct_file *file)
     pthread_mutex_lock(&file->lock);
     int result = file->has_asked ? file_settle(file, 0) : 0;
     if (file->has_asked && result == 0)
-        tell_kernel_the_size(file);
+        (void)tell_kernel_the_size(file);
     atomic_store(&file->refused_for, 0);
+    file->ahead.is_off = false;
     pthread_mutex_unlock(&file->lock);
     return result;
 }
@@ -174,15 +221,25 @@ int cxl_direct_settle(cxl_direct_file *file)
 static void end_file(cxl_direct_file *file)
 {
     client_leave(file->client);
-    if (file->client_before != NULL)
-        client_leave(file->client_before);
+    for (int i = 0; i < 2; i++)
+        if (file->clients_before[i] != NULL)
+            client_leave(file->clients_before[i]);
     free(file);
+}
+
+void cxl_direct_permit_ahead(cxl_direct_file *file)
+{
+    file->ahead.is_permitted = true;
 }
 
 void cxl_direct_abandon(cxl_direct_file *file)
 {
+    if (!client_is_inherited(file->client))
+        ahead_forget(file);
     for (int i = 0; i < LEASES_AT_ONCE; i++)
         free(file->leases[i]);
+    for (uint32_t i = 0; i < file->finished_count; i++)
+        free(file->finished[i]);
     free(file->slip);
     end_file(file);
 }
@@ -194,11 +251,11 @@ int cxl_direct_close(cxl_direct_file *file)
         cxl_direct_abandon(file);
         return 0;
     }
+    ahead_forget(file);
     if (file->has_asked) {
+        slip_end(file);
         leases_drop_all(file);
-        result = file_settle(file, CXL_DIRECT_DONE);
-        if (result == 0)
-            tell_kernel_the_size(file);
+        result = tell_kernel_the_size(file);    /* one request settles, gives all room back, and tells the size */
     }
     pthread_mutex_destroy(&file->lock);
     pthread_cond_destroy(&file->idle);

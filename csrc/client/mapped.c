@@ -58,7 +58,7 @@ static int lock_all(const cxl_mapped *mapped)
 
 static int lock_and_confirm(const cxl_mapped *mapped)
 {
-    cxl_direct_confirm request = {{0}};
+    cxl_direct_confirm request = {0};
     if (mapped->row_count == 0)
         return 0;
     int result = lock_all(mapped);
@@ -246,7 +246,7 @@ int cxl_mapped_open_through(int fd, uint32_t flags, const cxl_client_channel *ch
     mapped->medium_fd = -1;
     mapped->is_private = (flags & CXL_MAPPED_PRIVATE) != 0;
     mapped->is_compared_alone = (flags & CXL_MAPPED_COMPARE) != 0;
-    result = client_take(fd, channel, true, &mapped->client);
+    result = client_take(fd, channel, CLIENT_SERVED, &mapped->client);
     if (result == 0)
         result = build(mapped, flags);
     if (result != 0) {

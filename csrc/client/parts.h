@@ -3,7 +3,8 @@
  * Locks, in the order in which they are taken: of a file, of the ranges of a client, of the table of clients.
  *
  * Invariants
- * - Nothing is stored outside a range that is locked (client_range_add) and was confirmed after that.
+ * - Nothing is stored outside a range that is locked (client_ranges_add), nor before the watch of its slip was found
+ *   after that (client_sees).
  * - A range can be reached and is locked as long as anybody in the process has it: ranges may overlap, where the daemon
  *   has handed out anew what a file of this process has not noticed yet to have lost.
  */
@@ -19,6 +20,7 @@ struct stat;
 /* How requests get to the daemon: ioctl(2), unless a test says otherwise. */
 typedef struct {
     int (*request)(void *context, int fd, unsigned long number, void *argument);    /* 0 or -errno */
+    int (*look)(void *context, int fd);     /* in the place of fstat(2) */
     void *context;
     uint64_t granule;            /* 0: that of the medium */
     uint64_t copies_max;         /* bytes of a mapped file; 0: as much as there is memory for */
@@ -44,7 +46,8 @@ typedef struct cxl_client {
     uint64_t mount;              /* st_dev of its files */
     uint32_t users;              /* under the lock of the table */
     atomic_bool ended;           /* a forked child has it no more, or it turned out to be another medium's */
-    cxl_direct_attach identity;
+    cxl_direct_attach identity;  /* but for its watch: */
+    atomic_uint_least64_t watch; /* of the daemon that said so last */
     int medium_fd;
     cxl_media *media;
     uint64_t granule;            /* pages can be mapped in multiples of this, */
@@ -59,12 +62,18 @@ typedef struct cxl_client {
     cxl_media *view;             /* for readers: all of it, to be read; NULL before the first of them */
 } cxl_client;
 
-/* That of the mount where fd lies, one user more. fresh: which the daemon confirms to be it. */
-int client_take(int fd, const cxl_client_channel *channel, bool fresh, cxl_client **out);
+/* How much is known of the medium of a mount: that it was so once; that the daemon which said it still serves the
+ * medium, which is enough where the answer to the next request is of use on that medium alone; that it says so now. */
+typedef enum { CLIENT_KNOWN, CLIENT_SERVED, CLIENT_ASKED } client_certainty;
+
+/* That of the mount where fd lies, one user more. */
+int client_take(int fd, const cxl_client_channel *channel, client_certainty certainty, cxl_client **out);
 void client_leave(cxl_client *client);
 /* client->view is there when this returns 0. */
 int client_need_view(cxl_client *client);
 bool client_is_inherited(const cxl_client *client); /* this process is a child of the one that made it */
+/* The byte of a watch is locked by somebody else: the daemon that has told of it. */
+bool client_sees(const cxl_client *client, uint64_t watch);
 /* A regular file, opened so that it can be read (O_RDONLY) or written (O_WRONLY), of a mount that may offer it. */
 int client_check_file(int fd, const cxl_client_channel *channel, int access, struct stat *file);
 
@@ -76,8 +85,10 @@ uint64_t medium_granule(int fd);
  * the one that this process runs as. Anybody can serve a file system that names a medium. */
 bool mount_is_trusted(uint64_t device);
 
-int client_range_add(cxl_client *client, uint64_t offset, uint64_t length);
-void client_range_drop(cxl_client *client, uint64_t offset, uint64_t length);
+enum { RANGES_AT_ONCE = 32 };
+/* All of them, or none: those that touch are locked, and made reachable, by one call of the kernel. */
+int client_ranges_add(cxl_client *client, const client_range *ranges, uint32_t count);
+void client_ranges_drop(cxl_client *client, const client_range *ranges, uint32_t count);
 /* Pages of [offset, offset + length), which lies in [start, end), are about to be stored into. */
 void client_touch(cxl_client *client, uint64_t offset, uint64_t length, uint64_t start, uint64_t end);
 

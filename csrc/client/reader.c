@@ -55,7 +55,7 @@ int cxl_reader_open_through(int fd, const cxl_client_channel *channel, cxl_reade
     reader->at.fd = fd;
     reader->at.channel = channel;
     reader->at.process = getpid();
-    result = client_take(fd, channel, true, &reader->at.client);
+    result = client_take(fd, channel, CLIENT_SERVED, &reader->at.client);
     if (result == 0)
         result = build(reader);
     if (result != 0) {
@@ -91,11 +91,7 @@ uint64_t cxl_reader_size(const cxl_reader *reader)
 
 bool cxl_reader_holds(const cxl_reader *reader)
 {
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)reader->watch, .l_len = 1};
-    const cxl_client *client = reader->at.client;
-    if (atomic_load(&client->ended))    /* the descriptor of a forked child may be anything */
-        return false;
-    return fcntl(client->medium_fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    return client_sees(reader->at.client, reader->watch);
 }
 
 /* ------------------------------------------------------------------------------------- copying */

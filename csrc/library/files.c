@@ -69,6 +69,8 @@ static void begin_direct(cxlfs_file *file)
         result = -EINVAL;
     else
         result = cxl_direct_open(file->fd, &file->direct);
+    if (result == 0)
+        cxl_direct_permit_ahead(file->direct);
     file->error = -result;
 }
 

@@ -192,6 +192,18 @@ static void answer_absent(cxl_worker *worker, const request *r)
     absent_end(t->absent);
 }
 
+/* Who asks for room ahead is on another processor than who copies; the worker was woken where it slept. */
+static void go_to_who_asks_ahead(const request *r)
+{
+    const fuse_wire_ioctl *in = (const void *)r->arguments;
+    const cxl_direct_lease *lease = (const void *)(r->arguments + sizeof(*in));
+    bool moved;
+    if (in->command != CXL_DIRECT_LEASE || r->length < sizeof(*in) + sizeof(*lease))
+        return;
+    if ((lease->flags & CXL_DIRECT_AHEAD) != 0)
+        (void)place_beside(r->header->pid, &moved);
+}
+
 /* True: *out is for the control plane; false: the request is answered, or on its way. */
 static bool needs_upcall(cxl_worker *worker, request *r, cxl_upcall *out)
 {
@@ -215,6 +227,8 @@ static bool needs_upcall(cxl_worker *worker, request *r, cxl_upcall *out)
         cxl_transport_reply(t, header->unique, ENOTTY, NULL, 0);
         return false;
     }
+    if (header->opcode == FUSE_WIRE_IOCTL)
+        go_to_who_asks_ahead(r);
     *out = (cxl_upcall){
         .opcode = header->opcode, .uid = header->uid, .gid = header->gid, .pid = header->pid,
         .unique = header->unique, .inode = header->inode, .arguments = r->arguments,

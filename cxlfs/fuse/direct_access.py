@@ -115,7 +115,7 @@ class DirectAccess:
         version, *_ = direct_wire.ATTACH.unpack(data)
         if version != direct_wire.VERSION:
             raise UnsupportedOperationError(f"direct access of version {version}")
-        medium = self._slips.attach()
+        medium = self._slips.attachments.attach()
         if len(medium.path) > direct_wire.PATH_BYTES_MAX:
             raise UnsupportedOperationError("the path of the medium is too long to be told")
         return direct_wire.ATTACH.pack(
@@ -128,13 +128,16 @@ class DirectAccess:
             medium.chunk_bytes,
             direct_wire.ATTACH_SYNCHRONOUS if medium.is_synchronous else 0,
             medium.uuid,
+            medium.watch,
             medium.path,
         )
 
     def _lease(self, caller: Caller, handle: int, data: bytes | memoryview) -> bytes:
-        wanted_bytes, file_offset, _, _, count_max, *returned = direct_wire.LEASE_HEAD.unpack_from(
-            data
+        wanted_bytes, file_offset, _, _, _, count_max, flags, rest, *returned = (
+            direct_wire.LEASE_HEAD.unpack_from(data)
         )
+        if flags & ~direct_wire.LEASE_AHEAD or rest:
+            raise InvalidArgumentError(f"flags not known: {flags:#x}, {rest:#x}")
         if not 1 <= count_max <= direct_wire.LEASES_MAX:
             raise InvalidArgumentError(f"{count_max} leases at once")
         file = self._files.get(handle)
@@ -157,13 +160,14 @@ class DirectAccess:
             file.note_writer(writer, self._processes.is_alive)
         self._page_cache.written_directly(file.ino)
         self._grown[file.ino] = _Grown()
-        slip = leases[0].slip_offset, leases[0].slip_bytes
-        head = direct_wire.LEASE_HEAD.pack(wanted_bytes, file_offset, *slip, len(leases), *returned)
+        slip = leases[0].slip_offset, leases[0].watch, leases[0].slip_bytes
+        given = wanted_bytes, file_offset, *slip, len(leases), flags, 0
+        head = direct_wire.LEASE_HEAD.pack(*given, *returned)
         rows = b"".join(direct_wire.LEASE_ROW.pack(*lease[:5]) for lease in leases)
         return (head + rows).ljust(len(data), b"\0")
 
     def _confirm(self, _caller: Caller, handle: int, data: bytes | memoryview) -> bytes:
-        self._slips.confirm(handle, [each for each in direct_wire.CONFIRM.unpack(data) if each])
+        self._slips.mapped.confirm(handle)
         return bytes(data)
 
     def _settle(self, _caller: Caller, handle: int, data: bytes | memoryview) -> bytes:

@@ -15,17 +15,16 @@ from cxlfs.native.direct import MAP_PAYLOAD_BYTES, VERSION
 
 __all__ = ["MAP_PAYLOAD_BYTES", "VERSION"]
 
-ATTACH = struct.Struct("<IIQQQQII16s32x1952s")
+ATTACH = struct.Struct("<IIQQQQII16sQ24x1952s")
 """Version, granularity; bytes, device, inode and special device of the medium; bytes of a chunk,
-flags, uuid, path, ended by a zero."""
+flags, uuid, watch, path, ended by a zero."""
 LEASES_MAX = 16
-LEASE_HEAD = struct.Struct(f"<QQQII{LEASES_MAX}Q")
-"""Bytes wanted and file offset; slip, bytes of the slip; how many leases at most, and were given;
-those that are returned."""
+LEASE_HEAD = struct.Struct(f"<QQQQIIII{LEASES_MAX}Q")
+"""Bytes wanted and file offset; slip, its watch and bytes; how many leases at most, and were given;
+flags, 0; those that are returned."""
 LEASE_ROW = struct.Struct("<QQQQQ")
 """Lease, media offset, capacity, place of the checksums, length: LEASES_MAX of them."""
-CONFIRM = struct.Struct(f"<{LEASES_MAX}Q")
-"""Leases."""
+CONFIRM = struct.Struct("<Q")
 SETTLE = struct.Struct(f"<{LEASES_MAX}QIIQQ")
 """Leases that are returned, flags; descriptors done, bytes of the file."""
 MAP_HEAD = struct.Struct("<QQQIIQQ")
@@ -36,6 +35,7 @@ VERIFY = struct.Struct("<QQQQQ")
 
 PATH_BYTES_MAX = 1951
 ATTACH_SYNCHRONOUS = 1
+LEASE_AHEAD = 1
 SETTLE_DONE = 1
 MAP_WATCH = 1
 MAP_VERIFIED = 2

@@ -248,9 +248,11 @@ class _KnownFile(Port):
         self._transport = transport
 
     def ask(self, asks: bool) -> None:  # noqa: FBT001  as declared
-        """Whoever makes the threads ask, or ask no more, knows of changes that the kernel does not:
-        from here on it asks anew for the attributes, too.
+        """Whoever makes the threads ask knows of changes that the kernel does not: from here on it
+        asks anew for the attributes, too, which are valid for no time until they ask no more. What
+        it is told then counts: an answer on its way would not, behind another such word.
         """
         super().ask(asks)
-        with contextlib.suppress(OSError):  # the kernel has forgotten the inode, or is gone
-            self._transport.invalidate(self._ino, attributes_only=True)
+        if asks:
+            with contextlib.suppress(OSError):  # the kernel has forgotten the inode, or is gone
+                self._transport.invalidate(self._ino, attributes_only=True)

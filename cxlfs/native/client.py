@@ -127,12 +127,14 @@ class LibraryFile:
     def descriptor(self) -> int:
         return int(self._done(lib.cxlfs_fileno(self._handle)))
 
-    def write_at(self, data: Buffer, offset: int) -> None:
-        """All of it. Raises OSError; then a part may be there. The GIL is not held."""
+    def write_at(self, data: Buffer, offset: int) -> int:
+        """All of it: how many bytes these are. Raises OSError; then a part may be there. The GIL is
+        not held.
+        """
         source = ffi.from_buffer(data)
-        taken = lib.cxlfs_pwrite(self._handle, source, len(source), offset)
+        taken: int = lib.cxlfs_pwrite(self._handle, source, len(source), offset)
         del source  # see MappedRegion._read_into
-        self._done(taken)
+        return taken if taken >= 0 else _require(-ffi.errno)
 
     def read_at(self, buffer: Buffer, offset: int) -> int:
         """Bytes read; fewer than there is room for at the end of the file alone. Raises OSError.

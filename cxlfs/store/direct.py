@@ -18,6 +18,8 @@ Invariants
   a wrong descriptor is a failed write of that file, and ends its slip.
 - The slip itself stays apart until its program has said that it is done, or its lock is gone: it
   may count itself there at any time, before it looks whether the slip is closed.
+- Each slip has a watch (``media/locks``), which ends before anybody looks whether its room is still
+  locked: who locks room first, and finds the watch after that, has been seen, or will be.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from cxlfs.native.direct import (
     SLIP_COPYING_AT,
     SLIP_STATE_AT,
 )
+from cxlfs.store.attachment import Attachments
 from cxlfs.store.direct_room import Offcut, Room, Rooms
 from cxlfs.store.handle import Handle, UnfinishedError
 from cxlfs.store.mapped import MappedFiles, require_locked
@@ -68,20 +71,6 @@ _SLIP_BYTES_SMALL = 8 * KIB
 """In the small geometry of tests: room for 64 descriptors, without a second round."""
 
 
-class Attachment(NamedTuple):
-    """What a program needs to map the medium."""
-
-    granularity: int
-    media_bytes: int
-    device: int
-    inode: int
-    special_device: int
-    chunk_bytes: int
-    is_synchronous: bool
-    uuid: bytes
-    path: bytes
-
-
 class Lease(NamedTuple):
     """Room for one writer: data from ``media_offset`` on, then checksums. See csrc/client."""
 
@@ -92,6 +81,7 @@ class Lease(NamedTuple):
     length_bytes: int
     slip_offset: int
     slip_bytes: int
+    watch: int
 
 
 class Settled(NamedTuple):
@@ -122,12 +112,13 @@ class DirectState:
 @dataclasses.dataclass(slots=True, eq=False)
 class _Apart:
     """Room of a closed slip, ``leases`` and its own, that waits until nobody can store into it.
-    ``done``: its program has said so.
+    ``watch``: 0 once it has ended; ``done``: its program has said that it is.
     """
 
     handle_id: int
     leases: list[Room]
     slip: Room
+    watch: int
     done: bool = False
 
     @property
@@ -138,12 +129,15 @@ class _Apart:
 class _Slip:
     """One file that a program writes to by itself."""
 
-    def __init__(self, direct: Direct, handle: Handle, room: Room) -> None:
+    def __init__(self, direct: Direct, handle: Handle, room: Room, watch: int) -> None:
         self.direct = direct
         self.handle = handle
         self.room = room
+        self.watch = watch
         self.state_at = room.media_offset + SLIP_STATE_AT
         self.leases: dict[int, Room] = {}
+        self.unseen: list[int] = []
+        """Leases of which nobody has looked yet whether they are locked."""
         self.offcut = Offcut()
         self.absorbed = 0
 
@@ -165,6 +159,7 @@ class Direct:
         self.files = files
         self._slips: dict[int, _Slip] = {}
         self._apart: list[_Apart] = []
+        self.attachments = Attachments(volume)
         self.verified = VerifiedContents(volume.health)
         self.mapped = MappedFiles(volume.media, files, self.verified)
         files.on_release = self._released
@@ -207,23 +202,6 @@ class Direct:
             bytes_written=self.absorbed_bytes,
         )
 
-    def attach(self) -> Attachment:
-        """Raises InvalidArgumentError where no other program can map the medium."""
-        identity = self.volume.media.identity()
-        if identity is None:
-            raise InvalidArgumentError("the medium is memory of this process")
-        return Attachment(
-            int(self.volume.media.granularity),
-            self.volume.media.size_bytes,
-            identity.device,
-            identity.inode,
-            identity.special_device,
-            self.volume.superblock.chunk_bytes,
-            identity.synchronous,
-            self.volume.superblock.uuid,
-            identity.path.encode("utf-8", "surrogateescape"),
-        )
-
     # --- giving room ----------------------------------------------------------------------------
 
     def lease(
@@ -237,11 +215,13 @@ class Direct:
     ) -> list[Lease]:
         """Room for what is about to be written through the handle, from ``file_offset`` on, with
         which its change begins: one lease at least, and more until they have ``wanted_bytes``, to
-        be filled in this order. ``returned_lease_ids``: nobody stores into these any more.
+        be filled in this order. Nobody stores there before all of it, and the slip, is locked, and
+        the watch was found after that. ``returned_lease_ids``: nobody stores into these any more.
 
         Raises BadHandleError, BusyError (the file has another opener, or a write to it failed),
         NoSpaceError (a write through the kernel makes room, or says how much is missing),
-        ReadOnlyError, UnfinishedError (asked again, it goes on).
+        ReadOnlyError, UnfinishedError (asked again, it goes on), InvalidArgumentError (what was
+        given before is not locked; the slip is closed).
         """
         handle = self.files.get(handle_id)
         inode = handle.inode
@@ -260,6 +240,7 @@ class Direct:
             slip = self._open_slip(handle)
         else:
             self._return(slip, returned_lease_ids)
+            self._require_locked(slip)
         count_max = min(count_max, LEASES_MAX - len(slip.leases))
         if count_max <= 0:
             raise BusyError(f"{LEASES_MAX} leases of the file are in use")
@@ -272,6 +253,7 @@ class Direct:
             offcut=slip.offcut,
         )
         slip.leases.update((room.lease_id, room) for room in rooms)
+        slip.unseen = [room.lease_id for room in rooms]
         self.leases_given += len(rooms)
         return [
             Lease(
@@ -282,6 +264,7 @@ class Direct:
                 room.length_bytes,
                 slip.room.media_offset,
                 slip.room.length_bytes,
+                slip.watch,
             )
             for room in rooms
         ]
@@ -296,28 +279,30 @@ class Direct:
         self.versions.leases.close(inode.content)  # what was given ahead of writes by the kernel
         kept_bytes = self.versions.promises.bytes_open(inode)
         room = self._rooms.take(self._slip_bytes, self._slip_bytes, kept_bytes=kept_bytes)
+        watch = self.volume.media.begin_watch()
+        if watch is None:
+            self._rooms.give_back([room])
+            raise BusyError("no other process would see that the slip is watched")
         self.volume.media.store(room.media_offset, bytes(_SLIP_HEAD_BYTES))
-        slip = _Slip(self, handle, room)
+        slip = _Slip(self, handle, room, watch)
         self._slips[inode.ino] = slip
         inode.direct = slip
         if inode.port is not None:
             inode.port.ask(True)  # noqa: FBT003  nothing else can be meant
         return slip
 
-    def confirm(self, handle_id: int, lease_ids: Sequence[int]) -> None:
-        """The program has locked these leases and the slip, or (none) what it mapped: from here on
-        they stay apart as long as they are locked. Raises InvalidArgumentError when one is not, or
-        is none of this file's.
+    def _require_locked(self, slip: _Slip) -> None:
+        """Of what was given last, but for what came back: a program that stores where nothing says
+        so gets no more. Raises InvalidArgumentError; the slip is closed.
         """
-        handle = self.files.get(handle_id)
-        if not lease_ids:
-            self.mapped.confirm(handle_id)
-            return
-        slip = self._slips.get(handle.inode.ino)
-        if slip is None or not all(lease_id in slip.leases for lease_id in lease_ids):
-            raise InvalidArgumentError(f"no leases {lease_ids} of this file")
-        for room in (slip.room, *(slip.leases[lease_id] for lease_id in lease_ids)):
-            require_locked(self.volume.media, room.media_offset, room.length_bytes)
+        rooms = [slip.leases[each] for each in slip.unseen if each in slip.leases]
+        slip.unseen = []
+        places = [(room.media_offset, room.length_bytes) for room in (slip.room, *rooms)]
+        try:
+            require_locked(self.volume.media, places)
+        except InvalidArgumentError:
+            slip.close()
+            raise
 
     # --- taking in ------------------------------------------------------------------------------
 
@@ -348,8 +333,11 @@ class Direct:
         the program's close will tell, and ends the slip.
         """
         try:
-            appended = self.volume.media.load_u64(slip.state_at) & ~SLIP_CLOSED
-            self._absorb_until(slip, appended)
+            state = self.volume.media.load_u64(slip.state_at)
+            if state & SLIP_CLOSED:  # by its program, which is done
+                self.close_slip(slip)
+                return
+            self._absorb_until(slip, state)
         except CxlfsError as error:
             self._spoiled(slip, error)
             return
@@ -412,7 +400,7 @@ class Direct:
         with contextlib.suppress(MediaError):
             self.volume.media.or_u64(slip.state_at, SLIP_CLOSED)
         self._rooms.drop_offcut(slip.offcut)
-        apart = _Apart(slip.handle.id, [*slip.leases.values()], slip.room)
+        apart = _Apart(slip.handle.id, [*slip.leases.values()], slip.room, slip.watch)
         self._apart.append(apart)
         self._give_back_or_keep(apart)
         apart.leases = [self._rooms.keep(room) for room in apart.leases]
@@ -425,6 +413,8 @@ class Direct:
         """Leases, once nobody copies there, or nobody can; then the slip, where the program may
         count itself at any time: once it has said that it is done, or cannot. True: that was all.
         """
+        if apart.watch and not self._end_watch(apart):
+            return False
         if apart.leases and (apart.done or not self._copies(apart) or not self._is_locked(apart)):
             self._rooms.give_back(apart.leases)
             apart.leases = []
@@ -432,6 +422,13 @@ class Direct:
             return False
         self._rooms.give_back([apart.slip])
         return True
+
+    def _end_watch(self, apart: _Apart) -> bool:
+        """From here on nobody begins to store there. False: it may be found still."""
+        with contextlib.suppress(MediaError):
+            self.volume.media.end_watch(apart.watch)
+            apart.watch = 0
+        return apart.watch == 0
 
     def _copies(self, apart: _Apart) -> bool:
         try:
@@ -462,11 +459,18 @@ class Direct:
         slip = self._slips.get(handle.inode.ino)
         if slip is not None and slip.handle is handle:
             slip.close()
+        for apart in [each for each in self._apart if each.handle_id == handle.id]:
+            self._give_back_or_keep(apart)
         self.mapped.unmap(handle.id)
 
     def abandon(self) -> None:
         """Before the engine is closed: nothing of this process refers to its extents."""
         self.mapped.abandon()
+        self.attachments.abandon()
+        watches = [slip.watch for slip in self._slips.values()]
+        for watch in (*watches, *(apart.watch for apart in self._apart if apart.watch)):
+            with contextlib.suppress(MediaError):  # it ends with this process's descriptor
+                self.volume.media.end_watch(watch)
         for slip in self._slips.values():
             slip.handle.inode.direct = None
         self._slips.clear()

@@ -17,6 +17,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from cxlfs.errors import (
@@ -76,10 +77,21 @@ class _Mapped(NamedTuple):
     is_verified: bool = False
 
 
-def require_locked(media: Media, offset: int, length: int) -> None:
-    """Raises InvalidArgumentError where not all of the range is locked."""
-    if media.locked_ranges(offset, offset + length) != [(offset, offset + length)]:
-        raise InvalidArgumentError(f"{format_size(length)} at media offset {offset} are not locked")
+def require_locked(media: Media, places: Iterable[tuple[int, int]]) -> None:
+    """Of media offsets and lengths. Raises InvalidArgumentError where not all of it is locked.
+
+    What touches is asked for as one: so the kernel joins locks.
+    """
+    joined: list[list[int]] = []
+    for offset, length in sorted(places):
+        if joined and joined[-1][1] >= offset:
+            joined[-1][1] = max(joined[-1][1], offset + length)
+        else:
+            joined.append([offset, offset + length])
+    for start, end in joined:
+        if media.locked_ranges(start, end) != [(start, end)]:
+            size = format_size(end - start)
+            raise InvalidArgumentError(f"{size} at media offset {start} are not locked")
 
 
 class MappedFiles:
@@ -209,8 +221,7 @@ class MappedFiles:
         mapped = self._held.get(handle_id)
         if mapped is None:
             raise InvalidArgumentError("the file is not mapped")
-        for offset, length in mapped.content.ranges(LOCK_GAP_BYTES):
-            require_locked(self._media, offset, length)
+        require_locked(self._media, mapped.content.ranges(LOCK_GAP_BYTES))
 
     def unmap(self, handle_id: int) -> None:
         """The program looks at nothing any more that it has not locked. Raises MediaError: a watch

@@ -11,7 +11,8 @@ import pytest
 from cxlfs.media import Granularity
 from tests.support.crash import campaign, examiner, operations, readings
 from tests.support.crash.bench import new_bench
-from tests.support.crash.direct_operations import DIRECT_OPERATIONS, DIRECT_SITUATIONS
+from tests.support.crash.direct_operations import DIRECT_OPERATIONS
+from tests.support.crash.direct_situations import DIRECT_SITUATIONS
 from tests.support.crash.levels import TRIPLES, UnitResult, units_of, units_of_each_test_run
 from tests.support.crash.operations import OPERATIONS
 from tests.support.crash.ranges import RANGE_OPERATIONS

@@ -107,6 +107,7 @@ def test_attach_says_what_the_medium_is(daemon: Daemon) -> None:
         *(direct_wire.VERSION, int(media.granularity), media.size_bytes, 11, 12, 13),
         *(daemon.store.superblock.chunk_bytes, direct_wire.ATTACH_SYNCHRONOUS),
         daemon.store.superblock.uuid,
+        *daemon.locks.watches.held,
         b"/dev/dax0.0".ljust(direct_wire.PATH_BYTES_MAX + 1, b"\0"),
     )
     daemon.close(handle)

@@ -6,7 +6,6 @@ import errno
 import itertools
 import os
 import random
-import struct
 
 import pytest
 
@@ -41,8 +40,9 @@ def test_who_is_given_room_is_a_writer(daemon: Daemon) -> None:
     daemon.close(handle)
 
 
-def test_several_leases_are_given_confirmed_and_returned_at_once(daemon: Daemon) -> None:
+def test_several_leases_are_given_and_returned_at_once(daemon: Daemon) -> None:
     _, handle = daemon.create()
+    daemon.store.files.get(handle).inode.first_writer = None  # as where threads serve its data
     answer = daemon.ask(handle, Command.LEASE, lease_request(1 << 40, count=3))
     leases = leases_of(answer.data)
     ids = [lease.lease_id for lease in leases]
@@ -53,18 +53,15 @@ def test_several_leases_are_given_confirmed_and_returned_at_once(daemon: Daemon)
     for lease in leases[:2]:
         daemon.locks.take(program, lease.media_offset, lease.length_bytes)
     daemon.locks.take(program, leases[0].slip_offset, leases[0].slip_bytes)
-    confirm = struct.Struct("<3Q")
-    assert daemon.ask(handle, Command.CONFIRM, confirm.pack(*ids)).error == errno.EINVAL
-    daemon.locks.take(program, leases[2].media_offset, leases[2].length_bytes)
-    assert daemon.ask(handle, Command.CONFIRM, confirm.pack(*ids)).error == 0
-    daemon.locks.drop(program)
+    assert {lease.watch for lease in leases} == daemon.locks.watches.held
     before = daemon.store.volume.space.available_bytes
     assert daemon.ask(handle, Command.SETTLE, settle_request(*ids[:2])).error == 0
     between = daemon.store.volume.space.available_bytes
     assert between > before
     answer = daemon.ask(handle, Command.LEASE, lease_request(4096, returned=ids[2:]))
     assert answer.error == 0
-    assert daemon.ask(handle, Command.CONFIRM, confirm.pack(ids[2], 0, 0)).error == errno.EINVAL
+    assert leases_of(answer.data)[0].watch == leases[0].watch, "it is the same slip"
+    daemon.locks.drop(program)
     daemon.close(handle)
 
 
@@ -76,13 +73,13 @@ def test_nobody_gets_more_leases_than_an_answer_has(daemon: Daemon, count: int) 
     daemon.close(handle)
 
 
-def test_room_that_is_not_locked_is_not_confirmed(daemon: Daemon) -> None:
-    _, handle = daemon.create()
-    answer = daemon.ask(handle, Command.LEASE, lease_request(4096))
-    lease_id = leases_of(answer.data)[0].lease_id
-    for asked in (lease_id, lease_id + 1, 0, 2**64 - 1):
-        answer = daemon.ask(handle, Command.CONFIRM, struct.pack("<Q", asked))
-        assert answer.error == errno.EINVAL
+def test_who_has_not_locked_what_he_got_gets_no_more(daemon: Daemon) -> None:
+    ino, handle = daemon.create()
+    daemon.store.files.get(handle).inode.first_writer = None  # as where threads serve its data
+    assert daemon.ask(handle, Command.LEASE, lease_request(4096)).error == 0
+    assert daemon.ask(handle, Command.LEASE, lease_request(4096)).error == errno.EINVAL
+    assert not daemon.store.direct.is_open(ino)
+    assert not daemon.locks.watches.held
     daemon.close(handle)
 
 
@@ -91,6 +88,10 @@ def test_flags_that_nobody_knows_are_refused(daemon: Daemon, flags: int) -> None
     _, handle = daemon.create()
     answer = daemon.ask(handle, Command.SETTLE, settle_request(flags=flags))
     assert answer.error == errno.EINVAL
+    answer = daemon.ask(handle, Command.LEASE, lease_request(4096, flags=flags))
+    assert answer.error == errno.EINVAL
+    answer = daemon.ask(handle, Command.LEASE, lease_request(4096, flags=direct_wire.LEASE_AHEAD))
+    assert answer.error == 0
     daemon.close(handle)
 
 

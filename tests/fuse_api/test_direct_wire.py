@@ -22,18 +22,27 @@ STRUCTURES: dict[str, tuple[list[struct.Struct], list[str]]] = {
         [direct_wire.ATTACH],
         [
             *("version", "granularity", "media_bytes", "device", "inode", "special_device"),
-            *("chunk_bytes", "flags", "uuid", "path"),
+            *("chunk_bytes", "flags", "uuid", "watch", "path"),
         ],
     ),
     "cxl_direct_lease": (
         LEASE,
         [
-            *("wanted_bytes", "file_offset", "slip_offset", "slip_bytes", "count"),
+            *(
+                "wanted_bytes",
+                "file_offset",
+                "slip_offset",
+                "watch",
+                "slip_bytes",
+                "count",
+                "flags",
+                "reserved",
+            ),
             *RETURNED,
             *(f"rooms[{i}].{name}" for i in LEASES for name in ROOM),
         ],
     ),
-    "cxl_direct_confirm": ([direct_wire.CONFIRM], [f"lease_ids[{i}]" for i in LEASES]),
+    "cxl_direct_confirm": ([direct_wire.CONFIRM], ["reserved"]),
     "cxl_direct_settled": (
         [direct_wire.SETTLE],
         [*RETURNED, "flags", "reserved", "absorbed", "size_bytes"],
@@ -61,6 +70,7 @@ NUMBERS = {
     "CXL_DIRECT_VERSION": direct_wire.VERSION,
     "CXL_DIRECT_PATH_BYTES": direct_wire.PATH_BYTES_MAX + 1,
     "CXL_DIRECT_SYNC": direct_wire.ATTACH_SYNCHRONOUS,
+    "CXL_DIRECT_AHEAD": direct_wire.LEASE_AHEAD,
     "CXL_DIRECT_LEASES": direct_wire.LEASES_MAX,
     "CXL_DIRECT_DONE": direct_wire.SETTLE_DONE,
     "CXL_DIRECT_WATCH": direct_wire.MAP_WATCH,

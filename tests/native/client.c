@@ -56,11 +56,13 @@ typedef struct {
     cxl_direct_room rooms[ROOMS];
     uint64_t places[ROOMS], lengths[ROOMS], room_count;
     uint64_t next_segment, next_id, slip_at, absorbed;
+    uint64_t watch, slip_watch, next_watch;
     uint64_t lease_bytes;        /* at most */
     bool one_at_a_time;          /* a request gets one lease, whatever it asks */
     int refuse;                  /* what LEASE answers */
+    bool closes;                 /* the slip, as soon as room was given */
     int gone;                    /* what everything answers */
-    uint64_t leases, settles, confirms, requests;
+    uint64_t leases, settles, attaches, looks, requests;
     bool is_verified;            /* what MAP says of any content */
     uint64_t piece_bytes;        /* of what is verified together; 0: it is not */
     uint64_t others_take;        /* bytes behind each piece that others compare */
@@ -91,6 +93,20 @@ static bool any_lock(const daemon_state *d)
     return lock.l_type != F_UNLCK;
 }
 
+static void set_watch(const daemon_state *d, uint64_t watch, short type)
+{
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)watch, .l_len = 1};
+    if (fcntl(d->medium_fd, F_OFD_SETLK, &lock) != 0)
+        abort();
+}
+
+static uint64_t begin_watch(daemon_state *d)
+{
+    uint64_t watch = (UINT64_C(1) << 61) + d->next_watch++;
+    set_watch(d, watch, F_RDLCK);
+    return watch;
+}
+
 static void absorb_until(daemon_state *d, uint64_t last)
 {
     cxl_fault fault;
@@ -104,24 +120,29 @@ static void absorb_until(daemon_state *d, uint64_t last)
     cxl_media_store_u64(d->media, d->slip_at + offsetof(cxl_slip, absorbed), last);
 }
 
-static void absorb(daemon_state *d)
-{
-    uint64_t state;
-    if (d->slip_at != 0 && cxl_media_load_u64(d->media, d->slip_at, &state) == 0)
-        absorb_until(d, state);
-}
-
 static void close_slip(daemon_state *d)
 {
     uint64_t before, place, length;
     if (d->slip_at == 0)
         return;
     CHECK(cxl_media_or_u64(d->media, d->slip_at, CXL_SLIP_CLOSED, &before) == 0, "the slip cannot be closed");
-    absorb_until(d, before);
+    absorb_until(d, before & ~CXL_SLIP_CLOSED);
     for (uint64_t i = 0; i < d->room_count; i++)
         CHECK(cxl_engine_close_lease(d->engine, d->rooms[i].id, &place, &length) == 0, "a lease cannot be closed");
+    set_watch(d, d->slip_watch, F_UNLCK);
     d->room_count = 0;
     d->slip_at = 0;
+}
+
+static void absorb(daemon_state *d)
+{
+    uint64_t state;
+    if (d->slip_at == 0 || cxl_media_load_u64(d->media, d->slip_at, &state) != 0)
+        return;
+    if ((state & CXL_SLIP_CLOSED) != 0)     /* by the program */
+        close_slip(d);
+    else
+        absorb_until(d, state);
 }
 
 static void take_back(daemon_state *d, const uint64_t lease_ids[CXL_DIRECT_LEASES])
@@ -147,6 +168,7 @@ static void give_room(daemon_state *d, cxl_direct_room_given *room)
     uint64_t at = d->next_segment++ * SEGMENT, skew = random_below(64) * 64;
     if (d->slip_at == 0) {
         d->slip_at = at;
+        d->slip_watch = begin_watch(d);
         d->absorbed = 0;
         static const uint8_t nothing[CXL_SLIP_DESCRIPTORS_AT];
         cxl_media_store(d->media, at, nothing, sizeof nothing);
@@ -188,34 +210,22 @@ static int serve_lease(daemon_state *d, cxl_direct_lease *request)
     }
     request->count = (uint32_t)given;
     request->slip_offset = d->slip_at;
+    request->watch = d->slip_watch;
     request->slip_bytes = CXL_SLIP_BYTES;
+    if (d->closes)
+        close_slip(d);
     return 0;
 }
 
-static bool is_locked_lease(daemon_state *d, uint64_t lease_id)
+static int serve_confirm(daemon_state *d)
 {
-    for (uint64_t i = 0; i < d->room_count; i++)
-        if (d->rooms[i].id == lease_id)
-            return is_locked(d, d->places[i], d->lengths[i]) && is_locked(d, d->slip_at, CXL_SLIP_BYTES);
-    return false;
-}
-
-static int serve_confirm(daemon_state *d, const cxl_direct_confirm *request)
-{
-    d->confirms++;
-    if (request->lease_ids[0] == 0) {
-        cxl_span *spans;
-        uint64_t count;
-        bool locked = d->held != NULL && cxl_held_ranges(d->held, CXL_DIRECT_LOCK_GAP, &spans, &count) == 0;
-        for (uint64_t i = 0; locked && i < count; i++)
-            locked = is_locked(d, spans[i].media_offset, spans[i].length);
-        cxl_free(spans);
-        return locked ? 0 : -EINVAL;
-    }
-    for (int i = 0; i < CXL_DIRECT_LEASES && request->lease_ids[i] != 0; i++)
-        if (!is_locked_lease(d, request->lease_ids[i]))
-            return -EINVAL;
-    return 0;
+    cxl_span *spans;
+    uint64_t count;
+    bool locked = d->held != NULL && cxl_held_ranges(d->held, CXL_DIRECT_LOCK_GAP, &spans, &count) == 0;
+    for (uint64_t i = 0; locked && i < count; i++)
+        locked = is_locked(d, spans[i].media_offset, spans[i].length);
+    cxl_free(spans);
+    return locked ? 0 : -EINVAL;
 }
 
 static int serve_settle(daemon_state *d, cxl_direct_settled *request)
@@ -253,7 +263,9 @@ static int serve_attach(daemon_state *d, cxl_direct_attach *request)
     struct stat medium;
     if (fstat(d->medium_fd, &medium) != 0)
         abort();
+    d->attaches++;
     request->version = CXL_DIRECT_VERSION;
+    request->watch = d->watch;
     request->granularity = cxl_media_granularity(d->media);
     request->media_bytes = cxl_media_size(d->media);
     request->device = medium.st_dev;
@@ -278,7 +290,7 @@ static int serve(void *context, int fd, unsigned long number, void *argument)
     else if (number == CXL_DIRECT_LEASE)
         result = serve_lease(d, argument);
     else if (number == CXL_DIRECT_CONFIRM)
-        result = serve_confirm(d, argument);
+        result = serve_confirm(d);
     else if (number == CXL_DIRECT_SETTLE)
         result = serve_settle(d, argument);
     else if (number == CXL_DIRECT_MAP)
@@ -290,6 +302,20 @@ static int serve(void *context, int fd, unsigned long number, void *argument)
         d->held = NULL;
         result = 0;
     }
+    pthread_mutex_unlock(&d->lock);
+    return result;
+}
+
+/* As attributes are asked for. */
+static int look(void *context, int fd)
+{
+    daemon_state *d = context;
+    (void)fd;
+    pthread_mutex_lock(&d->lock);
+    d->looks++;
+    if (d->gone == 0)
+        absorb(d);
+    int result = d->gone;
     pthread_mutex_unlock(&d->lock);
     return result;
 }
@@ -311,7 +337,8 @@ static daemon_state *begin(uint32_t granularity)
     d->next_id = 1;
     d->next_segment = 1;
     d->lease_bytes = SEGMENT;
-    d->channel = (cxl_client_channel){serve, d, 0, 0};
+    d->watch = begin_watch(d);
+    d->channel = (cxl_client_channel){serve, look, d, 0, 0};
     return d;
 }
 
@@ -407,71 +434,8 @@ static void fill(uint8_t *bytes, uint64_t length)
     }
 }
 
-/* ------------------------------------------------------------------------------------- the tests */
-
-static void test_random_writes(uint32_t granularity)
-{
-    enum { SIZE = 3 << 20 };
-    daemon_state *d = begin(granularity);
-    uint8_t *model = calloc(1, SIZE), *bytes = malloc(SIZE);
-    uint64_t size = 0, direct = 0;
-    cxl_direct_file *file;
-    int fd = new_file();
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
-    for (int i = 0; i < 400; i++) {
-        uint64_t length = 1 + random_below(random_below(4) == 0 ? 300000 : 9000), offset = random_below(SIZE - length);
-        if (random_below(3) == 0 && size + length <= SIZE)
-            offset = size;
-        fill(bytes, length);
-        direct += write_somehow(d, file, bytes, length, offset);
-        memcpy(model + offset, bytes, length);
-        size = offset + length > size ? offset + length : size;
-        pthread_mutex_lock(&d->lock);
-        if (random_below(20) == 0)
-            close_slip(d);
-        d->refuse = random_below(8) == 0 ? -EBUSY : 0;
-        if (random_below(4) == 0)
-            absorb(d);
-        d->lease_bytes = random_below(3) == 0 ? 300000 : SEGMENT;
-        pthread_mutex_unlock(&d->lock);
-        if (random_below(12) == 0) {
-            CHECK(cxl_direct_settle(file) == 0, "settle");
-            check_content(d, model, size, "settled");
-        }
-    }
-    CHECK(cxl_direct_close(file) == 0, "close");
-    CHECK(direct > SIZE, "only %lu bytes went directly", (unsigned long)direct);
-    check_content(d, model, size, "closed");
-    close(fd);
-    end(d);
-    free(model);
-    free(bytes);
-}
-
-/* More descriptors than a slip has. */
-static void test_many_small(void)
-{
-    daemon_state *d = begin(CXL_GRANULARITY_PAGE);
-    cxl_direct_file *file;
-    int fd = new_file();
-    uint64_t size = DIRECT_FROM + 100 * 3000;
-    uint8_t *model = malloc(size);
-    fill(model, size);
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
-    CHECK(write_somehow(d, file, model, DIRECT_FROM, 0) == DIRECT_FROM, "the first");
-    uint64_t settles = d->settles;
-    for (uint64_t at = DIRECT_FROM; at < size; at += 100)
-        CHECK(cxl_direct_pwrite(file, model + at, 100, at) == 100, "at %lu", (unsigned long)at);
-    CHECK(d->settles - settles >= 3, "%lu settles", (unsigned long)(d->settles - settles));
-    CHECK(cxl_direct_close(file) == 0, "close");
-    check_content(d, model, size, "many");
-    CHECK(cxl_map_ref_count(d->map) == 1, "%lu references", (unsigned long)cxl_map_ref_count(d->map));
-    close(fd);
-    end(d);
-    free(model);
-}
-
 #include "client_more.h"
+#include "client_ahead.h"
 #include "client_verified_tests.h"
 
 int main(int count, char **arguments)
@@ -487,6 +451,11 @@ int main(int count, char **arguments)
     test_mapped_rest();
     test_verified_by_others();
     test_fork();
-    test_errors();
+    test_requests();
+    test_watches();
+    test_ahead(false);
+    test_ahead(true);
+    test_ahead_and_fork();
+    test_errors();      /* last: ThreadSanitizer takes what follows a fault for its handler */
     return failures != 0;
 }

@@ -1,4 +1,67 @@
-/* client_more.h - the rest of client.c: threads, mapped files, forks, and what the daemon may refuse. */
+/* client_more.h - the rest of client.c: random and small writes, threads, mapped files, forks, and what the daemon may
+ * refuse. */
+
+static void test_random_writes(uint32_t granularity)
+{
+    enum { SIZE = 3 << 20 };
+    daemon_state *d = begin(granularity);
+    uint8_t *model = calloc(1, SIZE), *bytes = malloc(SIZE);
+    uint64_t size = 0, direct = 0;
+    cxl_direct_file *file;
+    int fd = new_file();
+    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    for (int i = 0; i < 400; i++) {
+        uint64_t length = 1 + random_below(random_below(4) == 0 ? 300000 : 9000), offset = random_below(SIZE - length);
+        if (random_below(3) == 0 && size + length <= SIZE)
+            offset = size;
+        fill(bytes, length);
+        direct += write_somehow(d, file, bytes, length, offset);
+        memcpy(model + offset, bytes, length);
+        size = offset + length > size ? offset + length : size;
+        pthread_mutex_lock(&d->lock);
+        if (random_below(20) == 0)
+            close_slip(d);
+        d->refuse = random_below(8) == 0 ? -EBUSY : 0;
+        if (random_below(4) == 0)
+            absorb(d);
+        d->lease_bytes = random_below(3) == 0 ? 300000 : SEGMENT;
+        pthread_mutex_unlock(&d->lock);
+        if (random_below(12) == 0) {
+            CHECK(cxl_direct_settle(file) == 0, "settle");
+            check_content(d, model, size, "settled");
+        }
+    }
+    CHECK(cxl_direct_close(file) == 0, "close");
+    CHECK(direct > SIZE, "only %lu bytes went directly", (unsigned long)direct);
+    check_content(d, model, size, "closed");
+    close(fd);
+    end(d);
+    free(model);
+    free(bytes);
+}
+
+/* More descriptors than a slip has. */
+static void test_many_small(void)
+{
+    daemon_state *d = begin(CXL_GRANULARITY_PAGE);
+    cxl_direct_file *file;
+    int fd = new_file();
+    uint64_t size = DIRECT_FROM + 100 * 3000;
+    uint8_t *model = malloc(size);
+    fill(model, size);
+    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    CHECK(write_somehow(d, file, model, DIRECT_FROM, 0) == DIRECT_FROM, "the first");
+    uint64_t settles = d->settles;
+    for (uint64_t at = DIRECT_FROM; at < size; at += 100)
+        CHECK(cxl_direct_pwrite(file, model + at, 100, at) == 100, "at %lu", (unsigned long)at);
+    CHECK(d->settles - settles >= 3, "%lu settles", (unsigned long)(d->settles - settles));
+    CHECK(cxl_direct_close(file) == 0, "close");
+    check_content(d, model, size, "many");
+    CHECK(cxl_map_ref_count(d->map) == 1, "%lu references", (unsigned long)cxl_map_ref_count(d->map));
+    close(fd);
+    end(d);
+    free(model);
+}
 
 typedef struct {
     daemon_state *d;

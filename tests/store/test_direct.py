@@ -100,6 +100,7 @@ def test_another_opener_closes_the_slip_and_sees_everything(
 def test_the_short_end_of_a_segment_is_no_want_of_room(shop: Shop, rng: random.Random) -> None:
     """Room is handed out in order, and the end of a segment may be less than a lease needs."""
     store = shop.new_ordinary(256 * MIB)
+    Locks(store.media)
     for number in range(100):
         ino = write_file(store, 1, b"file", _bytes(rng, rng.randrange(MIB)))
         assert not store.volume.is_nearly_used_up, number
@@ -330,26 +331,6 @@ def test_a_count_of_descriptors_that_are_not_there(store: Store, count: int) -> 
     program.die()
 
 
-def test_nothing_is_confirmed_that_is_not_locked(store: Store) -> None:
-    attributes, handle = store.create(1, b"file", 0o644, 1, 1, os.O_RDWR)
-    del attributes
-    locks = Locks(store.media)
-    [lease] = store.direct.lease(handle, 4096)
-    for ranges in (
-        [],
-        [(lease.media_offset, lease.length_bytes)],
-        [(lease.media_offset, lease.length_bytes - 1), (lease.slip_offset, lease.slip_bytes)],
-    ):
-        for offset, length in ranges:
-            locks.take("program", offset, length)
-        with pytest.raises(InvalidArgumentError, match="not locked"):
-            store.direct.confirm(handle, [lease.lease_id])
-        locks.drop("program")
-    with pytest.raises(InvalidArgumentError, match="no lease"):
-        store.direct.confirm(handle, [lease.lease_id + 1])
-    _close(store, handle)
-
-
 def test_a_store_without_room_gives_no_lease(store: Store) -> None:
     fill(store)
     _attributes, handle = store.create(1, b"file", 0o644, 1, 1, os.O_RDWR)
@@ -474,5 +455,5 @@ def test_a_store_that_was_emptied_has_room_for_a_lease(shop: Shop, store: Store)
 
 def test_no_other_program_maps_memory_of_this_process(store: Store) -> None:
     with pytest.raises(InvalidArgumentError, match="memory of this process"):
-        store.direct.attach()
+        store.direct.attachments.attach()
     assert store.media.granularity in {Granularity.LINE, Granularity.PAGE}

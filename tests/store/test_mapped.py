@@ -61,11 +61,11 @@ def test_a_mapping_outlives_its_handle_while_it_is_locked(store: Store) -> None:
     reader = store.open_file(ino, os.O_RDONLY)
     part = store.direct.mapped.map(reader, 0, 16_000)
     with pytest.raises(InvalidArgumentError, match="not locked"):
-        store.direct.confirm(reader, ())
+        store.direct.mapped.confirm(reader)
     for row in rows_of(part.payload, part.row_count):
         place, length = row.extent_media_offset + row.extent_offset, row.length_bytes
         locks.take("program", place, length)
-    store.direct.confirm(reader, ())
+    store.direct.mapped.confirm(reader)
     store.release(reader)
     store.unlink(1, b"file")
     for number in range(200):

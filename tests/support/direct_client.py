@@ -5,6 +5,7 @@ csrc/client/direct.h in Python, one step at a time, so that tests can stop betwe
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -47,11 +48,17 @@ def ask(descriptor: int, command: int, request: bytes) -> bytes:
 
 
 def lease_request(
-    wanted_bytes: int, file_offset: int = 0, *, count: int = 1, returned: Sequence[int] = ()
+    wanted_bytes: int,
+    file_offset: int = 0,
+    *,
+    count: int = 1,
+    flags: int = 0,
+    returned: Sequence[int] = (),
 ) -> bytes:
     """LEASE."""
     none = [0] * (direct_wire.LEASES_MAX - len(returned))
-    return direct_wire.LEASE_HEAD.pack(wanted_bytes, file_offset, 0, 0, count, *returned, *none)
+    head = wanted_bytes, file_offset, 0, 0, 0, count, flags, 0
+    return direct_wire.LEASE_HEAD.pack(*head, *returned, *none)
 
 
 def settle_request(*returned: int, flags: int = 0) -> bytes:
@@ -62,10 +69,10 @@ def settle_request(*returned: int, flags: int = 0) -> bytes:
 
 def leases_of(answer: bytes | memoryview) -> list[Lease]:
     """What LEASE was answered."""
-    _, _, slip_offset, slip_bytes, count, *_ = direct_wire.LEASE_HEAD.unpack_from(answer)
+    _, _, slip_offset, watch, slip_bytes, count, *_ = direct_wire.LEASE_HEAD.unpack_from(answer)
     head, row = direct_wire.LEASE_HEAD.size, direct_wire.LEASE_ROW
     rows = (row.unpack_from(answer, head + i * row.size) for i in range(count))
-    return [Lease(*each, slip_offset, slip_bytes) for each in rows]
+    return [Lease(*each, slip_offset, slip_bytes, watch) for each in rows]
 
 
 def spans(rows: list[tuple[Row, list[int]]]) -> list[tuple[int, int]]:
@@ -94,6 +101,7 @@ class Medium:
             self.chunk_bytes,
             self.flags,
             self.uuid,
+            self.watch,
             path,
         ) = direct_wire.ATTACH.unpack(answer)
         self.path = path.rstrip(b"\0")
@@ -119,6 +127,12 @@ class Medium:
     def unlock(self, offset: int, length: int) -> None:
         question = FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, offset, length, 0)
         fcntl.fcntl(self.descriptor, fcntl.F_OFD_SETLK, question)
+
+    def sees(self, watch: int) -> bool:
+        """The daemon that has told of it still has it locked."""
+        question = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, watch, 1, 0)
+        answer = fcntl.fcntl(self.descriptor, fcntl.F_OFD_GETLK, question)
+        return bool(FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def word(self, offset: int) -> int:
         return int.from_bytes(self.bytes[offset : offset + 8], "little")
@@ -153,15 +167,21 @@ class DirectFile:
         [lease] = leases_of(ask(self.descriptor, Command.LEASE, request))
         return lease
 
-    def confirm(self, lease_id: int) -> None:
-        ask(self.descriptor, Command.CONFIRM, struct.pack("<Q", lease_id))
-
-    def begin(self, wanted_bytes: int = 1 << 20) -> Lease:
-        """LEASE, both locks, CONFIRM. Raises OSError."""
-        lease = self.request_lease(wanted_bytes)
+    def lock(self, lease: Lease) -> bool:
+        """Both locks; False: the slip is closed, and all of it may be somebody else's."""
         self.medium.lock(lease.media_offset, lease.length_bytes)
         self.medium.lock(lease.slip_offset, lease.slip_bytes)
-        self.confirm(lease.lease_id)
+        if self.medium.sees(lease.watch):
+            return True
+        self.medium.unlock(lease.media_offset, lease.length_bytes)
+        self.medium.unlock(lease.slip_offset, lease.slip_bytes)
+        return False
+
+    def begin(self, wanted_bytes: int = 1 << 20) -> Lease:
+        """LEASE, both locks, the watch. Raises OSError."""
+        lease = self.request_lease(wanted_bytes)
+        if not self.lock(lease):
+            raise OSError(errno.ESTALE, "the slip was closed in between")
         self.lease, self.length, self._tail_crc = lease, 0, 0
         return lease
 
@@ -267,7 +287,7 @@ class DirectFile:
             assert not crcs
         for start, end in spans(rows):
             self.medium.lock(start, end - start)
-        self.confirm(0)
+        ask(self.descriptor, Command.CONFIRM, b"")
         return rows, size_bytes
 
     def read_in_place(self) -> bytes:

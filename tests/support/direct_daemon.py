@@ -118,10 +118,7 @@ class Daemon:
         answer = self.ask(handle, Command.LEASE, lease_request(4096))
         assert answer.error == 0
         [made.lease] = leases_of(answer.data)
-        self.locks.take(made, made.lease.media_offset, made.lease.length_bytes)
-        self.locks.take(made, made.lease.slip_offset, made.lease.slip_bytes)
-        confirmed = self.ask(handle, Command.CONFIRM, struct.pack("<Q", made.lease.lease_id))
-        assert confirmed.error == 0
+        assert made.take(made.lease)
         return made
 
     def attributes_seconds(self, ino: int) -> tuple[int, bool]:

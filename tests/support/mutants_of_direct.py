@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from cxlfs.native.direct import SLIP_COPYING_AT, HeldContent
+from cxlfs.native.direct import SLIP_CLOSED, SLIP_COPYING_AT, HeldContent
 from cxlfs.store import direct, verified
 from cxlfs.store.direct import Direct
 from cxlfs.store.files import Files
@@ -57,9 +57,26 @@ def waiting_room_never_given_back(patch: Patch) -> None:
 
 
 @mutant("one/LINE/direct_unlocked", 12)
-def unlocked_room_confirmed(patch: Patch) -> None:
-    """A program is told to go on although the end of its room is not locked."""
+def more_room_beside_unlocked(patch: Patch) -> None:
+    """A program gets more room although the end of what it has is not locked."""
     patch.setattr(direct, "require_locked", nothing)
+
+
+@mutant("one/LINE/direct_late", 12)
+def slips_watched_behind_their_end(patch: Patch) -> None:
+    """Who locks room that was given away meanwhile finds the watch of its slip, and stores."""
+    patch.setattr(Direct, "_end_watch", lambda *_: True)
+
+
+@mutant("one/LINE/direct_ended", 15)
+def slip_goes_on_that_its_program_has_closed(patch: Patch) -> None:
+    """What a program says when it ends its slip is taken for one more look."""
+
+    def absorb(self: Direct, slip: Any) -> None:
+        state = self.volume.media.load_u64(slip.state_at)
+        self._absorb_until(slip, state & ~SLIP_CLOSED)
+
+    patch.setattr(Direct, "absorb", absorb)
 
 
 @mutant("one/LINE/direct_mapped", 12)

@@ -28,11 +28,27 @@ from tests.support.direct_format import by_chunks, chunk_seed, descriptor
 T = TypeVar("T")
 
 
+class Watches:
+    """Files that are watched, in the place of the kernel's locks, for one medium."""
+
+    def __init__(self, media: Media) -> None:
+        self.held: set[int] = set()
+        self._next = 1 << 61
+        media.begin_watch = self._begin  # type: ignore[method-assign]
+        media.end_watch = self.held.discard  # type: ignore[method-assign]
+
+    def _begin(self) -> int:
+        self._next += 1
+        self.held.add(self._next)
+        return self._next
+
+
 class Locks:
-    """Locked ranges by owner, in the place of the kernel's, for one medium."""
+    """Locked ranges by owner, and watches, in the place of the kernel's, for one medium."""
 
     def __init__(self, media: Media) -> None:
         self.of: dict[object, list[tuple[int, int]]] = {}
+        self.watches = Watches(media)
         media.locked_ranges = self.locked_ranges  # type: ignore[method-assign]
 
     def take(self, owner: object, offset: int, length: int) -> None:
@@ -79,17 +95,22 @@ class Program:
     # --- room -----------------------------------------------------------------------------------
 
     def ask(self, wanted_bytes: int = 4096) -> Lease:
-        """LEASE, the lock, CONFIRM. Raises as ``Direct.lease``."""
+        """LEASE, the lock, the watch. Raises as ``Direct.lease``."""
         [lease] = self.store.direct.lease(self.handle, wanted_bytes)
-        return self.take(lease)
+        taken = self.take(lease)
+        assert taken, "nobody has closed the slip in between"
+        return lease
 
-    def take(self, lease: Lease) -> Lease:
-        """The lock, CONFIRM, and what is written next goes there."""
+    def take(self, lease: Lease) -> bool:
+        """The lock, the watch, and what is written next goes there; False: it may be gone."""
+        before = list(self.locks.of.get(self, ()))
         self.locks.take(self, lease.media_offset, lease.length_bytes)
         self.locks.take(self, lease.slip_offset, lease.slip_bytes)
-        self.store.direct.confirm(self.handle, [lease.lease_id])
+        if lease.watch not in self.locks.watches.held:
+            self.locks.of[self] = before
+            return False
         self.lease, self.length = lease, 0
-        return lease
+        return True
 
     def held(self) -> Lease:
         assert self.lease is not None
@@ -155,22 +176,11 @@ class Program:
         self.count_copying(-1)
         return appended
 
+    def end(self) -> None:
+        """It has nothing more to append."""
+        self.media.or_u64(self.held().slip_offset, SLIP_CLOSED)
+
     def die(self) -> None:
         """SIGKILL: its mappings are gone, and with them its locks."""
         self.locks.drop(self)
         self._thread.shutdown()
-
-
-class Watches:
-    """Files that are watched, in the place of the kernel's locks, for one medium."""
-
-    def __init__(self, media: Media) -> None:
-        self.held: set[int] = set()
-        self._next = 1 << 61
-        media.begin_watch = self._begin  # type: ignore[method-assign]
-        media.end_watch = self.held.remove  # type: ignore[method-assign]
-
-    def _begin(self) -> int:
-        self._next += 1
-        self.held.add(self._next)
-        return self._next

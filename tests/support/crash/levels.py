@@ -27,7 +27,8 @@ from tests.support.crash import single
 from tests.support.crash.aftermath import RecoveryRun, kill_then_cut
 from tests.support.crash.bench import Bench, new_bench
 from tests.support.crash.damage import DAMAGES, cut_mkfs, damage
-from tests.support.crash.direct_operations import DIRECT_OPERATIONS, DIRECT_SITUATIONS
+from tests.support.crash.direct_operations import DIRECT_OPERATIONS
+from tests.support.crash.direct_situations import DIRECT_SITUATIONS
 from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
 from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
