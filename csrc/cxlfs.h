@@ -61,9 +61,6 @@ int cxl_media_store_u64(cxl_media *media, uint64_t offset, uint64_t value);
 int cxl_media_copy(cxl_media *media, uint64_t offset, const void *source, uint64_t length);
 /* The same, and *crc continues over the source in the same pass. */
 int cxl_media_copy_crc(cxl_media *media, uint64_t offset, const void *source, uint64_t length, uint32_t *crc);
-/* The same for count pieces one behind the other, each with a checksum of its own; after -EIO they may have changed. */
-int cxl_media_copy_crcs(cxl_media *media, uint64_t offset, const void *source, uint64_t piece, uint32_t count,
-                        uint32_t *crcs);
 /* Map the pages of a range for writing before they are written to, so that the writer meets no page faults. No byte
  * changes, and nothing is recorded. Bytes populated; 0 where it costs more than memory (anything but a file of
  * tmpfs or ramfs) or the kernel cannot do it (before Linux 5.14). */

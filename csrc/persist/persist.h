@@ -167,4 +167,9 @@ int cxl_recorder_begin(cxl_recorder *recorder, uint64_t payload_length, bool *he
 void cxl_recorder_end(cxl_recorder *recorder, int result, uint32_t kind, uint64_t offset,
                       uint64_t length, const void *payload);
 
+/* cxl_media_copy_crc for count pieces one behind the other, each with a checksum of its own; after -EIO these may have
+ * changed. */
+int cxl_media_copy_crcs(cxl_media *media, uint64_t offset, const void *source, uint64_t piece, uint32_t count,
+                        uint32_t *crcs);
+
 #endif
