@@ -159,6 +159,20 @@ static bool is_worth_it(cxl_direct_file *file, uint64_t length)
     return atomic_fetch_add(&file->offered, length) + length >= DIRECT_FROM;
 }
 
+/* What the file was opened with is over, and nothing else takes its place: a file that has not asked for room yet goes
+ * by what another thread may have just found out, that another daemon's mount has got the number of one before. */
+static bool is_over(cxl_direct_file *file)
+{
+    if (!atomic_load(&file->client->ended))
+        return false;
+    if (client_is_inherited(file->client))
+        return true;                /* its lock may be held for ever */
+    pthread_mutex_lock(&file->lock);
+    bool over = file->is_checked;
+    pthread_mutex_unlock(&file->lock);
+    return over;
+}
+
 int64_t cxl_direct_pwrite(cxl_direct_file *file, const void *bytes, uint64_t length, uint64_t offset)
 {
     uint64_t done = 0;
@@ -167,7 +181,7 @@ int64_t cxl_direct_pwrite(cxl_direct_file *file, const void *bytes, uint64_t len
         return 0;
     if (offset > INT64_MAX || length > INT64_MAX - offset)
         return -EFBIG;
-    if (atomic_load(&file->client->ended) || !is_worth_it(file, length))
+    if (is_over(file) || !is_worth_it(file, length))
         return left_to_kernel(length);
     pthread_mutex_lock(&file->lock);
     while (done < length && result == 0) {

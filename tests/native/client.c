@@ -451,6 +451,7 @@ int main(int count, char **arguments)
     test_mapped_rest();
     test_verified_by_others();
     test_fork();
+    test_number_again();
     test_requests();
     test_watches();
     test_ahead(false);

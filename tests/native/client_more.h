@@ -264,6 +264,32 @@ static void test_fork(void)
     free(model);
 }
 
+/* Another daemon's mount has the number of one before, and two files find out: the second first. */
+static void test_number_again(void)
+{
+    enum { SIZE = 1 << 20 };
+    daemon_state *before = begin(CXL_GRANULARITY_PAGE), *d = begin(CXL_GRANULARITY_PAGE);
+    uint8_t *model = malloc(SIZE);
+    cxl_direct_file *first, *second;
+    int fd = new_file(), other = new_file();
+    fill(model, SIZE);
+    CHECK(cxl_direct_open_through(fd, &before->channel, &first) == 0, "no file of the daemon before");
+    CHECK(cxl_direct_close(first) == 0, "close it");
+    CHECK(cxl_direct_open_through(fd, &d->channel, &first) == 0, "no file");
+    CHECK(cxl_direct_open_through(other, &d->channel, &second) == 0, "no second file");
+    CHECK(cxl_direct_pwrite(second, model, SIZE, 0) == SIZE, "the second file");
+    CHECK(cxl_direct_close(second) == 0, "close the second");
+    close_slip(d);
+    CHECK(cxl_direct_pwrite(first, model, SIZE, 0) == SIZE, "the first file");
+    CHECK(cxl_direct_close(first) == 0, "close the first");
+    check_content(d, model, SIZE, "the number again");
+    close(other);
+    close(fd);
+    end(d);
+    end(before);
+    free(model);
+}
+
 static void test_errors(void)
 {
     enum { SIZE = 1 << 20 };
