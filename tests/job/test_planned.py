@@ -44,6 +44,7 @@ def run(count: int, seed: int, failed: list[Plan] | None = None) -> collections.
         max_examples=count,
         database=None,
         derandomize=False,
+        report_multiple_bugs=False,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(PLANS)
