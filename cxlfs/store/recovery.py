@@ -437,7 +437,7 @@ def _take_over(
     """Make what was accepted durable, then begin a new journal (after a crash: a new image too)."""
     media = volume.media
     try:
-        with volume.writing():
+        with volume.writing:
             for scan in state.scans:
                 start = layout.SEGMENT_HEADER_BYTES
                 for index in (scan.header.index, scan.header.partner):

@@ -73,7 +73,7 @@ class Rollover:
         count = -(-volume.image_bytes_estimate() // payload)
         self._taken, pair = volume.take_set(min(count, layout.IMAGE_SEGMENTS_MAX), closing=closing)
         self._header: segments.SegmentHeader | None = None
-        with volume.writing():
+        with volume.writing:
             self._store_headers()
             if pair is not None:
                 self._header = volume.store_journal_headers(pair)
@@ -170,7 +170,7 @@ class Rollover:
             segments.store(volume.media, volume.superblock, header)
 
     def _step_store(self) -> None:
-        with self._apart, self._volume.writing():
+        with self._apart, self._volume.writing:
             if self._error is not None:
                 raise self._error
             if self._phase is _Phase.STORE:
@@ -218,7 +218,7 @@ class Rollover:
             dirty_shutdown_count=count,
             device_hash=device_hash,
         )
-        with volume.writing():
+        with volume.writing:
             roots.write(volume.media, volume.superblock, root)
         self._phase = _Phase.DONE
         volume.space.give_up(self._taken[used:])

@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import bisect
 import collections
-import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -89,7 +87,7 @@ class Space:
         *,
         next_epoch: int,
         nonce: int,
-        writing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        writing: AbstractContextManager[None],
     ) -> None:
         self.media = media
         self.writing = writing
@@ -251,7 +249,7 @@ class Space:
         header = segments.SegmentHeader(
             role=layout.ROLE_DATA, index=index, epoch=self.new_epoch(), nonce=self.nonce
         )
-        with self.writing():
+        with self.writing:
             segments.store(self.media, self.superblock, header)
             self.media.fence()
         self.born[index] = 0 if privileged else header.epoch

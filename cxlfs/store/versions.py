@@ -300,11 +300,8 @@ class Versions:
         """Page media: file data reaches the media before the record that names it."""
         volume = self.volume
         if volume.journal is not None and not volume.journal.must_fence_each:
-            try:
+            with volume.writing:
                 volume.media.fence()
-            except MediaError as error:
-                volume.media_failed(error)
-                raise
 
     def end(self, inode: Inode) -> None:
         """Live and committed content are the same."""

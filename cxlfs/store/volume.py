@@ -102,7 +102,9 @@ class JournalEnd:
 
 
 class Writing:
-    """See :meth:`Volume.writing`; a generator would take three times as long on the hot path."""
+    """``with volume.writing:`` A media failure inside stops all writing: it is never retried into a
+    false success. Keeps nothing of its own: one serves all of a volume, one inside the other too.
+    """
 
     __slots__ = ("_volume",)
 
@@ -134,6 +136,7 @@ class Volume:
         rollovers: Callable[[Volume], RollsOver],
     ) -> None:
         self.media = media
+        self.writing = Writing(self)
         self.superblock = superblock
         self._payload_bytes = superblock.segment_payload_bytes
         self.engine = engine
@@ -209,13 +212,9 @@ class Volume:
             raise OutOfMemoryError("memory was too short to count what is used")
 
     def watch(self, error: CxlfsError) -> None:
-        """Outside :meth:`writing`: a failed copy concerns its range, a failed fence everything."""
+        """Outside ``writing``: a failed copy concerns its range, a failed fence everything."""
         if isinstance(error, MediaError) and error.not_durable:
             self.stop_writing(f"the media failed: {error.message}")
-
-    def writing(self) -> Writing:
-        """A media failure inside stops all writing: it is never retried into a false success."""
-        return Writing(self)
 
     # --- transactions -----------------------------------------------------------------------
 
@@ -239,13 +238,10 @@ class Volume:
             end = self._open_journal()
         if self.rollovers.running is not None:
             self.rollovers.keep(ops)
-        try:
+        with self.writing:
             lsn, time_ns = end.append(payload, len(ops))
             if durable or end.must_fence_each:
                 end.fence()
-        except MediaError as error:
-            self.media_failed(error)
-            raise
         self.last_lsn = lsn
         self.last_commit_ns = time_ns
         self.counters.commits += 1
@@ -275,11 +271,8 @@ class Volume:
         """Make everything committed so far durable."""
         if self.journal is not None and self.journal.fenced_lsn < self.last_lsn:
             self.require_writable()
-            try:
+            with self.writing:
                 self.journal.fence()
-            except MediaError as error:
-                self.media_failed(error)
-                raise
 
     def _open_journal(self) -> journal.Journal:
         if self.journal is None:
@@ -404,7 +397,7 @@ class Volume:
         _, pair = self.take_set(0, closing=False)
         if pair is None:
             raise InvariantError("a journal has two copies")
-        with self.writing():
+        with self.writing:
             header = self.store_journal_headers(pair)
             self.media.fence()
             known, count, device_hash = self.dirty_shutdown
@@ -433,7 +426,7 @@ class Volume:
         Raises NoSpaceError (nothing has changed), MediaError.
         """
         pair = self.space.take_pair(State.JOURNAL)
-        with self.writing():
+        with self.writing:
             header = self.store_journal_headers(pair)
             self.media.fence()
         self.switch_journal(header)

@@ -73,7 +73,7 @@ def count_save(shop: Shop, save: Save, *, policy: bytes | None, again: bool) -> 
 def test_saving_a_file_takes_few_calls_more(
     shop: Shop, save: Save, in_a_unit: int, beside_units: int, *, again: bool
 ) -> None:
-    """Than without any policy, where it takes 750 to 1250; over an old set what its copy takes is
+    """Than without any policy, where it takes 350 to 650; over an old set what its copy takes is
     among them.
     """
     without = count_save(shop, save, policy=None, again=again)

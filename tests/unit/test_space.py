@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -33,7 +34,7 @@ def space(media: MemoryMedia) -> Iterator[Space]:
         segment_count=block.segment_count,
         chunk=block.chunk_bytes,
     )
-    yield Space(media, block, engine, next_epoch=7, nonce=99)
+    yield Space(media, block, engine, next_epoch=7, nonce=99, writing=contextlib.nullcontext())
     engine.close()
 
 
