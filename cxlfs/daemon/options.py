@@ -210,10 +210,12 @@ def _apply_time(config: MountConfig, key: str, value: str) -> MountConfig:
     if key == "commit":
         return dataclasses.replace(config, commit_interval_s=_seconds(value))
     if key == "verified_for":
-        return dataclasses.replace(config, verified_for_s=_whole_seconds(key, value))
+        seconds = _whole(key, value, "seconds", SECONDS_MAX)
+        return dataclasses.replace(config, verified_for_s=seconds)
+    microseconds = _whole(key, value, "microseconds", MICROSECONDS_MAX)
     if key == "busy_poll":
-        return dataclasses.replace(config, busy_poll_us=_microseconds(key, value))
-    return dataclasses.replace(config, wakeup_latency_us=_microseconds(key, value))
+        return dataclasses.replace(config, busy_poll_us=microseconds)
+    return dataclasses.replace(config, wakeup_latency_us=microseconds)
 
 
 def _apply_choice(config: MountConfig, key: str, value: str) -> MountConfig:
@@ -242,21 +244,11 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _whole_seconds(key: str, text: str) -> int:
+def _whole(key: str, text: str, unit: str, maximum: int) -> int:
     is_number = text.isascii() and text.isdigit() and len(text) < 10
-    if not is_number or int(text) > SECONDS_MAX:
+    if not is_number or int(text) > maximum:
         raise UsageError(
-            f"{key}={text}: not a time", next_step=f"give whole seconds, 0 to {SECONDS_MAX}"
-        )
-    return int(text)
-
-
-def _microseconds(key: str, text: str) -> int:
-    is_number = text.isascii() and text.isdigit() and len(text) < 10
-    if not is_number or int(text) > MICROSECONDS_MAX:
-        raise UsageError(
-            f"{key}={text}: not a time",
-            next_step=f"give whole microseconds, 0 to {MICROSECONDS_MAX}",
+            f"{key}={text}: not a time", next_step=f"give whole {unit}, 0 to {maximum}"
         )
     return int(text)
 
