@@ -22,9 +22,7 @@ from cxlfs import client
 from cxlfs.errors import JobFilesError
 from cxlfs.job.files import Shard
 from cxlfs.job.pieces import Part, size_of
-
-STORED_FROM_BYTES = 1 << 20
-"""Smaller files are read: to find out where one lies takes a few requests."""
+from cxlfs.job.reading_back import STORED_FROM_BYTES
 
 
 class _Source:

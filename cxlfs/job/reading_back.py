@@ -23,8 +23,8 @@ from cxlfs import client
 from cxlfs.durable import opened_file, promised_crc32c, size_and_crc32c
 from cxlfs.errors import JobFilesError
 
-IN_PLACE_FROM_BYTES = 1 << 20
-"""Smaller files are read: to find where one lies takes a few requests."""
+STORED_FROM_BYTES = 1 << 20
+"""Smaller files are read: to find out where one lies takes a few requests."""
 COMMIT_XATTR = "user.cxlfs.commit"
 
 
@@ -35,7 +35,7 @@ def read_back(path: Path, size_wanted: int | None = None) -> tuple[int, int]:
     with opened_file(path, JobFilesError) as (descriptor, size_bytes):
         if size_wanted not in {None, size_bytes}:
             raise JobFilesError(f"{path}: not of {size_wanted} bytes")
-        found = _in_place(path) if size_bytes >= IN_PLACE_FROM_BYTES else None
+        found = _in_place(path) if size_bytes >= STORED_FROM_BYTES else None
         return size_and_crc32c(descriptor) if found is None else found
 
 
