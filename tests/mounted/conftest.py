@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cxlfs import client
 from tests.support.mount import STORE_BYTES, Workplace, why_not_mountable, workplace
 
 
@@ -30,6 +32,16 @@ def unmounted(request: pytest.FixtureRequest) -> Iterator[Workplace]:
 def place(unmounted: Workplace) -> Workplace:
     unmounted.mount()
     return unmounted
+
+
+@pytest.fixture
+def nothing_stays_mapped(unmounted: Workplace) -> Iterator[None]:
+    """What this process has mapped of a store is let go before the store is unmounted."""
+    assert unmounted
+    yield
+    gc.collect()  # an error that was caught refers to the frames that have the views
+    client.forget()
+    assert client.counts().media == 0
 
 
 @pytest.fixture

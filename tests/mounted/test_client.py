@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import io
 import json
 import os
@@ -11,7 +10,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +21,7 @@ from cxlfs.control.client import control_request
 from tests.support.direct_scenes import read_elsewhere, run
 from tests.support.mount import MIB, Workplace, kill, wait_for_line, wait_until, workplace
 
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_mapped(unmounted: Workplace) -> Iterator[None]:
-    assert unmounted
-    yield
-    gc.collect()  # an error that was caught refers to the frames that have the views
-    client.forget()
-    assert client.counts().media == 0
+pytestmark = pytest.mark.usefixtures("nothing_stays_mapped")
 
 
 def counted(action: Callable[[], object]) -> client.ClientCounts:

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import errno
-import gc
 import os
 import random
 import re
 import shutil
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,18 +26,11 @@ from tests.support.job_links import Switch
 from tests.support.job_ranks import SECONDS
 from tests.support.mount import MIB, Workplace
 
+pytestmark = pytest.mark.usefixtures("nothing_stays_mapped")
+
 ATTEMPT = Attempt(3, 100, "0123456789abcdef")
 SIZES = {"a.pt": 5 * MIB + 4321, "b/small": 70_000, "b/c.pt": 2 * MIB, "empty": 0, "z.pt": 3 * MIB}
 LARGE = ("a.pt", "b/c.pt", "z.pt")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_mapped(unmounted: Workplace) -> Iterator[None]:
-    assert unmounted
-    yield
-    gc.collect()  # an error that was caught refers to the frames that have the views
-    client.forget()
-    assert client.counts().media == 0
 
 
 class Scene:

@@ -5,10 +5,8 @@ Damage there is found, whichever way it is looked at.
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,17 +18,10 @@ from cxlfs.job.protocol import Attempt
 from cxlfs.native import crc32c
 from tests.support.mount import MIB, Workplace
 
+pytestmark = pytest.mark.usefixtures("nothing_stays_mapped")
+
 ATTEMPT = Attempt(3, 100, "0123456789abcdef")
 SIZE_BYTES = 5 * MIB + 4321
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_mapped(unmounted: Workplace) -> Iterator[None]:
-    assert unmounted
-    yield
-    gc.collect()  # an error that was caught refers to the frames that have the views
-    client.forget()
-    assert client.counts().media == 0
 
 
 class Saved:
