@@ -491,7 +491,7 @@ int cxl_handle_open(cxl_transport *transport, uint64_t handle, cxl_port *port, i
 void cxl_handle_close(cxl_transport *transport, uint64_t handle);
 /* Writes by this thread, and by those allowed before, through this handle need no upcall until cxl_port_stop. */
 void cxl_handle_allow(cxl_transport *transport, uint64_t handle, uint32_t pid);
-/* A name (no zero behind it) means nothing in a directory: who asks needs no upcall. The last few are kept. */
+enum { CXL_ABSENT_NAMES_MAX = 16 };  /* The last names (no zero behind) that mean nothing: who asks needs no upcall. */
 void cxl_absent_note(cxl_transport *transport, uint64_t directory, const char *name, uint64_t length);
 /* It may mean something from here on, or every name may: nobody is being told otherwise when this returns. */
 void cxl_absent_take_back(cxl_transport *transport, uint64_t directory, const char *name, uint64_t length);

@@ -14,7 +14,7 @@
 
 #include "transport/transport.h"
 
-enum { NAMES_MAX = 16, NAME_BYTES_MAX = 255 };
+enum { NAME_BYTES_MAX = 255 };
 
 typedef struct {
     uint64_t directory;
@@ -27,7 +27,7 @@ struct absent_names {
     pthread_cond_t quiet;         /* telling became 0 */
     uint32_t telling;             /* answers that are being given */
     uint32_t next;                /* place of the oldest one */
-    absent_name names[NAMES_MAX];
+    absent_name names[CXL_ABSENT_NAMES_MAX];
 };
 
 absent_names *absent_new(void)
@@ -52,7 +52,7 @@ void absent_free(absent_names *a)
 /* With the lock: NULL: it is not known to be absent. */
 static absent_name *find(absent_names *a, uint64_t directory, const char *name, size_t length)
 {
-    for (uint32_t i = 0; i < NAMES_MAX; i++) {
+    for (uint32_t i = 0; i < CXL_ABSENT_NAMES_MAX; i++) {
         absent_name *each = &a->names[i];
         if (each->length == length && each->directory == directory && memcmp(each->bytes, name, length) == 0)
             return each;
@@ -66,7 +66,7 @@ void absent_note(absent_names *a, uint64_t directory, const char *name, size_t l
         return;
     pthread_mutex_lock(&a->lock);
     if (find(a, directory, name, length) == NULL) {
-        absent_name *oldest = &a->names[a->next++ % NAMES_MAX];
+        absent_name *oldest = &a->names[a->next++ % CXL_ABSENT_NAMES_MAX];
         oldest->directory = directory;
         oldest->length = length;
         memcpy(oldest->bytes, name, length);
@@ -94,7 +94,7 @@ void absent_take_back(absent_names *a, uint64_t directory, const char *name, siz
 void absent_take_all_back(absent_names *a)
 {
     pthread_mutex_lock(&a->lock);
-    for (uint32_t i = 0; i < NAMES_MAX; i++)
+    for (uint32_t i = 0; i < CXL_ABSENT_NAMES_MAX; i++)
         a->names[i].length = 0;
     wait_until_told(a);
     pthread_mutex_unlock(&a->lock);

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cxlfs.native.transport import ABSENT_NAMES_MAX
+
 if TYPE_CHECKING:
     from cxlfs.fuse.data_plane import DataPlane
     from cxlfs.fuse.returned import Returned
     from cxlfs.store import Store
-
-_NAMES_MAX = 16
-"""More are not kept by the data plane either."""
 
 
 class Absences:
@@ -41,7 +40,7 @@ class Absences:
             return
         if store.namespace.find(parent, name) is not None:
             return
-        if len(self._noted) >= _NAMES_MAX:
+        if len(self._noted) >= ABSENT_NAMES_MAX:
             self._named(*next(iter(self._noted)))
         self._noted[parent, name] = None
         self._data_plane.note_absent(parent, name)

@@ -36,8 +36,8 @@ _new = tuple.__new__
 
 UPCALL_LEASE = 0
 """Opcode of an upcall that needs no answer: the file of ``inode`` will soon want another lease."""
-
-
+ABSENT_NAMES_MAX: int = lib.CXL_ABSENT_NAMES_MAX
+"""So many names that mean nothing are kept, the last ones."""
 WAITING_BYTES_MAX = 64 << 20
 """Of requests that wait for a worker or for the socket: dozens of large writes, as many small ones
 as there can be threads that wait for them.
@@ -224,8 +224,8 @@ class Transport:
     # ------------------------------------------------------------------------------------- names
 
     def note_absent(self, directory: int, name: bytes) -> None:
-        """The name means nothing: LOOKUP of it needs no upcall, until it is taken back, or some
-        more are noted.
+        """The name means nothing: LOOKUP of it needs no upcall, until it is taken back, or
+        ``ABSENT_NAMES_MAX`` more are noted.
         """
         lib.cxl_absent_note(self.handle, directory, name, len(name))
 

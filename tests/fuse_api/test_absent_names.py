@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cxlfs.fuse import kernel
-from cxlfs.fuse.absences import _NAMES_MAX
 from cxlfs.fuse.direct import Direct
 from cxlfs.fuse.kernel import RENAME_EXCHANGE, Opcode
+from cxlfs.native.transport import ABSENT_NAMES_MAX
 from cxlfs.store import Store
 from cxlfs.store.unit_record import policy_rule
 from tests.fuse_api.test_data_plane import ROOT, made_plane
@@ -106,11 +106,11 @@ def test_the_same_name_elsewhere_is_another_one(caller: Caller) -> None:
 
 
 def test_those_that_were_renamed_last_are_known(caller: Caller) -> None:
-    names = [b"new-%d" % number for number in range(2 * _NAMES_MAX)]
+    names = [b"new-%d" % number for number in range(2 * ABSENT_NAMES_MAX)]
     for name in names:
         save_by_rename(caller, name, b"final")
     assert [look(caller, name) for name in names] == [
-        (0, number < _NAMES_MAX) for number in range(len(names))
+        (0, number < ABSENT_NAMES_MAX) for number in range(len(names))
     ]
     again = caller.saved(names[0], b"x")
     assert look(caller, names[0]) == (again, True)

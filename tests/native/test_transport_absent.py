@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from cxlfs.native.transport import ABSENT_NAMES_MAX
 from tests.support.extents import room
 from tests.support.fuse_socket import INO, SECONDS_MAX, Answer, FuseSocket, fuse_socket
 
@@ -15,7 +16,6 @@ LOOKUP = 1
 SECONDS = 12_345
 ENTRY = struct.Struct("=QQQQII88x")
 ABSENT = ENTRY.pack(0, 0, SECONDS, 0, 0, 0)
-NAMES_MAX = 16
 ANSWERS = 50
 """More than fit where they are to wait."""
 ROUNDS = 20
@@ -72,11 +72,11 @@ def test_all_are_taken_back_at_once(fuse: FuseSocket) -> None:
 
 
 def test_those_noted_last_are_known(fuse: FuseSocket) -> None:
-    names = [b"%d" % number for number in range(NAMES_MAX + 3)]
+    names = [b"%d" % number for number in range(ABSENT_NAMES_MAX + 3)]
     for name in names:
         for _ in range(2):
             fuse.transport.note_absent(INO, name)
-    assert [look(fuse, name) for name in names] == [False] * 3 + [True] * NAMES_MAX
+    assert [look(fuse, name) for name in names] == [False] * 3 + [True] * ABSENT_NAMES_MAX
 
 
 def test_what_is_no_name_is_a_call(fuse: FuseSocket) -> None:
