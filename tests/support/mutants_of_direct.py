@@ -13,7 +13,7 @@ from cxlfs.store.mapped import MappedFiles
 from cxlfs.store.space import Space
 from cxlfs.store.verified import VerifiedContents
 from tests.support import slips
-from tests.support.mutants import Patch, mutant, nothing
+from tests.support.mutants import Patch, mutant, nothing, on_result
 from tests.support.slips import Program
 
 # --- who may still store ------------------------------------------------------------------------
@@ -220,13 +220,12 @@ def descriptors_absorbed_again(patch: Patch) -> None:
 @mutant("one/LINE/direct_create", 9)
 def checksums_lie_in_the_data(patch: Patch) -> None:
     """The place for checksums that a program is told overlaps the room for its data."""
-    original = Direct.lease
-
-    def lease(self: Direct, handle_id: int, wanted_bytes: int, **more: Any) -> Any:
-        given = original(self, handle_id, wanted_bytes, **more)
-        return [each._replace(crc_offset=each.media_offset) for each in given]
-
-    patch.setattr(Direct, "lease", lease)
+    on_result(
+        patch,
+        Direct,
+        "lease",
+        lambda given: [each._replace(crc_offset=each.media_offset) for each in given],
+    )
 
 
 # --- a program's own ----------------------------------------------------------------------------

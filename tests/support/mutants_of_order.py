@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,75 +22,59 @@ from cxlfs.store.space import Space, State
 from tests.support.mutants import Patch, during, mutant, nothing
 
 LINE_BYTES = 64
+Operations = Sequence[Operation]
 
 
 # --- order of names and contents ------------------------------------------------------------
 
 
-def _split(patch: Patch, first: tuple[type, ...]) -> None:
-    """Transactions that hold operations of ``first`` and others become two."""
+def _commit_as(patch: Patch, records_of: Callable[[Operations], Sequence[Operations]]) -> None:
+    """Each transaction becomes these records."""
     original = volume.Volume.commit
 
-    def commit(
-        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
-    ) -> tuple[int, int]:
-        before = [op for op in ops if isinstance(op, first)]
-        after = [op for op in ops if not isinstance(op, first)]
-        if before and after:
-            original(self, before, durable=durable)
-            return original(self, after, durable=durable)
-        return original(self, ops, durable=durable)
+    def commit(self: volume.Volume, ops: Operations, *, durable: bool = True) -> tuple[int, int]:
+        told = [original(self, record, durable=durable) for record in records_of(ops)]
+        return told[-1]
 
     patch.setattr(volume.Volume, "commit", commit)
+
+
+def _apart(ops: Operations, kind: type) -> list[Operations]:
+    """In two, those of a kind first, where there are both."""
+    first = [op for op in ops if isinstance(op, kind)]
+    rest = [op for op in ops if not isinstance(op, kind)]
+    return [first, rest] if first and rest else [ops]
 
 
 @mutant("one/LINE/rename", 5)
 def old_name_removed_first(patch: Patch) -> None:
     """A rename takes the old name away in a record of its own: for a moment there is none."""
-    _split(patch, (UnlinkOperation,))
+    _commit_as(patch, lambda ops: _apart(ops, UnlinkOperation))
 
 
 @mutant("one/LINE/rename_new", 5)
 def new_name_given_last(patch: Patch) -> None:
     """Names are made in a record of their own, after everything else."""
-    original = volume.Volume.commit
-
-    def commit(
-        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
-    ) -> tuple[int, int]:
-        links = [op for op in ops if isinstance(op, LinkOperation)]
-        rest = [op for op in ops if not isinstance(op, LinkOperation)]
-        if links and rest:
-            original(self, rest, durable=durable)
-            return original(self, links, durable=durable)
-        return original(self, ops, durable=durable)
-
-    patch.setattr(volume.Volume, "commit", commit)
+    _commit_as(patch, lambda ops: _apart(ops, LinkOperation)[::-1])
 
 
 @mutant("one/LINE/overwrite", 6)
 def times_committed_apart(patch: Patch) -> None:
     """Attributes go into a record of their own, before the content."""
-    _split(patch, (InodeOperation,))
+    _commit_as(patch, lambda ops: _apart(ops, InodeOperation))
 
 
 @mutant("one/LINE/append", 6)
 def size_committed_apart(patch: Patch) -> None:
     """A publication adds its references first and sets the size with a second record."""
-    original = volume.Volume.commit
 
-    def commit(
-        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
-    ) -> tuple[int, int]:
+    def records_of(ops: Operations) -> list[Operations]:
         contents = [op for op in ops if isinstance(op, ContentOperation) and op.size and op.refs]
-        if contents:
-            first = [op._replace(size=op.size - 1) if op in contents else op for op in ops]
-            original(self, first, durable=durable)
-            last = [op._replace(cut=op.size, refs=b"") for op in contents]
-            return original(self, last, durable=durable)
-        return original(self, ops, durable=durable)
+        first = [op._replace(size=op.size - 1) if op in contents else op for op in ops]
+        last = [op._replace(cut=op.size, refs=b"") for op in contents]
+        return [first, last] if contents else [ops]
 
-    patch.setattr(volume.Volume, "commit", commit)
+    _commit_as(patch, records_of)
 
 
 @mutant("one/LINE/overwrite", 16)
@@ -108,15 +92,11 @@ def overwriting_truncates_at_once(patch: Patch) -> None:
 @mutant("one/LINE/two_writers", 15)
 def second_change_forgets_its_cut(patch: Patch) -> None:
     """A publication cuts the older content as if the file had been truncated."""
-    original = volume.Volume.commit
 
-    def commit(
-        self: volume.Volume, ops: Sequence[Operation], *, durable: bool = True
-    ) -> tuple[int, int]:
-        changed = [op._replace(cut=0) if isinstance(op, ContentOperation) else op for op in ops]
-        return original(self, changed, durable=durable)
+    def records_of(ops: Operations) -> list[Operations]:
+        return [[op._replace(cut=0) if isinstance(op, ContentOperation) else op for op in ops]]
 
-    patch.setattr(volume.Volume, "commit", commit)
+    _commit_as(patch, records_of)
 
 
 @mutant("one/LINE/joined_by_another", 15)
