@@ -29,6 +29,7 @@ from cxlfs.checkpoint.model import Level, ProblemError, State
 from cxlfs.checkpoint.place import Place
 from cxlfs.checkpoint.trackers import Tracker, rewritten, trackers_of
 from cxlfs.checkpoint.writers import writers_in
+from cxlfs.durable import sync_directory
 from cxlfs.errors import (
     BusyError,
     NoCheckpointError,
@@ -249,7 +250,7 @@ def _carry_out(found: Plan, aside: Path) -> None:
             if name not in replaced:
                 (found.directory / name).rename(aside / name)
     for each in (aside, aside.parent, found.directory):
-        _sync(each)
+        sync_directory(each)
 
 
 def _make_aside(aside: Path, owner: os.stat_result) -> None:
@@ -320,14 +321,6 @@ def _write(path: Path, text: str, *, like: os.stat_result) -> None:
     _own_like(path, like)
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _refuse_writers(found: Plan) -> None:
     """One look at all processes, however much is moved: it takes 0.1 ms for each that there is."""
     directory = os.path.realpath(found.directory)
@@ -376,7 +369,7 @@ def undo(directory: str | Path, *, dry_run: bool = False) -> Plan:
                 (aside / tracker.name).replace(place.path / tracker.name)
         if len(back) == len(moves):
             _remove_empty(aside)
-        _sync(place.path)
+        sync_directory(place.path)
     except OSError as error:
         raise _refused(place.path, error) from error
     return done

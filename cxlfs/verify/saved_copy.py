@@ -22,6 +22,7 @@ import uuid
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cxlfs.durable import sync_directory
 from cxlfs.errors import CxlfsError, MediaError, SavedCopyError
 from cxlfs.format import roots, superblock
 from cxlfs.media import Media
@@ -70,7 +71,7 @@ def write_saved_copy(
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        _sync_directory(save_path)
+        sync_directory(save_path.resolve().parent)
     except OSError as error:
         raise SavedCopyError(f"cannot write {save_path}: {error.strerror}") from error
 
@@ -175,11 +176,3 @@ def _read_tolerantly(media: Media, offset: int, length: int) -> bytes:
         except MediaError:
             pieces.append(bytes(size))
     return b"".join(pieces)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
