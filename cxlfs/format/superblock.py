@@ -47,6 +47,21 @@ if TYPE_CHECKING:
 
 _BYTES = layout.SUPERBLOCK_DTYPE.itemsize
 _SUMMED_BYTES = _BYTES - TAIL_BYTES
+_NUMBERS = (
+    "format_version",
+    "compat",
+    "read_only_compat",
+    "incompat",
+    "created_ns",
+    "size_bytes",
+    "segment_size_bytes",
+    "first_segment_offset",
+    "segment_count",
+    "unit_bytes",
+    "chunk_bytes",
+    "ring_slots",
+)
+"""Fields with one name in the structure and in a Superblock, taken over as they are."""
 _QUORUM = 2
 """So many copies of a later version make it the store's version."""
 _VERSION_MAX = 255
@@ -179,23 +194,10 @@ def encode(superblock: Superblock, number: int) -> bytes:
     """The 512 bytes of copy ``number``."""
     row = np.zeros(1, dtype=layout.SUPERBLOCK_DTYPE)
     row["magic"] = layout.SUPERBLOCK_MAGIC
-    row["format_version"] = superblock.format_version
     row["structure_bytes"] = layout.SUPERBLOCK_DTYPE.itemsize
     row["label"] = np.void(superblock.label.encode().ljust(layout.LABEL_BYTES, b"\0"))
     row["uuid"] = np.void(superblock.uuid)
-    for name in (
-        "compat",
-        "read_only_compat",
-        "incompat",
-        "created_ns",
-        "size_bytes",
-        "segment_size_bytes",
-        "first_segment_offset",
-        "segment_count",
-        "unit_bytes",
-        "chunk_bytes",
-        "ring_slots",
-    ):
+    for name in _NUMBERS:
         row[name] = getattr(superblock, name)
     row["device_count"] = 1
     row["devices"][0, 0] = (superblock.device_uuid, 0, superblock.size_bytes)
@@ -220,23 +222,7 @@ def decode(data: bytes, *, media_size_bytes: int) -> Superblock:
         uuid=row["uuid"].tobytes(),
         label=row["label"].tobytes().rstrip(b"\0").decode(errors="replace"),
         device_uuid=row["devices"][0]["device_uuid"].tobytes(),
-        **{
-            name: int(row[name])
-            for name in (
-                "created_ns",
-                "size_bytes",
-                "segment_size_bytes",
-                "first_segment_offset",
-                "segment_count",
-                "unit_bytes",
-                "chunk_bytes",
-                "ring_slots",
-                "compat",
-                "read_only_compat",
-                "incompat",
-                "format_version",
-            )
-        },
+        **{name: int(row[name]) for name in _NUMBERS},
     )
     _check_arithmetic(superblock)
     if superblock.size_bytes > media_size_bytes:
