@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -383,42 +383,32 @@ class Engine:
         """
         invariant(spans.dtype == SPAN_DTYPE, "spans have the layout of C")
         rows = ffi.from_buffer("cxl_span[]", np.ascontiguousarray(spans))
-        busy = np.zeros(len(spans), dtype=np.uint8)
-        out = ffi.new("cxl_live_range **"), ffi.new("uint64_t[2]"), ffi.new("uint64_t **")
-        ranges, counts, owners = out
-        before = self.statistics().refs_visited
-        code = lib.cxl_engine_live_ranges(
-            self.handle,
-            rows,
-            len(spans),
-            preferred,
-            ffi.from_buffer("uint8_t[]", busy),
-            ranges,
-            counts,
-            owners,
-            counts + 1,
-        )
-        return _live_ranges(code, out, busy, self.statistics().refs_visited - before)
+        asked = (self.handle, rows, len(spans), preferred)
+        return self._live_ranges(len(spans), lib.cxl_engine_live_ranges, *asked)
 
     def live_ranges_of(self, content: FileMap, offset: int, length: int) -> LiveRanges:
         """The same for the parts of the media that a range of ``content`` refers to, its owner
         preferred; ``busy`` has one element.
         """
-        busy = np.zeros(1, dtype=np.uint8)
-        out = ffi.new("cxl_live_range **"), ffi.new("uint64_t[2]"), ffi.new("uint64_t **")
-        ranges, counts, owners = out
+        asked = (content.handle, offset, length)
+        return self._live_ranges(1, lib.cxl_map_live_ranges, *asked)
+
+    def _live_ranges(self, spans: int, question: Callable[..., int], *asked: Any) -> LiveRanges:
+        """What C allocates to answer, as arrays."""
+        busy = np.zeros(spans, dtype=np.uint8)
+        ranges, owners = ffi.new("cxl_live_range **"), ffi.new("uint64_t **")
+        counts = ffi.new("uint64_t[2]")
         before = self.statistics().refs_visited
-        code = lib.cxl_map_live_ranges(
-            content.handle,
-            offset,
-            length,
-            ffi.from_buffer("uint8_t[]", busy),
-            ranges,
-            counts,
-            owners,
-            counts + 1,
+        told = (ffi.from_buffer("uint8_t[]", busy), ranges, counts, owners, counts + 1)
+        code = question(*asked, *told)
+        if code != 0:
+            raise failure(code, "list what is alive")
+        return LiveRanges(
+            take_array(ranges[0], counts[0], LIVE_RANGE_DTYPE),
+            take_array(owners[0], counts[1], np.dtype("u8")),
+            busy.astype(np.bool_),
+            self.statistics().refs_visited - before,
         )
-        return _live_ranges(code, out, busy, self.statistics().refs_visited - before)
 
     # -------------------------------------------------------------------------- maps in one go
 
@@ -479,18 +469,3 @@ class Engine:
             take_array(infos[0], numbers[1], EXTENT_INFO_DTYPE),
             take_array(crcs[0], numbers[2], CRC_DTYPE),
         )
-
-
-def _live_ranges(
-    code: int, out: tuple[Any, Any, Any], busy: npt.NDArray[np.uint8], visited: int
-) -> LiveRanges:
-    """What C allocated, as arrays."""
-    if code != 0:
-        raise failure(code, "list what is alive")
-    ranges, counts, owners = out
-    return LiveRanges(
-        take_array(ranges[0], counts[0], LIVE_RANGE_DTYPE),
-        take_array(owners[0], counts[1], np.dtype("u8")),
-        busy.astype(np.bool_),
-        visited,
-    )
