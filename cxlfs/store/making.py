@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cxlfs.format import layout, roots, superblock
 from cxlfs.media import locks
-from cxlfs.native.extents import Engine
+from cxlfs.store.loading import empty_engine
 from cxlfs.store.names import root_attributes
 from cxlfs.store.namespace import Namespace
 from cxlfs.store.rollover import Rollovers
@@ -50,13 +50,7 @@ def format_store(
     superblock.erase(media, block)
     namespace = Namespace()
     namespace.add(root_attributes(os.getuid(), os.getgid(), time.time_ns()))
-    engine = Engine(
-        media.handle,
-        first=block.first_segment_offset,
-        segment_size=block.segment_size_bytes,
-        segment_count=block.segment_count,
-        chunk=block.chunk_bytes,
-    )
+    engine = empty_engine(media, block)
     volume = Volume(
         media,
         block,

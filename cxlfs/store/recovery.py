@@ -165,13 +165,7 @@ def _load_best(
 
 
 def _load_root(media: Media, block: superblock.Superblock, root: roots.Root) -> _State:
-    engine = Engine(
-        media.handle,
-        first=block.first_segment_offset,
-        segment_size=block.segment_size_bytes,
-        segment_count=block.segment_count,
-        chunk=block.chunk_bytes,
-    )
+    engine = loading.empty_engine(media, block)
     data = read_image(media, block, root)
     namespace, info = loading.load(data, engine, uuid=block.uuid, header_crc=root.image_header_crc)
     if info.lsn != root.image_lsn:

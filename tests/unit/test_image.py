@@ -49,28 +49,21 @@ def store() -> Iterator[Store]:
 
 
 def build(store: Store) -> bytes:
+    return build_of(store, store.volume.engine, store.namespace)
+
+
+def build_of(store: Store, engine: Engine, namespace: Namespace) -> bytes:
     return export.build(
-        store.namespace,
-        store.volume.engine,
+        namespace,
+        engine,
         uuid=store.superblock.uuid,
         lsn=store.volume.last_lsn,
         next_extent_id=store.volume.next_extent_id,
     )[0]
 
 
-def engine_like(store: Store) -> Engine:
-    block = store.superblock
-    return Engine(
-        store.media.handle,
-        first=block.first_segment_offset,
-        segment_size=block.segment_size_bytes,
-        segment_count=block.segment_count,
-        chunk=block.chunk_bytes,
-    )
-
-
 def load(store: Store, data: bytes) -> tuple[Engine, Namespace]:
-    engine = engine_like(store)
+    engine = loading.empty_engine(store.media, store.superblock)
     head_crc = int(np.frombuffer(data[:512], dtype=layout.IMAGE_DTYPE)[0]["crc"])
     try:
         namespace, _ = loading.load(data, engine, uuid=store.superblock.uuid, header_crc=head_crc)
@@ -78,6 +71,13 @@ def load(store: Store, data: bytes) -> tuple[Engine, Namespace]:
         engine.close()
         raise
     return engine, namespace
+
+
+def built_again(store: Store, data: bytes) -> bytes:
+    engine, namespace = load(store, data)
+    again = build_of(store, engine, namespace)
+    engine.close()
+    return again
 
 
 def take_apart(data: bytes) -> tuple[np.ndarray[tuple[int], np.dtype[np.void]], Sections]:
@@ -103,15 +103,7 @@ def put_together(head: np.ndarray[tuple[int], np.dtype[np.void]], sections: Sect
 
 def test_round_trip(store: Store) -> None:
     data = build(store)
-    engine, namespace = load(store, data)
-    again, _ = export.build(
-        namespace,
-        engine,
-        uuid=store.superblock.uuid,
-        lsn=store.volume.last_lsn,
-        next_extent_id=store.volume.next_extent_id,
-    )
-    engine.close()
+    again = built_again(store, data)
     assert contents(again) == contents(data)
 
 
@@ -200,15 +192,7 @@ def test_references_that_continue_each_other_become_one(store: Store) -> None:
     sections[layout.SECTION_REFS] = bytearray(
         refs[:place].tobytes() + halves.tobytes() + refs[place + 1 :].tobytes()
     )
-    engine, namespace = load(store, put_together(head, sections))
-    again, _ = export.build(
-        namespace,
-        engine,
-        uuid=store.superblock.uuid,
-        lsn=store.volume.last_lsn,
-        next_extent_id=store.volume.next_extent_id,
-    )
-    engine.close()
+    again = built_again(store, put_together(head, sections))
     assert contents(again) == contents(build(store))
 
 

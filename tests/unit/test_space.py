@@ -10,7 +10,7 @@ import pytest
 from cxlfs.errors import InvariantError, NoSpaceError
 from cxlfs.format import layout, segments, superblock
 from cxlfs.media import MemoryMedia
-from cxlfs.native.extents import Engine
+from cxlfs.store.loading import empty_engine
 from cxlfs.store.space import LEASE_BYTES_LEAST, Space, State
 from tests.support.shop import until_no_space
 from tests.support.stores import format_small, make_media
@@ -27,13 +27,7 @@ def media() -> Iterator[MemoryMedia]:
 @pytest.fixture
 def space(media: MemoryMedia) -> Iterator[Space]:
     block = superblock.choose(media)[0]
-    engine = Engine(
-        media.handle,
-        first=block.first_segment_offset,
-        segment_size=block.segment_size_bytes,
-        segment_count=block.segment_count,
-        chunk=block.chunk_bytes,
-    )
+    engine = empty_engine(media, block)
     yield Space(media, block, engine, next_epoch=7, nonce=99, writing=contextlib.nullcontext())
     engine.close()
 
