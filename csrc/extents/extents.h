@@ -395,7 +395,7 @@ typedef struct {
 
 /* Where the next item goes, or NULL. */
 void *list_add(growing_list *to);
-/* What cxl_free takes, without the room that is left. */
+/* The items without the room behind them, for cxl_free: an allocation even when there are none. NULL: no memory. */
 void *list_give(growing_list *from);
 
 /* -------------------------------------------------------------------------------------- marks */

@@ -319,15 +319,6 @@ static int unite(const gathering_state *state, uint64_t preferred, growing_list 
     return result;
 }
 
-/* An allocation to give away, even for an empty list. */
-static int give(growing_list *from, void **out)
-{
-    if (from->items == NULL && (from->items = cxl_allocate(from->size)) == NULL)
-        return -ENOMEM;
-    *out = list_give(from);
-    return 0;
-}
-
 int cxl_engine_live_ranges(cxl_engine *engine, const cxl_span *spans, uint64_t span_count, uint64_t preferred,
                            uint8_t *busy, cxl_live_range **ranges, uint64_t *count, uint64_t **owners,
                            uint64_t *owner_count)
@@ -347,12 +338,8 @@ int cxl_engine_live_ranges(cxl_engine *engine, const cxl_span *spans, uint64_t s
     }
     *count = found.count;
     *owner_count = all.count;
-    if (result == 0)
-        result = give(&found, (void **)ranges);
-    if (result == 0) {
-        result = give(&all, (void **)owners);
-        found.items = result == 0 ? NULL : *ranges;
-    }
+    if (result == 0 && ((*ranges = list_give(&found)) == NULL || (*owners = list_give(&all)) == NULL))
+        result = -ENOMEM;
     if (result != 0) {
         free(found.items);
         free(all.items);

@@ -27,8 +27,12 @@ void *list_add(growing_list *to)
 
 void *list_give(growing_list *from)
 {
+    if (from->items == NULL)
+        return from->items = cxl_allocate(from->size);
     void *smaller_one = realloc(from->items, larger(from->count, 1) * from->size);
-    return smaller_one != NULL ? smaller_one : from->items;
+    if (smaller_one != NULL)
+        from->items = smaller_one;
+    return from->items;
 }
 
 /* --------------------------------------------------------------------------- lists of extents */
@@ -194,32 +198,27 @@ int cxl_maps_export(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count
                     uint64_t *crc_count)
 {
     growing_list found = {.size = sizeof(cxl_ref)};
-    found.items = cxl_allocate(found.size);
-    found.capacity = 1;
-    int result = found.items == NULL ? -ENOMEM : 0;
+    int result = 0;
     for (uint64_t i = 0; i < map_count && result == 0; i++) {
         uint64_t before = found.count;
         result = export_map(maps[i], &found);
         counts[i] = found.count - before;
     }
+    *ref_count = found.count;
+    if (result == 0 && (*refs = list_give(&found)) == NULL)
+        result = -ENOMEM;
     if (result == 0)
         result = export_extents(engine, infos, info_count, crcs, crc_count);
-    if (result != 0) {
+    if (result != 0)
         free(found.items);
-        return result;
-    }
-    *ref_count = found.count;
-    *refs = list_give(&found);
-    return 0;
+    return result;
 }
 
 int cxl_maps_references(cxl_map *const *maps, uint64_t map_count, uint64_t refs_max, uint64_t *sizes,
                         uint64_t *counts, cxl_ref **refs, uint64_t *ref_count)
 {
     growing_list found = {.size = sizeof(cxl_ref)};
-    found.items = cxl_allocate(found.size);
-    found.capacity = 1;
-    int result = found.items == NULL ? -ENOMEM : 0;
+    int result = 0;
     for (uint64_t i = 0; i < map_count && result == 0; i++) {
         uint64_t before = found.count;
         bool many = cxl_map_ref_count(maps[i]) > refs_max;
@@ -230,11 +229,10 @@ int cxl_maps_references(cxl_map *const *maps, uint64_t map_count, uint64_t refs_
     }
     if (map_count != 0)
         atomic_fetch_add_explicit(&maps[0]->engine->refs_visited, found.count, memory_order_relaxed);
-    if (result != 0) {
-        free(found.items);
-        return result;
-    }
     *ref_count = found.count;
-    *refs = list_give(&found);
-    return 0;
+    if (result == 0 && (*refs = list_give(&found)) == NULL)
+        result = -ENOMEM;
+    if (result != 0)
+        free(found.items);
+    return result;
 }
