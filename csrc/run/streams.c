@@ -125,17 +125,23 @@ static bool is_large(size_t size, size_t count, size_t from, size_t *total)
     return !__builtin_mul_overflow(size, count, total) && RUN_UNLIKELY(*total >= from) && run_depth == 0;
 }
 
+static size_t write_all_of(const void *bytes, size_t size, size_t count, size_t total, FILE *stream)
+{
+    size_t done = write_past(bytes, total, stream);
+    if (done < total)
+        done += REAL(fwrite_unlocked)((const uint8_t *)bytes + done, 1, total - done, stream);
+    return done == total ? count : done / size;
+}
+
 RUN_EXPORT size_t fwrite(const void *bytes, size_t size, size_t count, FILE *stream)
 {
     size_t total;
     if (!is_large(size, count, STREAM_FROM, &total))
         return REAL(fwrite)(bytes, size, count, stream);
     flockfile(stream);
-    size_t done = write_past(bytes, total, stream);
-    if (done < total)
-        done += REAL(fwrite_unlocked)((const uint8_t *)bytes + done, 1, total - done, stream);
+    size_t written = write_all_of(bytes, size, count, total, stream);
     funlockfile(stream);
-    return done == total ? count : done / size;
+    return written;
 }
 
 RUN_EXPORT size_t fwrite_unlocked(const void *bytes, size_t size, size_t count, FILE *stream)
@@ -143,10 +149,7 @@ RUN_EXPORT size_t fwrite_unlocked(const void *bytes, size_t size, size_t count, 
     size_t total;
     if (!is_large(size, count, STREAM_FROM, &total))
         return REAL(fwrite_unlocked)(bytes, size, count, stream);
-    size_t done = write_past(bytes, total, stream);
-    if (done < total)
-        done += REAL(fwrite_unlocked)((const uint8_t *)bytes + done, 1, total - done, stream);
-    return done == total ? count : done / size;
+    return write_all_of(bytes, size, count, total, stream);
 }
 
 /* ------------------------------------------------------------------------------------ reading */
@@ -179,17 +182,23 @@ static size_t read_past(void *bytes, size_t length, FILE *stream)
     return done;
 }
 
+static size_t read_all_of(void *bytes, size_t size, size_t count, size_t total, FILE *stream)
+{
+    size_t done = read_past(bytes, total, stream);
+    if (done < total)
+        done += REAL(fread_unlocked)((uint8_t *)bytes + done, 1, total - done, stream);
+    return done == total ? count : done / size;
+}
+
 RUN_EXPORT size_t fread(void *bytes, size_t size, size_t count, FILE *stream)
 {
     size_t total;
     if (!is_large(size, count, STREAM_READ_FROM, &total))
         return REAL(fread)(bytes, size, count, stream);
     flockfile(stream);
-    size_t done = read_past(bytes, total, stream);
-    if (done < total)
-        done += REAL(fread_unlocked)((uint8_t *)bytes + done, 1, total - done, stream);
+    size_t were_read = read_all_of(bytes, size, count, total, stream);
     funlockfile(stream);
-    return done == total ? count : done / size;
+    return were_read;
 }
 
 RUN_EXPORT size_t fread_unlocked(void *bytes, size_t size, size_t count, FILE *stream)
@@ -197,10 +206,7 @@ RUN_EXPORT size_t fread_unlocked(void *bytes, size_t size, size_t count, FILE *s
     size_t total;
     if (!is_large(size, count, STREAM_READ_FROM, &total))
         return REAL(fread_unlocked)(bytes, size, count, stream);
-    size_t done = read_past(bytes, total, stream);
-    if (done < total)
-        done += REAL(fread_unlocked)((uint8_t *)bytes + done, 1, total - done, stream);
-    return done == total ? count : done / size;
+    return read_all_of(bytes, size, count, total, stream);
 }
 
 /* What _FORTIFY_SOURCE makes of them where the room is known. */
