@@ -14,8 +14,8 @@ from cxlfs.format import layout, roots, superblock
 from cxlfs.media import MemoryMedia, open_media
 from cxlfs.store import Store
 from cxlfs.units import MIB
-from cxlfs.verify import inspect
 from tests.support.cli import Run, assert_two_lines
+from tests.support.hostile import DUMPS
 
 
 @pytest.fixture
@@ -258,12 +258,7 @@ def test_damaged_media_end_in_an_error_or_an_answer() -> None:
         for _ in range(generator.choice((1, 5, 40))):
             offset = generator.choice(places) + generator.randrange(8192)
             media.store(offset, generator.randbytes(generator.choice((1, 4, 64))))
-        for dump in (
-            inspect.superblock_copies,
-            inspect.root_slots,
-            inspect.segment_headers,
-            inspect.journal_records,
-        ):
+        for dump in DUMPS:
             try:
                 outcomes.add(len(list(dump(media))) > 0)
             except CxlfsError as error:

@@ -8,19 +8,12 @@ import pytest
 from cxlfs.cli.output import Output
 from cxlfs.cli.progress import Progress
 from cxlfs.units import GIB, MIB
+from tests.support.clock import Clock
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

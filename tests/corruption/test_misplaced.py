@@ -35,15 +35,6 @@ def judge(
     return found, seen
 
 
-def _metadata(anatomy: Anatomy) -> list[Region]:
-    found = [*anatomy.superblocks(), *anatomy.roots(), *anatomy.segment_headers()]
-    for root in (anatomy.newest, anatomy.fallback):
-        if root is not None:
-            found.extend(anatomy.records(root))
-            found.extend(anatomy.image_pieces(root))
-    return found
-
-
 def _lines(regions: list[Region]) -> Iterator[tuple[Region, int]]:
     for region in regions:
         for offset in range(region.offset, region.offset + region.length, LINE_BYTES):
@@ -61,7 +52,7 @@ def test_every_metadata_line_blanked(
     good = good_picture(closed=is_closed)
     tried = found_count = 0
     step = 1 if fill == b"\0" or sample_count is None else 5
-    for region, offset in itertools.islice(_lines(_metadata(anatomy)), 0, None, step):
+    for region, offset in itertools.islice(_lines(anatomy.metadata()), 0, None, step):
         size = min(LINE_BYTES, region.offset + region.length - offset)
         blank = fill * size
         if anatomy.media.read(offset, size) == blank:
@@ -177,7 +168,7 @@ def test_lines_in_each_others_place(
     anatomy: Anatomy, is_closed: bool, rng: random.Random, sample_count: int | None
 ) -> None:
     good = good_picture(closed=is_closed)
-    places = [offset for _, offset in _lines(_metadata(anatomy))]
+    places = [offset for _, offset in _lines(anatomy.metadata())]
     for number in range(10 * (sample_count or 1000)):
         one, other = rng.sample(places, 2)
         with Damage(anatomy.media) as damage:

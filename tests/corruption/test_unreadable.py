@@ -14,7 +14,7 @@ from cxlfs.native import Target
 from cxlfs.store import Store, StoreOptions
 from cxlfs.verify import ERROR, run_passes
 from cxlfs.verify.repair import apply, plan
-from tests.support.corrupt import Anatomy, Region
+from tests.support.corrupt import Anatomy
 from tests.support.stores import read_file, write_file
 from tests.support.verdict import findings_of, good_picture, picture_of
 
@@ -63,15 +63,6 @@ class PoisonedMedia(MemoryMedia):
             self.poisoned = None
 
 
-def _metadata(anatomy: Anatomy) -> list[Region]:
-    found = [*anatomy.superblocks(), *anatomy.roots(), *anatomy.segment_headers()]
-    for root in (anatomy.newest, anatomy.fallback):
-        if root is not None:
-            found.extend(anatomy.records(root))
-            found.extend(anatomy.image_pieces(root))
-    return found
-
-
 def test_every_metadata_line_poisoned(
     anatomy: Anatomy, is_closed: bool, tmp_path: Path, sample_count: int | None
 ) -> None:
@@ -81,7 +72,7 @@ def test_every_metadata_line_poisoned(
     media = PoisonedMedia(content)
     places = {
         offset // LINE_BYTES * LINE_BYTES
-        for region in _metadata(anatomy)
+        for region in anatomy.metadata()
         for offset in range(region.offset, region.offset + region.length, LINE_BYTES)
     }
     step = 1 if sample_count is None else 8

@@ -12,27 +12,12 @@ import pytest
 
 from tests.support import job_mutants
 from tests.support.job_planned import PLANS, Plan, PlannedHistory
-from tests.support.job_stores import ViolationError
+from tests.support.job_stores import FAULTS_AND_OUTCOMES, ViolationError
 
 COUNT = 400
 CAMPAIGN_RUNS, CAMPAIGN_COUNT = 40, 2500
 """Each run begins anew: what Hypothesis keeps of what it has tried grows."""
 CAUGHT_WITHIN = 3000
-MET = (
-    "Aborted",
-    "Committed",
-    "NotRestored",
-    "Restored",
-    "Undecided",
-    "damaged copies",
-    "deaths",
-    "doubled messages",
-    "failed actions",
-    "late messages",
-    "lost messages",
-    "lost stores",
-    "messages of a former incarnation",
-)
 
 
 def run(count: int, seed: int, failed: list[Plan] | None = None) -> collections.Counter[str]:
@@ -65,7 +50,7 @@ def run(count: int, seed: int, failed: list[Plan] | None = None) -> collections.
 def test_histories(seed: int) -> None:
     met = run(COUNT, seed)
     print(dict(met))
-    assert [what for what in MET if met[what] < COUNT // 40] == []
+    assert [what for what in FAULTS_AND_OUTCOMES if met[what] < COUNT // 40] == []
 
 
 @pytest.mark.campaign

@@ -10,7 +10,7 @@ import pytest
 from tests.support.job_group_mutants import GROUP_MUTANTS
 from tests.support.job_histories import histories
 from tests.support.job_mutants import MUTANTS
-from tests.support.job_stores import ViolationError
+from tests.support.job_stores import FAULTS_AND_OUTCOMES, ViolationError
 
 COUNT = 1000
 CAMPAIGN_COUNT = 100_000
@@ -23,26 +23,14 @@ CAUGHT_FROM = {
 """Of mistakes that few histories show: nothing before shows them."""
 
 MET = (
-    "Aborted",
-    "Committed",
+    *FAULTS_AND_OUTCOMES,
     "Nothing",
-    "NotRestored",
     "Part told",
     "Prepare told",
-    "Restored",
     "Tally told",
-    "Undecided",
     "collections",
     "copies made again",
-    "damaged copies",
     "deadlines",
-    "deaths",
-    "doubled messages",
-    "failed actions",
-    "late messages",
-    "lost messages",
-    "lost stores",
-    "messages of a former incarnation",
     "shards fetched",
 )
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from cxlfs.media import Granularity
-from cxlfs.store import Store
+from cxlfs.store import Store, unit_copying
 from tests.support.shop import Shop
+from tests.support.unit_steps import AT_ONCE
 
 
 @pytest.fixture
@@ -23,6 +24,13 @@ def granularity(request: pytest.FixtureRequest) -> Granularity:
     value = request.param
     assert isinstance(value, Granularity)
     return value
+
+
+@pytest.fixture
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit is copied in many."""
+    monkeypatch.setattr(unit_copying, "FILES_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(unit_copying, "NAMES_AT_ONCE", AT_ONCE + 1)
 
 
 @pytest.fixture

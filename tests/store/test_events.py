@@ -10,16 +10,9 @@ import pytest
 from cxlfs.errors import CorruptionError, NoSpaceError
 from cxlfs.store import Store
 from cxlfs.store.events import EPISODES_MAX, QUIET_SECONDS, REPEAT_SECONDS, Events, StoreEvent
+from tests.support.clock import Clock
 from tests.support.shop import Shop, close, create, fill, open_for_overwrite
 from tests.support.stores import write_file
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

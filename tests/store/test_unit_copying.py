@@ -38,12 +38,6 @@ from tests.support.unit_steps import (
 
 
 @pytest.fixture
-def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_copying, "FILES_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(unit_copying, "NAMES_AT_ONCE", AT_ONCE + 1)
-
-
-@pytest.fixture
 def store(shop: Shop, granularity: Granularity, short_steps: None) -> Store:
     """With well-known names, and short steps."""
     del short_steps

@@ -25,7 +25,6 @@ from tests.support.unit_scenes import (
     set_aside,
 )
 from tests.support.unit_steps import (
-    AT_ONCE,
     SHARD,
     Between,
     end_all,
@@ -33,12 +32,6 @@ from tests.support.unit_steps import (
     in_steps,
     whole,
 )
-
-
-@pytest.fixture
-def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_copying, "FILES_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(unit_copying, "NAMES_AT_ONCE", AT_ONCE + 1)
 
 
 def described(store: Store, top: Inode) -> tuple[dict[bytes, object], dict[bytes, int]]:

@@ -208,6 +208,15 @@ class Anatomy:
         )
         return pieces
 
+    def metadata(self) -> list[Region]:
+        """All of it: what both roots need."""
+        found = [*self.superblocks(), *self.roots(), *self.segment_headers()]
+        for root in (self.newest, self.fallback):
+            if root is not None:
+                found.extend(self.records(root))
+                found.extend(self.image_pieces(root))
+        return found
+
     def extents(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         """What the store knows of its extents."""
         from cxlfs.store import StoreOptions

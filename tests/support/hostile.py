@@ -20,6 +20,14 @@ from cxlfs.store import Store, StoreOptions
 from cxlfs.store.namespace import FileKind
 from cxlfs.verify import inspect, run_passes
 
+DUMPS = (
+    inspect.superblock_copies,
+    inspect.root_slots,
+    inspect.segment_headers,
+    inspect.journal_records,
+)
+"""What there is to see of any image."""
+
 
 class Outcome(NamedTuple):
     """How an image was taken: ``opened``; ids of what verify found."""
@@ -111,12 +119,7 @@ def _list_directory(store: Store, ino: int) -> None:
 
 
 def _dump(media: MemoryMedia) -> None:
-    for dump in (
-        inspect.superblock_copies,
-        inspect.root_slots,
-        inspect.segment_headers,
-        inspect.journal_records,
-    ):
+    for dump in DUMPS:
         try:
             for _item in dump(media):
                 pass

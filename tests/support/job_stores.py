@@ -115,6 +115,22 @@ class Faults:
 
 
 QUIET = Faults()
+FAULTS_AND_OUTCOMES = (
+    "Aborted",
+    "Committed",
+    "NotRestored",
+    "Restored",
+    "Undecided",
+    "damaged copies",
+    "deaths",
+    "doubled messages",
+    "failed actions",
+    "late messages",
+    "lost messages",
+    "lost stores",
+    "messages of a former incarnation",
+)
+"""What histories count that any many of them meet, however they are chosen."""
 
 
 def some_faults(numbers: random.Random) -> Faults:

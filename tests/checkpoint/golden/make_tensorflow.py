@@ -11,15 +11,12 @@ Needs an environment of its own:
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
-from pack import pack
+from pack import pack_each
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-HERE = Path(__file__).resolve().parent
 
 
 def make_tensorflow(place: Path) -> None:
@@ -88,12 +85,5 @@ MAKERS = {
 }
 
 
-def main() -> None:
-    for name in sys.argv[1:] or MAKERS:
-        with tempfile.TemporaryDirectory() as directory:
-            MAKERS[name](Path(directory))
-            pack(Path(directory), HERE / f"{name}.tar.xz")
-
-
 if __name__ == "__main__":
-    main()
+    pack_each(MAKERS)

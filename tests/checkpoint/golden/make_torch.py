@@ -15,16 +15,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-import tempfile
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from pack import pack
+from pack import pack_each
 from safetensors.torch import save_file
-
-HERE = Path(__file__).resolve().parent
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -203,12 +199,5 @@ MAKERS = {
 }
 
 
-def main() -> None:
-    for name in sys.argv[1:] or MAKERS:
-        with tempfile.TemporaryDirectory() as directory:
-            MAKERS[name](Path(directory))
-            pack(Path(directory), HERE / f"{name}.tar.xz")
-
-
 if __name__ == "__main__":
-    main()
+    pack_each(MAKERS)

@@ -1,9 +1,20 @@
-"""A directory as a ``.tar.xz`` that depends on the names and bytes in it alone."""
+"""Directories as ``.tar.xz`` files that depend on the names and bytes in them alone."""
 
 from __future__ import annotations
 
+import sys
 import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+
+def pack_each(makers: Mapping[str, Callable[[Path], object]]) -> None:
+    """What those make that the command line names, or all."""
+    for name in sys.argv[1:] or makers:
+        with tempfile.TemporaryDirectory() as directory:
+            makers[name](Path(directory))
+            pack(Path(directory), Path(__file__).resolve().with_name(f"{name}.tar.xz"))
 
 
 def pack(directory: Path, archive: Path) -> None:

@@ -59,24 +59,8 @@ def segment_wraps_in_a_write(bench: Bench) -> None:
     operations.create_big(bench)
 
 
-def space_of_a_removed_file(bench: Bench) -> None:
-    """A file that had segments of its own is removed; the next one must not get them yet."""
-    space = bench.store.volume.space
-    handle = bench.create(b"large")
-    bench.write(handle, 0, 32_000)
-    for step in range(1, 5):
-        bench.write(handle, 32_000 * step, 32_000)
-    bench.close(handle)
-    while space._head is None or space._head.end - space._head.position > 3000:
-        write_file(bench.store, 1, b"filler", bench.fresh(1500))
-    bench.store.fsync_directory(1)
-    bench.tape.start()
-    bench.unlink(b"large")
-    operations.create_big(bench)
-
-
-def dead_space_used_at_once(bench: Bench) -> None:
-    """The room of a file that was removed is used again without a root in between."""
+def _begin_beside_a_large_file(bench: Bench) -> None:
+    """With segments of its own; in the one that is written to there is hardly any room left."""
     space = bench.store.volume.space
     handle = bench.create(b"large")
     for step in range(5):
@@ -86,6 +70,18 @@ def dead_space_used_at_once(bench: Bench) -> None:
         write_file(bench.store, 1, b"filler", bench.fresh(1500))
     bench.store.fsync_directory(1)
     bench.tape.start()
+
+
+def space_of_a_removed_file(bench: Bench) -> None:
+    """A file that had segments of its own is removed; the next one must not get them yet."""
+    _begin_beside_a_large_file(bench)
+    bench.unlink(b"large")
+    operations.create_big(bench)
+
+
+def dead_space_used_at_once(bench: Bench) -> None:
+    """The room of a file that was removed is used again without a root in between."""
+    _begin_beside_a_large_file(bench)
     bench.unlink(b"large")
     bench.do("free", bench.store.volume.free_dead, late=True)
     operations.create_big(bench)
