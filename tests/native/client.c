@@ -434,6 +434,22 @@ static void fill(uint8_t *bytes, uint64_t length)
     }
 }
 
+static uint8_t *filled(uint64_t length)
+{
+    uint8_t *bytes = malloc(length);
+    if (bytes == NULL)
+        abort();
+    fill(bytes, length);
+    return bytes;
+}
+
+static cxl_direct_file *opened(daemon_state *d, int fd)
+{
+    cxl_direct_file *file = NULL;
+    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    return file;
+}
+
 #include "client_more.h"
 #include "client_ahead.h"
 #include "client_verified_tests.h"

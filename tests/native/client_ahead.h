@@ -6,13 +6,12 @@ static void test_requests(void)
 {
     enum { SIZE = 1 << 20 };
     daemon_state *d = begin(CXL_GRANULARITY_PAGE);
-    uint8_t *model = malloc(SIZE);
+    uint8_t *model = filled(SIZE);
     cxl_direct_file *file;
     int fd = new_file();
-    fill(model, SIZE);
     for (uint64_t i = 0; i < 3; i++) {
         uint64_t requests = d->requests, looks = d->looks;
-        CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+        file = opened(d, fd);
         CHECK(write_somehow(d, file, model, SIZE, 0) == SIZE, "it goes another way");
         CHECK(cxl_direct_close(file) == 0, "close");
         CHECK(d->requests - requests == (i == 0 ? 2 : 1), "%lu requests", (unsigned long)(d->requests - requests));
@@ -25,7 +24,7 @@ static void test_requests(void)
     set_watch(d, d->watch, F_UNLCK);
     d->watch = begin_watch(d);
     for (uint64_t i = 0; i < 2; i++) {
-        CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+        file = opened(d, fd);
         CHECK(write_somehow(d, file, model, SIZE, 0) == SIZE, "it goes another way");
         CHECK(cxl_direct_close(file) == 0, "close");
         CHECK(d->attaches == 2, "attached %lu times", (unsigned long)d->attaches);
@@ -40,11 +39,9 @@ static void test_watches(void)
 {
     enum { SIZE = 1 << 20 };
     daemon_state *d = begin(CXL_GRANULARITY_PAGE);
-    uint8_t *model = malloc(SIZE);
-    cxl_direct_file *file;
+    uint8_t *model = filled(SIZE);
     int fd = new_file();
-    fill(model, SIZE);
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    cxl_direct_file *file = opened(d, fd);
     d->closes = d->one_at_a_time = true;
     CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == -EAGAIN, "stored into what is gone");
     CHECK(d->attaches == 2, "the daemon was not asked what the medium is: %lu", (unsigned long)d->attaches);
@@ -84,12 +81,10 @@ static void test_ahead(bool disturbed)
 {
     enum { SIZE = 12 << 20, PIECE = 1 << 18 };
     daemon_state *d = begin(CXL_GRANULARITY_LINE);
-    uint8_t *model = malloc(SIZE);
+    uint8_t *model = filled(SIZE);
     atomic_bool over = false;
-    cxl_direct_file *file;
     pthread_t other;
     thread_job job = {.d = d, .over = &over};
-    fill(model, SIZE);
     if (disturbed)
         pthread_create(&other, NULL, disturb, &job);
     for (int round = 0; round < 4; round++) {
@@ -102,7 +97,7 @@ static void test_ahead(bool disturbed)
         d->next_segment = 1;
         CHECK(cxl_map_truncate(d->map, 0) == 0, "not cut");
         pthread_mutex_unlock(&d->lock);
-        CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+        cxl_direct_file *file = opened(d, fd);
         cxl_direct_permit_ahead(file);
         for (uint64_t at = 0; at < size; at += PIECE) {
             pthread_mutex_lock(&d->lock);
@@ -127,12 +122,11 @@ static void test_ahead_and_fork(void)
 {
     enum { SIZE = 6 << 20 };
     daemon_state *d = begin(CXL_GRANULARITY_PAGE);
-    uint8_t *model = malloc(SIZE);
+    uint8_t *model = filled(SIZE);
     cxl_direct_file *file, *second;
     int fd = new_file(), other = new_file(), status;
-    fill(model, SIZE);
     d->lease_bytes = 1 << 20;
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    file = opened(d, fd);
     cxl_direct_permit_ahead(file);
     CHECK(write_somehow(d, file, model, SIZE / 2, 0) == SIZE / 2, "the first half");
     for (int i = 0; i < 5; i++) {

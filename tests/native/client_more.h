@@ -7,9 +7,8 @@ static void test_random_writes(uint32_t granularity)
     daemon_state *d = begin(granularity);
     uint8_t *model = calloc(1, SIZE), *bytes = malloc(SIZE);
     uint64_t size = 0, direct = 0;
-    cxl_direct_file *file;
     int fd = new_file();
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    cxl_direct_file *file = opened(d, fd);
     for (int i = 0; i < 400; i++) {
         uint64_t length = 1 + random_below(random_below(4) == 0 ? 300000 : 9000), offset = random_below(SIZE - length);
         if (random_below(3) == 0 && size + length <= SIZE)
@@ -44,12 +43,10 @@ static void test_random_writes(uint32_t granularity)
 static void test_many_small(void)
 {
     daemon_state *d = begin(CXL_GRANULARITY_PAGE);
-    cxl_direct_file *file;
     int fd = new_file();
     uint64_t size = DIRECT_FROM + 100 * 3000;
-    uint8_t *model = malloc(size);
-    fill(model, size);
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    uint8_t *model = filled(size);
+    cxl_direct_file *file = opened(d, fd);
     CHECK(write_somehow(d, file, model, DIRECT_FROM, 0) == DIRECT_FROM, "the first");
     uint64_t settles = d->settles;
     for (uint64_t at = DIRECT_FROM; at < size; at += 100)
@@ -98,14 +95,12 @@ static void test_threads(bool disturbed)
 {
     enum { WRITERS = 10, PART = 1 << 20 };
     daemon_state *d = begin(CXL_GRANULARITY_LINE);
-    uint8_t *model = malloc((size_t)WRITERS * PART);
+    uint8_t *model = filled((uint64_t)WRITERS * PART);
     atomic_bool over = false;
-    cxl_direct_file *file;
     pthread_t threads[WRITERS], other;
     thread_job jobs[WRITERS];
     int fd = new_file();
-    fill(model, (uint64_t)WRITERS * PART);
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    cxl_direct_file *file = opened(d, fd);
     for (uint64_t i = 0; i < WRITERS; i++) {
         jobs[i] = (thread_job){d, file, model, i * PART, (i + 1) * PART, &over};
         pthread_create(&threads[i], NULL, write_part, &jobs[i]);
@@ -147,13 +142,11 @@ static void test_mapped(uint64_t granule)
 {
     enum { SIZE = 10 * 1000 * 1000 };
     daemon_state *d = begin(CXL_GRANULARITY_PAGE);
-    uint8_t *model = malloc(SIZE);
-    cxl_direct_file *file;
+    uint8_t *model = filled(SIZE);
     cxl_mapped *mapped;
     int fd = new_file();
-    fill(model, SIZE);
     d->channel.granule = granule;
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    cxl_direct_file *file = opened(d, fd);
     for (uint64_t at = 0; at < SIZE; at += 1 << 20)
         write_somehow(d, file, model + at, SIZE - at < 1 << 20 ? SIZE - at : 1 << 20, at);
     CHECK(cxl_direct_close(file) == 0, "close");
@@ -185,10 +178,9 @@ static void test_mapped_rest(void)
     daemon_state *d = begin(CXL_GRANULARITY_PAGE);
     uint8_t *model = calloc(1, SIZE);
     uint64_t bad_offset = 0, bad_length = 0;
-    cxl_direct_file *file;
     cxl_mapped *mapped;
     int fd = new_file();
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    cxl_direct_file *file = opened(d, fd);
     fill(model + 1000001, 2000000);
     CHECK(write_somehow(d, file, model + 1000001, 2000000, 1000001) == 2000000, "it goes another way");
     fill(model + 3500000, 10000);
@@ -244,11 +236,9 @@ static void test_fork(void)
 {
     enum { SIZE = 2 << 20 };
     daemon_state *d = begin(CXL_GRANULARITY_PAGE);
-    uint8_t *model = malloc(SIZE);
-    cxl_direct_file *file;
+    uint8_t *model = filled(SIZE);
     int fd = new_file(), status;
-    fill(model, SIZE);
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    cxl_direct_file *file = opened(d, fd);
     CHECK(write_somehow(d, file, model, SIZE / 2, 0) == SIZE / 2, "the first half");
     pid_t child = fork();
     if (child == 0) {
@@ -269,10 +259,9 @@ static void test_number_again(void)
 {
     enum { SIZE = 1 << 20 };
     daemon_state *before = begin(CXL_GRANULARITY_PAGE), *d = begin(CXL_GRANULARITY_PAGE);
-    uint8_t *model = malloc(SIZE);
+    uint8_t *model = filled(SIZE);
     cxl_direct_file *first, *second;
     int fd = new_file(), other = new_file();
-    fill(model, SIZE);
     CHECK(cxl_direct_open_through(fd, &before->channel, &first) == 0, "no file of the daemon before");
     CHECK(cxl_direct_close(first) == 0, "close it");
     CHECK(cxl_direct_open_through(fd, &d->channel, &first) == 0, "no file");
@@ -295,13 +284,12 @@ static void test_errors(void)
     enum { SIZE = 1 << 20 };
     static const int refusals[] = {-EBUSY, -ENOSPC, -EPERM, -ENOTTY, -EROFS};
     daemon_state *d = begin(CXL_GRANULARITY_PAGE);
-    uint8_t *model = malloc(SIZE);
+    uint8_t *model = filled(SIZE);
     cxl_direct_file *file;
     cxl_mapped *mapped;
     int fd = new_file();
-    fill(model, SIZE);
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+        file = opened(d, fd);
         d->refuse = refusals[i];
         CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == -EAGAIN, "refused by %d", refusals[i]);
         uint64_t requests = d->requests;
@@ -311,7 +299,7 @@ static void test_errors(void)
         CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == SIZE, "not asked again after %d", refusals[i]);
         CHECK(cxl_direct_close(file) == 0, "close");
     }
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    file = opened(d, fd);
     CHECK(cxl_direct_pwrite(file, model, 1000, 0) == -EAGAIN, "a small one");
     CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == SIZE, "a large one");
     CHECK(cxl_direct_pwrite(file, model, 1000, 5000) == 1000, "a small one, behind a large one");
@@ -323,7 +311,7 @@ static void test_errors(void)
     close_slip(d);
     /* A fault of the medium: the second half of it is gone. */
     d->one_at_a_time = true;
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    file = opened(d, fd);
     CHECK(cxl_direct_pwrite(file, model, SIZE, 0) == SIZE, "a large one");
     if (ftruncate(d->medium_fd, (off_t)(d->next_segment - 1) * SEGMENT + CXL_SLIP_BYTES + SIZE + SIZE / 2) != 0)
         abort();

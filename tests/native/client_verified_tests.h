@@ -21,11 +21,9 @@ static void test_verified_by_others(void)
 {
     enum { SIZE = 48 << 20, SHARE = 4 << 20 };
     daemon_state *d = begin(CXL_GRANULARITY_PAGE);
-    uint8_t *model = malloc(SIZE);
-    cxl_direct_file *file;
+    uint8_t *model = filled(SIZE);
     int fd = new_file();
-    fill(model, SIZE);
-    CHECK(cxl_direct_open_through(fd, &d->channel, &file) == 0, "no file");
+    cxl_direct_file *file = opened(d, fd);
     for (uint64_t at = 0; at < SIZE; at += 1 << 20)
         write_somehow(d, file, model + at, 1 << 20, at);
     CHECK(cxl_direct_close(file) == 0, "close");
