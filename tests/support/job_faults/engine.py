@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -101,7 +102,11 @@ class DirectoryEngine:
             while (connection := attempt()) is None:
                 if self._is_gone(other) or time.monotonic() >= end:
                     raise JobLinkError(f"rank {other} is gone")
-        return SocketLink(connection, other, seconds)
+        link = SocketLink(connection, other, seconds)
+        link.is_stream = bool(
+            zlib.crc32(name.encode()) % 2
+        )  # both ways of copying have their faults
+        return link
 
     def _listen(
         self, path: Path, stack: contextlib.ExitStack
