@@ -62,8 +62,8 @@ READAHEAD_KIB = 1024
 
 _TELL_SECONDS_MAX = 2.0
 _QUIESCE_SECONDS_MAX = 5.0
-_WAKING_SECONDS = (0.25, 1.0, 4.0)
-"""Before each measurement of it: the start of a daemon is no quiet time."""
+_WAKING_SECONDS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
+"""Before each measurement of it: the start of a daemon is no quiet time, nor that of training."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -47,7 +47,7 @@ as there can be threads that wait for them.
 def waking_ns() -> int:
     """How long a thread takes that is woken on another processor; 0 where there is none.
 
-    Takes 2 to 5 ms; csrc/transport/waking.c has how long it is on which machine.
+    Takes 10 to 15 ms; csrc/transport/waking.c has how long it is on which machine.
     """
     return int(lib.cxl_waking_ns())
 
