@@ -4,6 +4,9 @@
  * another processor than the one that copies: a thread is woken where it slept, or where its waker is, though another
  * processor has nothing to do, and the daemon comes to whom it serves; so all three would be on one, in turns.
  *
+ * What it was given it also makes known to the process, page by page, which takes the lock that all memory of the
+ * process has: a writer would stand still for that each time that this thread, or another one, locks or unlocks room.
+ *
  * Never: copies anything; keeps a file longer than for one request; holds its lock while it asks.
  *
  * Invariants
@@ -58,6 +61,7 @@ static void *serve(void *nothing)
         pthread_mutex_unlock(&ahead.lock);
         pthread_mutex_lock(&file->lock);
         lease_ask_ahead(file, wanted, file_offset);
+        leases_touch(file);
         pthread_mutex_unlock(&file->lock);
         pthread_mutex_lock(&ahead.lock);
         file->ahead.state = AHEAD_IDLE;
@@ -120,6 +124,7 @@ void ahead_ask(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset)
 
 void ahead_forget(cxl_direct_file *file)
 {
+    atomic_store(&file->ahead.is_over, true);
     pthread_mutex_lock(&ahead.lock);
     cxl_direct_file **link = &ahead.first;
     while (file->ahead.state == AHEAD_WAITS && *link != file)

@@ -2,6 +2,7 @@
 #ifndef CXLFS_AHEAD_H
 #define CXLFS_AHEAD_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -11,6 +12,7 @@ struct cxl_direct_file;
 typedef struct {
     bool is_permitted;           /* such a thread may be there; these two under the lock of the file */
     bool is_off;                 /* it has failed, or cannot be, until the file is settled */
+    atomic_bool is_over;         /* the file is about to be closed */
     struct cxl_direct_file *next;/* of those that wait; from here on under the lock of ahead.c */
     enum { AHEAD_IDLE, AHEAD_WAITS, AHEAD_SERVED } state;
     uint64_t wanted;             /* of the request, */

@@ -11,8 +11,11 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "client/parts.h"
+
+enum { TOUCH_NS_MAX = 50000 };   /* of TOUCH_BYTES: 2000 to 3000 in a large page, 400000 in small ones */
 
 static int set_lock(const cxl_client *client, uint64_t start, uint64_t end, short type)
 {
@@ -68,6 +71,22 @@ static void drop_locked(cxl_client *client, client_range range)
     from = range.start;
     while (next_alone(client, range, false, &from, &alone))
         (void)set_lock(client, alone.start, alone.end, F_UNLCK);
+}
+
+/* Sorted ranges that are not there any more, as few: what lies between two of them is neither locked nor reachable
+ * unless somebody has it. */
+static uint32_t join_over_gaps(const cxl_client *client, client_range *joined, uint32_t count)
+{
+    uint32_t last = 0;
+    for (uint32_t i = 1; i < count; i++) {
+        client_range alone, both = pages_of(client, (client_range){joined[last].start, joined[i].end});
+        uint64_t from = both.start;
+        if (next_alone(client, both, true, &from, &alone) && alone.start == both.start && alone.end == both.end)
+            joined[last].end = joined[i].end;
+        else
+            joined[++last] = joined[i];
+    }
+    return last + 1;
 }
 
 static int compare_ranges(const void *left, const void *right)
@@ -148,6 +167,7 @@ void client_ranges_drop(cxl_client *client, const client_range *ranges, uint32_t
     pthread_mutex_lock(&client->ranges_lock);
     for (uint32_t i = 0; i < count; i++)
         forget_locked(client, ranges[i]);
+    joined_count = join_over_gaps(client, joined, joined_count);
     for (uint32_t i = 0; i < joined_count; i++)
         drop_locked(client, joined[i]);
     pthread_mutex_unlock(&client->ranges_lock);
@@ -172,4 +192,34 @@ void client_touch(cxl_client *client, uint64_t offset, uint64_t length, uint64_t
         if (whole)
             atomic_store_explicit(&client->touched[piece], 1, memory_order_relaxed);
     }
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Whole pieces: what is reachable is so in large pages. Small ones are left to who stores into them, since of a range
+ * that is never used they would be many, as memory that is not there yet would be much. */
+bool client_touch_large(cxl_client *client, client_range range)
+{
+    uint64_t began_ns = now_ns(), ended_ns;
+    for (uint64_t piece = range.start / TOUCH_BYTES; piece * TOUCH_BYTES < range.end; piece++, began_ns = ended_ns) {
+        uint64_t first = piece * TOUCH_BYTES, left = client->identity.media_bytes - first;
+        ended_ns = began_ns;
+        if (!cxl_media_populates(client->media))
+            return false;
+        if (atomic_load_explicit(&client->touched[piece], memory_order_relaxed) != 0)
+            continue;
+        uint64_t length = left < TOUCH_BYTES ? left : TOUCH_BYTES;
+        if (cxl_media_populate(client->media, first, length) != (int64_t)length)
+            return false;
+        atomic_store_explicit(&client->touched[piece], 1, memory_order_relaxed);
+        ended_ns = now_ns();
+        if (ended_ns - began_ns > TOUCH_NS_MAX)
+            return false;
+    }
+    return true;
 }

@@ -175,6 +175,7 @@ static int copy_counted(cxl_direct_file *file, direct_lease *lease, const placem
     if (result == 0) {
         lease->used = state.at;
         lease->file_end = file_offset + place->length;
+        file->stored_end = lease->file_end > file->stored_end ? lease->file_end : file->stored_end;
         lease->crc = state.crc;
     }
     pthread_mutex_unlock(&file->lock);

@@ -39,6 +39,7 @@ int cxl_direct_open_through(int fd, const cxl_client_channel *channel, cxl_direc
     file->channel = channel;
     file->client = client;
     file->next_bytes = LEASE_FIRST;
+    file->expected_bytes = atomic_load(&client->last_bytes);
     pthread_mutex_init(&file->lock, NULL);
     pthread_cond_init(&file->idle, NULL);
     *out = file;
@@ -50,7 +51,8 @@ int cxl_direct_open(int fd, cxl_direct_file **out)
     return cxl_direct_open_through(fd, NULL, out);
 }
 
-/* An idle lease, at best the one whose last byte is the one before offset, else the first that nobody has begun. */
+/* An idle lease, or one that is in a moment: at best the one whose last byte is the one before offset, else the first
+ * that nobody has begun. */
 static bool is_rather(const direct_lease *left, const direct_lease *right)
 {
     return left->used == 0 && (right->used != 0 || left->number < right->number);
@@ -65,7 +67,7 @@ static direct_lease *idle_lease(const cxl_direct_file *file, uint64_t offset, in
         if (lease == NULL)
             continue;
         ++*count;
-        if (lease->busy)
+        if (lease->busy && !lease->is_touching)
             continue;
         if (lease->used != 0 && lease->file_end == offset)
             return lease;
@@ -81,7 +83,7 @@ static const direct_lease *next_unused(const cxl_direct_file *file, uint64_t *nu
     const direct_lease *found = NULL;
     for (int i = 0; i < LEASES_AT_ONCE; i++) {
         const direct_lease *lease = file->leases[i];
-        if (lease != NULL && lease->used == 0 && !lease->busy && lease->number > *number &&
+        if (lease != NULL && lease->used == 0 && (!lease->busy || lease->is_touching) && lease->number > *number &&
             (found == NULL || lease->number < found->number))
             found = lease;
     }
@@ -108,6 +110,9 @@ static void look_ahead(cxl_direct_file *file, const direct_lease *lease, const p
     /* Where the file is when all of that is filled, one behind the other. */
     for (const direct_lease *next = &filled; next != NULL; next = next_unused(file, &number))
         end += direct_place(next, end, INT64_MAX - end).length;
+    /* What is asked for in vain is waited for when the file is closed. */
+    if (filled.file_end <= file->expected_bytes && file->expected_bytes <= end)
+        return;
     uint64_t most = LEASE_LARGEST - left;
     ahead_ask(file, file->next_bytes < most ? file->next_bytes : most, end);
 }
@@ -118,7 +123,7 @@ static int find_room(cxl_direct_file *file, uint64_t length, uint64_t offset, di
     for (;;) {
         int count, result;
         direct_lease *lease = idle_lease(file, offset, &count);
-        if (lease == NULL && count == LEASES_AT_ONCE) {
+        if (lease == NULL ? count == LEASES_AT_ONCE : lease->is_touching) {
             pthread_cond_wait(&file->idle, &file->lock);
             continue;
         }
@@ -271,6 +276,8 @@ int cxl_direct_close(cxl_direct_file *file)
         leases_drop_all(file);
         result = tell_kernel_the_size(file);    /* one request settles, gives all room back, and tells the size */
     }
+    if (file->stored_end > 0)
+        atomic_store(&file->client->last_bytes, file->stored_end);
     pthread_mutex_destroy(&file->lock);
     pthread_cond_destroy(&file->idle);
     end_file(file);

@@ -3,6 +3,8 @@
  * Invariants
  * - A lease is filled by one thread at a time (busy); everything else is under the lock of the file.
  * - One request for room is under way at a time (asking), and the file is not locked meanwhile.
+ * - A lease of which the pages are touched is busy, so that it stays reachable, and is waited for like no other: leases
+ *   are begun in their order.
  * - A lease that is used up stays locked until the daemon is about to be told: so it is with many at once.
  * - A lease belongs to the slip with which it was given, and ends with it. A slip is locked as long as any of its
  *   leases or the file itself refers to it: the daemon says with its first word that it wants no more.
@@ -41,6 +43,8 @@ typedef struct direct_lease {
     uint64_t file_end;           /* of the last of them in the file */
     uint32_t crc;                /* of the chunk that ends at used, as far as it goes */
     bool is_ahead;               /* given for where the file was expected to be */
+    bool is_touched;             /* its pages are known to the process, or left to who fills it; */
+    bool is_touching;            /* just now: busy, and worth waiting for */
     bool busy;
 } direct_lease;
 
@@ -61,6 +65,8 @@ struct cxl_direct_file {
     uint64_t next_bytes;                 /* of the next request, */
     uint64_t given_bytes;                /* and by the last one */
     uint64_t numbers;                    /* of leases so far */
+    uint64_t expected_bytes;             /* where it may end: as the one before; 0: nobody knows */
+    uint64_t stored_end;                 /* of what went directly */
     direct_slip *slip;
     direct_lease *leases[LEASES_AT_ONCE];
     direct_lease *finished[CXL_DIRECT_LEASES];   /* not used any more, to be told with the next request, as are */
@@ -75,6 +81,9 @@ struct cxl_direct_file {
 int lease_ask(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset);
 /* The same for what will be needed soon; nothing comes of it where it fails. */
 void lease_ask_ahead(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset);
+/* The pages of what was given ahead become known to the process, and are not looked for while they are filled. The file
+ * is not locked meanwhile. */
+void leases_touch(cxl_direct_file *file);
 /* Nothing more goes into it; the daemon gets the rest with the next request. 0, or what the daemon said. */
 int lease_return(cxl_direct_file *file, direct_lease *lease);
 /* The daemon wants no more of a slip: its leases are gone, those that are busy when they are not any more. */

@@ -417,6 +417,33 @@ void lease_ask_ahead(cxl_direct_file *file, uint64_t wanted, uint64_t file_offse
         file->ahead.is_off = true;  /* whoever needs it asks, and hears why */
 }
 
+static direct_lease *next_untouched(const cxl_direct_file *file)
+{
+    direct_lease *found = NULL;
+    for (int i = 0; i < LEASES_AT_ONCE; i++) {
+        direct_lease *lease = file->leases[i];
+        if (lease != NULL && !lease->is_touched && !lease->busy && lease->used == 0 &&
+            (found == NULL || lease->number < found->number))
+            found = lease;
+    }
+    return found;
+}
+
+void leases_touch(cxl_direct_file *file)
+{
+    bool goes_on = true;
+    direct_lease *lease;
+    while (goes_on && !atomic_load(&file->ahead.is_over) && (lease = next_untouched(file)) != NULL) {
+        cxl_client *client = file->client;
+        lease->is_touched = lease->is_touching = lease->busy = true;
+        pthread_mutex_unlock(&file->lock);
+        goes_on = client_touch_large(client, range_of(lease));
+        pthread_mutex_lock(&file->lock);
+        lease->is_touching = false;
+        lease_not_busy(file, lease);
+    }
+}
+
 int lease_return(cxl_direct_file *file, direct_lease *lease)
 {
     take_out(file, lease);

@@ -48,6 +48,7 @@ typedef struct cxl_client {
     atomic_bool ended;           /* a forked child has it no more, or it turned out to be another medium's */
     cxl_direct_attach identity;  /* but for its watch: */
     atomic_uint_least64_t watch; /* of the daemon that said so last */
+    atomic_uint_least64_t last_bytes;   /* where the last file that was closed ended, of what went directly; 0: none */
     int medium_fd;
     cxl_media *media;
     uint64_t granule;            /* pages can be mapped in multiples of this, */
@@ -91,6 +92,8 @@ int client_ranges_add(cxl_client *client, const client_range *ranges, uint32_t c
 void client_ranges_drop(cxl_client *client, const client_range *ranges, uint32_t count);
 /* Pages of [offset, offset + length), which lies in [start, end), are about to be stored into. */
 void client_touch(cxl_client *client, uint64_t offset, uint64_t length, uint64_t start, uint64_t end);
+/* Those of a range, which stays reachable meanwhile, may be stored into later: as far as they are large, or false. */
+bool client_touch_large(cxl_client *client, client_range range);
 
 /* ----------------------------------------------------------------------------------- counters */
 

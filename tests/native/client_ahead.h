@@ -106,7 +106,9 @@ static void test_ahead(bool disturbed)
             direct += write_somehow(d, file, model + at, size - at < PIECE ? size - at : PIECE, at);
         }
         CHECK(disturbed || direct == size, "only %lu of %lu bytes", (unsigned long)direct, (unsigned long)size);
+        cxl_client *client = file->client;
         CHECK(cxl_direct_close(file) == 0, "close");
+        CHECK(disturbed || atomic_load(&client->last_bytes) == size, "it is not known where it ended");
         check_content(d, model, size, "asked ahead");
         close(fd);
     }
