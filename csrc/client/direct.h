@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-enum { CXL_DIRECT_VERSION = 5 };
+enum { CXL_DIRECT_VERSION = 6 };
 
 /* ---------------------------------------------------------------------------------- requests */
 
@@ -45,15 +45,16 @@ typedef struct {
     uint64_t lease_id;            /* of the extent */
     uint64_t media_offset;        /* of its first byte, a multiple of 64; what is locked begins here */
     uint64_t capacity_bytes;      /* room for data, */
-    uint64_t crc_offset;          /* behind it, on the medium: a uint32_t for each chunk of it; */
-    uint64_t length_bytes;        /* and all of this is locked */
+    uint64_t crc_offset;          /* on the medium, behind it or behind the slip: a uint32_t for each chunk of it */
+    uint64_t length_bytes;        /* all of this is locked */
 } cxl_direct_room_given;
 
-/* Room: in one lease or, as each ends with its segment, in several. Filled in their order from file_offset on, each
- * from the offset's place in its page to its last whole page, they lie as the file does modulo 2 MiB, the short ones
- * between them aside. Nothing may be stored there before the ranges of the leases and of the slip are locked, and the
- * byte of the watch was seen locked after that (F_OFD_GETLK). EBUSY: not now (somebody else has the file open, it is
- * for appending, a write has failed). EINVAL: what was given before, and not returned, is not locked. */
+/* Room: in one lease or, as each ends with its segment, in several. Filled in their order from file_offset on they lie
+ * as the file does modulo 2 MiB, the short ones between them aside: each from the offset's place in its page to its
+ * last whole page, the first with a gap in front of up to 64 KiB where the lease lies as a multiple of 2 MiB does.
+ * Nothing may be stored there before the ranges of the leases and of the slip are locked, and the byte of the watch was
+ * seen locked after that (F_OFD_GETLK). EBUSY: not now (somebody else has the file open, it is for appending, a write
+ * has failed). EINVAL: what was given before, and not returned, is not locked. */
 typedef struct {
     uint64_t wanted_bytes;        /* in: room wished for, in all */
     uint64_t file_offset;         /* in: where in the file it will go first */
@@ -62,7 +63,7 @@ typedef struct {
                                    * through an open file description of its own, until the slip is closed, and lets
                                    * nothing of it go before; the kernel unlocks it when the daemon dies, before the
                                    * next one can begin */
-    uint32_t slip_bytes;          /* CXL_SLIP_BYTES */
+    uint32_t slip_bytes;          /* CXL_SLIP_BYTES, and room for checksums of the leases */
     uint32_t count;               /* in: 1 to CXL_DIRECT_LEASES; out: of rooms, 1 at least */
     uint32_t flags;               /* in: CXL_DIRECT_AHEAD */
     uint32_t reserved;            /* 0 */

@@ -17,13 +17,28 @@
 enum { PAGE = 4096, SUMS_AT_ONCE = 64, ZEROS = 4096 };
 static const uint8_t zeros[ZEROS];
 
-/* As the file lies in its pages. The daemon gives leases that lie as the file does in larger ones. */
+static uint64_t smaller_of(uint64_t left, uint64_t right)
+{
+    return left < right ? left : right;
+}
+
+uint64_t direct_gap(const direct_lease *lease, uint64_t file_offset)
+{
+    return (file_offset - (lease->media_offset + lease->used)) % LARGE_PAGE;
+}
+
+/* As the file lies in its pages, and in large ones where that costs little. The daemon gives leases that lie as the
+ * file does in these; a piece behind a short one, or of another thread, does not go on where that ends. */
 placement direct_place(const direct_lease *lease, uint64_t file_offset, uint64_t length)
 {
     placement place = {lease->used, 0};
-    bool goes_on = lease->used != 0 && lease->file_end == file_offset;
-    if (!goes_on && length >= GAP_FROM)
-        place.extent_offset += (file_offset - (lease->media_offset + lease->used)) % PAGE;
+    uint64_t gap = direct_gap(lease, file_offset), most = smaller_of(length, lease->capacity) / GAP_SHARE;
+    if (lease->used == 0 && lease->capacity >= LARGE_PAGE)
+        most = GAP_FIRST;
+    if (gap <= most)
+        place.extent_offset += gap;
+    else if (length >= GAP_FROM)
+        place.extent_offset += gap % PAGE;
     if (place.extent_offset >= lease->capacity)
         return place;
     uint64_t room = lease->capacity - place.extent_offset;

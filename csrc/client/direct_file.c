@@ -51,10 +51,13 @@ int cxl_direct_open(int fd, cxl_direct_file **out)
     return cxl_direct_open_through(fd, NULL, out);
 }
 
-/* An idle lease, or one that is in a moment: at best the one whose last byte is the one before offset, else the first
- * that nobody has begun. */
-static bool is_rather(const direct_lease *left, const direct_lease *right)
+/* An idle lease, or one that is in a moment: at best the one whose last byte is the one before offset, else one where
+ * large pages of the file are such of the medium, else the first that nobody has begun. */
+static bool is_rather(const direct_lease *left, const direct_lease *right, uint64_t offset)
 {
+    bool fits = direct_gap(left, offset) <= left->capacity / GAP_SHARE;
+    if (fits != (direct_gap(right, offset) <= right->capacity / GAP_SHARE))
+        return fits;
     return left->used == 0 && (right->used != 0 || left->number < right->number);
 }
 
@@ -71,7 +74,7 @@ static direct_lease *idle_lease(const cxl_direct_file *file, uint64_t offset, in
             continue;
         if (lease->used != 0 && lease->file_end == offset)
             return lease;
-        if (found == NULL || is_rather(lease, found))
+        if (found == NULL || is_rather(lease, found, offset))
             found = lease;
     }
     return found;

@@ -24,6 +24,7 @@ enum { GAP_FROM = 64 << 10 };    /* shorter pieces are not worth a gap in front 
 
 typedef struct {
     uint64_t offset;             /* on the medium */
+    uint64_t length;             /* with the checksums of its leases */
     uint64_t watch;
     uint64_t appended;           /* descriptors, all of them by this process */
     uint64_t absorbed;           /* of them, at least */

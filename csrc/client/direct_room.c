@@ -26,20 +26,21 @@ static void slip_leave(cxl_direct_file *file, direct_slip *slip)
 {
     if (--slip->users > 0)
         return;
-    const client_range range = {slip->offset, slip->offset + CXL_SLIP_BYTES};
+    const client_range range = {slip->offset, slip->offset + slip->length};
     client_ranges_drop(file->client, &range, 1);
     free(slip);
 }
 
-static int slip_new(cxl_direct_file *file, uint64_t offset, uint64_t watch)
+static int slip_new(cxl_direct_file *file, uint64_t offset, uint64_t length, uint64_t watch)
 {
     direct_slip *slip = calloc(1, sizeof *slip);
     if (slip == NULL)
         return -ENOMEM;
     slip->offset = offset;
+    slip->length = length;
     slip->watch = watch;
     slip->users = 1;
-    const client_range range = {offset, offset + CXL_SLIP_BYTES};
+    const client_range range = {offset, offset + length};
     int result = client_ranges_add(file->client, &range, 1);
     if (result != 0) {
         free(slip);
@@ -205,7 +206,8 @@ static bool lies_in(uint64_t offset, uint64_t length, uint64_t start, uint64_t e
     return offset >= start && offset <= end && length <= end - offset;
 }
 
-static bool room_makes_sense(const cxl_client *client, const cxl_direct_room_given *room)
+static bool room_makes_sense(const cxl_client *client, const cxl_direct_lease *answer,
+                             const cxl_direct_room_given *room)
 {
     uint64_t size = client->identity.media_bytes, chunk = client->identity.chunk_bytes, start = room->media_offset;
     if (room->lease_id == 0 || room->capacity_bytes == 0 || !lies_in(start, room->length_bytes, 0, size))
@@ -213,18 +215,19 @@ static bool room_makes_sense(const cxl_client *client, const cxl_direct_room_giv
     uint64_t end = start + room->length_bytes, chunks = (room->capacity_bytes - 1) / chunk + 1;
     if (!lies_in(start, room->capacity_bytes, start, end) || start % CXL_LINE != 0)
         return false;
-    return lies_in(room->crc_offset, chunks * sizeof(uint32_t), start + room->capacity_bytes, end) &&
-           room->crc_offset % sizeof(uint32_t) == 0;
+    uint64_t at = room->crc_offset, needed = chunks * sizeof(uint32_t), slip = answer->slip_offset;
+    return at % sizeof(uint32_t) == 0 && (lies_in(at, needed, start + room->capacity_bytes, end) ||
+                                          lies_in(at, needed, slip + CXL_SLIP_BYTES, slip + answer->slip_bytes));
 }
 
 static bool makes_sense(const cxl_client *client, const cxl_direct_lease *answer, uint32_t count_max)
 {
-    if (answer->count == 0 || answer->count > count_max || answer->slip_bytes != CXL_SLIP_BYTES ||
+    if (answer->count == 0 || answer->count > count_max || answer->slip_bytes < CXL_SLIP_BYTES ||
         answer->slip_offset % CXL_LINE != 0 ||
-        !lies_in(answer->slip_offset, CXL_SLIP_BYTES, 0, client->identity.media_bytes))
+        !lies_in(answer->slip_offset, answer->slip_bytes, 0, client->identity.media_bytes))
         return false;
     for (uint32_t i = 0; i < answer->count; i++)
-        if (!room_makes_sense(client, &answer->rooms[i]))
+        if (!room_makes_sense(client, answer, &answer->rooms[i]))
             return false;
     return true;
 }
@@ -293,7 +296,7 @@ static int take(cxl_direct_file *file, const cxl_direct_lease *answer)
     if (file->slip != NULL && (file->slip->offset != answer->slip_offset || file->slip->watch != answer->watch))
         slip_is_closed(file, file->slip);
     if (file->slip == NULL)
-        result = slip_new(file, answer->slip_offset, answer->watch);
+        result = slip_new(file, answer->slip_offset, answer->slip_bytes, answer->watch);
     int placed = place_all(file, answer, result == 0);
     if (result == 0)
         result = placed;

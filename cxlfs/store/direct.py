@@ -45,7 +45,7 @@ from cxlfs.native.direct import (
     SLIP_STATE_AT,
 )
 from cxlfs.store.attachment import Attachments
-from cxlfs.store.direct_room import Offcut, Room, Rooms
+from cxlfs.store.direct_room import Places, Room, Rooms
 from cxlfs.store.handle import Handle, UnfinishedError
 from cxlfs.store.mapped import MappedFiles, require_locked
 from cxlfs.store.verified import VerifiedContents
@@ -72,7 +72,7 @@ _SLIP_BYTES_SMALL = 8 * KIB
 
 
 class Lease(NamedTuple):
-    """Room for one writer: data from ``media_offset`` on, then checksums. See csrc/client."""
+    """Room for one writer: data from ``media_offset`` on; checksums. See csrc/client."""
 
     lease_id: int
     media_offset: int
@@ -129,7 +129,9 @@ class _Apart:
 class _Slip:
     """One file that a program writes to by itself."""
 
-    def __init__(self, direct: Direct, handle: Handle, room: Room, watch: int) -> None:
+    def __init__(
+        self, direct: Direct, handle: Handle, room: Room, watch: int, places: Places
+    ) -> None:
         self.direct = direct
         self.handle = handle
         self.room = room
@@ -138,7 +140,7 @@ class _Slip:
         self.leases: dict[int, Room] = {}
         self.unseen: list[int] = []
         """Leases of which nobody has looked yet whether they are locked."""
-        self.offcut = Offcut()
+        self.places = places
         self.absorbed = 0
 
     def absorb(self) -> None:
@@ -250,7 +252,7 @@ class Direct:
             kept_bytes=self.versions.promises.bytes_open(inode),
             count_max=count_max,
             file_offset=file_offset,
-            offcut=slip.offcut,
+            places=slip.places,
         )
         slip.leases.update((room.lease_id, room) for room in rooms)
         slip.unseen = [room.lease_id for room in rooms]
@@ -273,18 +275,22 @@ class Direct:
         """What was appended to these is absorbed already."""
         rooms = [room for each in lease_ids if (room := slip.leases.pop(each, None)) is not None]
         self._rooms.give_back(rooms)
+        slip.places.give_back_slots(rooms)
 
     def _open_slip(self, handle: Handle) -> _Slip:
         inode = handle.inode
         self.versions.leases.close(inode.content)  # what was given ahead of writes by the kernel
         kept_bytes = self.versions.promises.bytes_open(inode)
-        room = self._rooms.take(self._slip_bytes, self._slip_bytes, kept_bytes=kept_bytes)
+        slot_bytes = self._rooms.slot_bytes
+        room_bytes = self._slip_bytes + LEASES_MAX * slot_bytes
+        room = self._rooms.take(room_bytes, room_bytes, kept_bytes=kept_bytes)
         watch = self.volume.media.begin_watch()
         if watch is None:
             self._rooms.give_back([room])
             raise BusyError("no other process would see that the slip is watched")
         self.volume.media.store(room.media_offset, bytes(_SLIP_HEAD_BYTES))
-        slip = _Slip(self, handle, room, watch)
+        places = Places(room.media_offset + self._slip_bytes, slot_bytes, LEASES_MAX)
+        slip = _Slip(self, handle, room, watch, places)
         self._slips[inode.ino] = slip
         inode.direct = slip
         if inode.port is not None:
@@ -399,11 +405,12 @@ class Direct:
             inode.port.ask(False)  # noqa: FBT003
         with contextlib.suppress(MediaError):
             self.volume.media.or_u64(slip.state_at, SLIP_CLOSED)
-        self._rooms.drop_offcut(slip.offcut)
+        self._rooms.drop_offcut(slip.places)
         apart = _Apart(slip.handle.id, [*slip.leases.values()], slip.room, slip.watch)
         self._apart.append(apart)
         self._give_back_or_keep(apart)
-        apart.leases = [self._rooms.keep(room) for room in apart.leases]
+        kept = (self._rooms.keep(room) for room in apart.leases)
+        apart.leases = [room for room in kept if room is not None]
 
     def _give_back_or_keep(self, apart: _Apart) -> None:
         if self._try_give_back(apart):

@@ -59,8 +59,6 @@ _YOUNG_SEGMENTS = 4
 because what is written at different times is mostly deleted at different times."""
 _BEGUN_SEGMENTS = 2
 """The one that data goes to, and the one that the cleaner moves to."""
-_SCARCE_DIVISOR = 4
-"""Room is scarce while less than this part of the segments is free."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -176,6 +174,11 @@ class Space:
     # --- counting ---------------------------------------------------------------------------
 
     @property
+    def is_scarce(self) -> bool:
+        """Less than a quarter of the segments is free: what is left is used, wherever it lies."""
+        return len(self._free) <= self.reserve + len(self.states) // 4
+
+    @property
     def free_count(self) -> int:
         """Those that can be handed out."""
         return len(self._free)
@@ -227,8 +230,8 @@ class Space:
         if len(self._free) < 2:
             raise NoSpaceError("no free segments are left for the journal")
         first, second = self._free.pop(0), self._free.pop()
-        for index in (first, second):
-            self._set(index, state)
+        self._set(first, state)
+        self._set(second, state)
         return first, second
 
     def give_up(self, indexes: list[int]) -> None:
@@ -289,11 +292,10 @@ class Space:
         bytes_max: int = LEASE_BYTES_MAX,
         in_order: bool = False,
     ) -> tuple[int, int]:
-        """Room for file data: (media offset, length), ``bytes_max`` at most.
-
-        At least ``needed_bytes`` or LEASE_BYTES_LEAST, whichever is less, at most what one segment
-        has left; ``kept_bytes`` stay available to others; ``in_order``: of :meth:`next_piece`, if
-        there is one. Raises NoSpaceError when only what is kept and the reserve are left.
+        """Room for file data: (media offset, length), ``bytes_max`` at most. At least
+        ``needed_bytes`` or LEASE_BYTES_LEAST, whichever is less, at most what one segment has left;
+        ``kept_bytes`` stay available to others; ``in_order``: of :meth:`next_piece`, if there is
+        one. Raises NoSpaceError when only what is kept and the reserve are left.
         """
         least = min(self._round(needed_bytes), LEASE_BYTES_LEAST)
         if kept_bytes:
@@ -343,8 +345,7 @@ class Space:
             if longest_bytes >= least_bytes:
                 taken = remnants.take_in(index, min(wanted_bytes, longest_bytes))
                 return None if taken is None else self._noted(taken)
-        scarce = self.reserve + len(self.states) // _SCARCE_DIVISOR
-        if len(self._free) > scarce or remnants.longest_bytes < least_bytes:
+        if not self.is_scarce or remnants.longest_bytes < least_bytes:
             return None
         return self._noted(remnants.take(wanted_bytes))
 
@@ -466,9 +467,8 @@ class Space:
     def collect_dead(self) -> int:
         """Ask the engine which segments lost their last extent; returns how many are dead."""
         for index in self.engine.dead_segments():
-            head = next(
-                (h for h in (self._head, self._cleaner_head) if h and h.index == index), None
-            )
+            heads = (self._head, self._cleaner_head)
+            head = next((h for h in heads if h and h.index == index), None)
             if head is not None:
                 head.empty = True
             elif self.states[index] is State.DATA:
@@ -489,8 +489,8 @@ class Space:
 
     def shortfall(self, needed_bytes: int, kept_bytes: int = 0) -> NoSpaceError:
         """The error for so many bytes that find no room beside what is kept for others."""
-        free_count = max(0, self.free_count - self.reserve)
-        available = max(0, free_count * self._payload_bytes - kept_bytes)
+        whole = max(0, self.free_count - self.reserve) * self._payload_bytes
+        available = max(0, whole - kept_bytes)
         return NoSpaceError(
             f"no room for {format_size(needed_bytes)}: {format_size(available)} can be written",
             needed_bytes=needed_bytes,

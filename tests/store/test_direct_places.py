@@ -20,7 +20,7 @@ def _lies_as_the_file_does(leases: list[Lease], at: int, unit: int, page: int) -
     of them ends. What does not is less than half a unit, or the end of a segment.
     """
     placed = 0
-    at -= at % page
+    at -= at % unit if at % unit < unit // 32 + page else at % page
     for lease in leases:
         if (lease.media_offset - at) % unit == 0:
             placed += lease.capacity_bytes

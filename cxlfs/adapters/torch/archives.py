@@ -36,7 +36,7 @@ _SAVERS_MAX = 4
 """Memory has no more to give, and each has a lease of its own."""
 _SHARED_FROM_BYTES = 8 << 20
 """Of one tensor: less is stored sooner than it is handed out."""
-_LARGE_PAGE_BYTES, _PAGE_BYTES = 2 << 20, 4096
+_LARGE_PAGE_BYTES = 2 << 20
 
 Path = str | os.PathLike[str]
 
@@ -129,16 +129,14 @@ class _Target(Target):
         return self._write_in_threads(self.file, view.cast("B"))
 
     def _write_in_threads(self, file: client.File, view: memoryview) -> int:
-        """Each a stretch of its own, which begins a page before a large one: there segments end,
-        and what follows was placed for large pages.
-        """
+        """Each a stretch of its own, which begins with a large page, as room does."""
         if self.pool is None:
             self.pool = self.steps.enter_context(ThreadPoolExecutor(_threads(_SAVERS_MAX)))
         count, begin = _threads(_SAVERS_MAX), file.tell()
         end = begin + len(view)
         step = -(-len(view) // count)
         pages = (-(-(begin + i * step) // _LARGE_PAGE_BYTES) for i in range(1, count))
-        cuts = [min(page * _LARGE_PAGE_BYTES - _PAGE_BYTES, end) for page in pages]
+        cuts = [min(page * _LARGE_PAGE_BYTES, end) for page in pages]
         starts, ends = [begin, *cuts], [*cuts, end]
         stored = [
             self.pool.submit(file.write_at, view[a - begin : b - begin], a)
