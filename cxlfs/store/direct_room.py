@@ -5,8 +5,8 @@ Never here: whose room it is, when it comes back (``direct``), what is stored th
 Where a program is about to write much, what it gets lies as the file does, modulo the unit (2 MiB):
 so a mapped file has the largest pages there are, and can be mapped from a DAX device at all. A
 segment's payload begins behind its header: the rest of its first unit is passed over, for smaller
-files. Where room is scarce, it is not, and for each segment a little of the file goes elsewhere
-(``docs/direct.md``): into an *offcut*, what was passed over once to get there.
+files. Where room is scarce, or segments are small, it is not, and for each a little of the file
+goes elsewhere (``docs/direct.md``): into an *offcut*, what was passed over once to get there.
 
 Checksums of what a program stores lie behind its slip, in a *slot* of each lease, until they are
 taken in: behind the lease they would end its last page.
@@ -39,6 +39,8 @@ _CRC_BYTES = 4
 _ALIGNMENT_BYTES = 64
 _SEGMENT_UNITS_MIN = 4
 """Of smaller segments too little would lie as the file does."""
+_PASSING_UNITS_MIN = 8
+"""Of smaller segments too much would be passed over: at four units a quarter of the room."""
 _PLACED_UNITS_MIN = 2
 """Less than that, of a request or at a segment's end, is taken as it comes."""
 _ODD_DIVISOR = 2
@@ -95,6 +97,7 @@ class Rooms:
         self._placed_bytes_min = _PLACED_UNITS_MIN * self._unit_bytes
         segment_units = volume.superblock.segment_size_bytes // self._unit_bytes
         self._places = segment_units >= _SEGMENT_UNITS_MIN
+        self._passes = segment_units >= _PASSING_UNITS_MIN
         room_bytes_max = min(ROOM_BYTES_MAX, volume.superblock.segment_payload_bytes)
         self.slot_bytes = self._crc_bytes(room_bytes_max)
         """What the checksums of one lease take at most."""
@@ -155,7 +158,8 @@ class Rooms:
         position, room_bytes = space.next_piece(wanted.least_bytes)
         odd_bytes = (position - file_offset) % self._unit_bytes
         if odd_bytes and room_bytes:
-            odd = None if last or not space.is_scarce else self._cut_off(places, odd_bytes)
+            passes = last or (self._passes and not space.is_scarce)
+            odd = None if passes else self._cut_off(places, odd_bytes)
             if odd is not None:
                 return odd
             if room_bytes < self._placed_bytes_min:
