@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "client/parts.h"
 
@@ -194,18 +193,11 @@ void client_touch(cxl_client *client, uint64_t offset, uint64_t length, uint64_t
     }
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
 /* Whole pieces: what is reachable is so in large pages. Small ones are left to who stores into them, since of a range
  * that is never used they would be many, as memory that is not there yet would be much. */
 bool client_touch_large(cxl_client *client, client_range range)
 {
-    uint64_t began_ns = now_ns(), ended_ns;
+    uint64_t began_ns = client_now_ns(), ended_ns;
     for (uint64_t piece = range.start / TOUCH_BYTES; piece * TOUCH_BYTES < range.end; piece++, began_ns = ended_ns) {
         uint64_t first = piece * TOUCH_BYTES, left = client->identity.media_bytes - first;
         ended_ns = began_ns;
@@ -217,7 +209,7 @@ bool client_touch_large(cxl_client *client, client_range range)
         if (cxl_media_populate(client->media, first, length) != (int64_t)length)
             return false;
         atomic_store_explicit(&client->touched[piece], 1, memory_order_relaxed);
-        ended_ns = now_ns();
+        ended_ns = client_now_ns();
         if (ended_ns - began_ns > TOUCH_NS_MAX)
             return false;
     }

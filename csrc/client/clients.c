@@ -29,10 +29,11 @@ enum { FUSE_MAGIC = 0x65735546 };
 enum { INHERITED = -2 };
 
 /* A mount that refused is not asked again for a while. */
-enum { REFUSALS = 8, REFUSED_SECONDS = 10 };
+enum { REFUSALS = 8 };
+#define REFUSED_NS UINT64_C(10000000000)
 typedef struct {
     uint64_t mount;
-    time_t until;
+    uint64_t until_ns;
     int error;
 } refusal;
 
@@ -211,18 +212,18 @@ static int make(int fd, const cxl_client_channel *channel, uint64_t mount, cxl_c
 
 /* --------------------------------------------------------------------------------------- table */
 
-static time_t seconds_now(void)
+uint64_t client_now_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec;
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
 static int refused_before_locked(uint64_t mount)
 {
-    time_t now = seconds_now();
+    uint64_t now_ns = client_now_ns();
     for (int i = 0; i < REFUSALS; i++)
-        if (table.refusals[i].mount == mount && table.refusals[i].until > now)
+        if (table.refusals[i].mount == mount && table.refusals[i].until_ns > now_ns)
             return table.refusals[i].error;
     return 0;
 }
@@ -287,7 +288,7 @@ static int add(int fd, const cxl_client_channel *channel, uint64_t mount, cxl_cl
             made = NULL;
         }
     } else if (channel == NULL && result != -ENOTCONN && result != -ENOMEM) {
-        table.refusals[table.next_refusal++ % REFUSALS] = (refusal){mount, seconds_now() + REFUSED_SECONDS, result};
+        table.refusals[table.next_refusal++ % REFUSALS] = (refusal){mount, client_now_ns() + REFUSED_NS, result};
     }
     unused = unused_locked(false, mount);
     pthread_mutex_unlock(&table.lock);

@@ -95,6 +95,9 @@ void client_touch(cxl_client *client, uint64_t offset, uint64_t length, uint64_t
 /* Those of a range, which stays reachable meanwhile, may be stored into later: as far as they are large, or false. */
 bool client_touch_large(cxl_client *client, client_range range);
 
+/* Monotonic. */
+uint64_t client_now_ns(void);
+
 /* ----------------------------------------------------------------------------------- counters */
 
 typedef struct {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+from collections.abc import Callable
 
 from cxlfs.errors import BusyError, CxlfsError, InvalidArgumentError, invariant
 from cxlfs.media import SimulatedMedia
@@ -25,6 +26,14 @@ from tests.support.stores import read_file, write_file
 
 LITTLE_BYTES = 4096
 """Too little for a slip."""
+
+
+def _record_from_here(bench: Bench, operation: Callable[[Bench], None]) -> None:
+    """What is there is durable, and nothing of it is looked for any more."""
+    bench.store.fsync_directory(1)
+    bench.contents.clear()
+    bench.tape.start()
+    operation(bench)
 
 
 def direct_survivor(bench: Bench) -> None:
@@ -108,10 +117,7 @@ def direct_sleeper(bench: Bench) -> None:
     program.die()
     store.direct.maintain()
     invariant(store.direct.apart_bytes == 0, "nobody has it mapped any more")
-    store.fsync_directory(1)
-    bench.contents.clear()
-    bench.tape.start()
-    direct_create(bench)
+    _record_from_here(bench, direct_create)
 
 
 def direct_unlocked(bench: Bench) -> None:
@@ -155,10 +161,7 @@ def direct_late(bench: Bench) -> None:
     program.die()
     store.direct.maintain()
     invariant(store.direct.apart_bytes == 0, "nobody has it mapped")
-    store.fsync_directory(1)
-    bench.contents.clear()
-    bench.tape.start()
-    direct_create(bench)
+    _record_from_here(bench, direct_create)
 
 
 def direct_mapped(bench: Bench) -> None:
@@ -182,10 +185,7 @@ def direct_mapped(bench: Bench) -> None:
     invariant(store.media.read(place, length) == old, "mapped bytes have changed")
     store.direct.mapped.unmap(reader)
     store.release(reader)
-    store.fsync_directory(1)
-    bench.contents.clear()
-    bench.tape.start()
-    direct_overwrite(bench)
+    _record_from_here(bench, direct_overwrite)
 
 
 def direct_watched(bench: Bench) -> None:
@@ -218,10 +218,7 @@ def direct_watched(bench: Bench) -> None:
     store.release(reader)
     require_none("when nobody holds it")
     store.unlink(1, b"watched")
-    store.fsync_directory(1)
-    bench.contents.clear()
-    bench.tape.start()
-    direct_overwrite(bench)
+    _record_from_here(bench, direct_overwrite)
 
 
 def direct_verified(bench: Bench) -> None:
@@ -267,10 +264,7 @@ def direct_verified(bench: Bench) -> None:
     for handle in (writer, first, second):
         store.release(handle)
     store.unlink(1, b"verified")
-    store.fsync_directory(1)
-    bench.contents.clear()
-    bench.tape.start()
-    direct_overwrite(bench)
+    _record_from_here(bench, direct_overwrite)
 
 
 DIRECT_SITUATIONS = [
