@@ -6,8 +6,9 @@ Never here: what a version is (``versions``), closing and fsync (``files``).
 Invariants
 - An overwrite that would be atomic is staged aside, never published before its writer says so;
   everything else is published as it is, a new file marked incomplete.
-- What a shell redirected and has grown by less than LOG_BYTES until the first of these commits is a
-  log: whoever looks why its program was killed wants its last lines, not those of the run before.
+- What a shell redirected and has grown by less than LOG_BYTES in the commit interval is a log:
+  whoever looks why its program was killed wants its last lines, not those of the run before. What
+  is committed sooner (a sync, want of room) says nothing about that.
 - A version with a failed range waits: its close must still tell the error.
 """
 
@@ -34,13 +35,17 @@ COMMITS_PER_STEP = 64
 class Commits:
     """One for each volume."""
 
-    def __init__(self, versions: Versions) -> None:
+    def __init__(self, versions: Versions, interval_s: float) -> None:
         self.versions = versions
+        self.interval_s = interval_s
 
-    def commit_old(self, *, older_than: float, count: int | None = None) -> bool:
+    def commit_old(
+        self, *, older_than: float, count: int | None = None, log_before: float | None = None
+    ) -> bool:
         """Of what has been open for long, at most ``count`` (None: all); True when there was
-        something to do.
+        something to do. ``log_before``: as for ``commit`` (None: ``older_than``).
         """
+        log_before = older_than if log_before is None else log_before
         due: list[Inode] = []
         for inode in self.versions.open_versions.values():  # the oldest first
             version = inode.version
@@ -50,7 +55,7 @@ class Commits:
                 break
             due.append(inode)
         for inode in due:
-            self.commit(inode)
+            self.commit(inode, log_before=log_before)
         return bool(due)
 
     def sync_step(self, began_monotonic: float) -> bool:
@@ -58,7 +63,11 @@ class Commits:
         ``Store.sync``, of which it does the rest at once where something fails.
         """
         try:
-            if self.commit_old(older_than=began_monotonic, count=COMMITS_PER_STEP):
+            if self.commit_old(
+                older_than=began_monotonic,
+                count=COMMITS_PER_STEP,
+                log_before=began_monotonic - self.interval_s,
+            ):
                 return True
         except CxlfsError:
             self.commit_all()
@@ -75,15 +84,17 @@ class Commits:
         worked = False
         for inode in list(self.versions.open_versions.values()):
             try:
-                worked |= self.commit(inode)
+                worked |= self.commit(inode, log_before=time.monotonic() - self.interval_s)
             except CxlfsError as error:
                 first = first or error
         if first is not None:
             raise first
         return worked
 
-    def commit(self, inode: Inode) -> bool:
-        """Of one inode; True when there was something to do."""
+    def commit(self, inode: Inode, *, log_before: float) -> bool:
+        """Of one inode; True when there was something to do. ``log_before``: what was redirected
+        then, or sooner, is a log if it is small.
+        """
         version = inode.version
         if not isinstance(version, Version):
             return False
@@ -94,15 +105,29 @@ class Commits:
             self.versions.open_versions.pop(inode.ino, None)
             return False
         inode.note_writes()
-        if version.failed or not (inode.content.is_dirty or inode.uncommitted):
+        if version.failed:
             return False
-        if version.redirection is not None and inode.content.size < LOG_BYTES:
-            version.redirection.ordinary = True
-            version.redirection = None
-            version.atomic = False
+        became_log = self._becomes_log(inode, version, log_before) and version.staged
+        if not (inode.content.is_dirty or inode.uncommitted or became_log):
+            return False
         if version.atomic and not inode.uncommitted:
             self.versions.stage(inode)
         else:
             new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
             self.versions.publish(inode, incomplete=new)
+        return True
+
+    def _becomes_log(self, inode: Inode, version: Version, log_before: float) -> bool:
+        """From here on what a shell redirected is published as it comes."""
+        redirection = version.redirection
+        if (
+            redirection is None
+            or version.redirected_monotonic > log_before
+            or inode.content.size >= LOG_BYTES
+            or not (inode.content.is_dirty or version.staged)
+        ):
+            return False
+        redirection.ordinary = True
+        version.redirection = None
+        version.atomic = False
         return True

@@ -101,7 +101,7 @@ class Store:
         self.superblock = volume.superblock
         self.namespace = volume.namespace
         self.versions = Versions(volume)
-        self.commits = Commits(self.versions)
+        self.commits = Commits(self.versions, self.options.commit_interval_s)
         self.room = room = Room(volume, self.versions, self.commits)
         self.cleaner = Cleaner(volume, self.versions, room)
         self.defragmenter = Defragmenter(volume, self.cleaner.mover, room)

@@ -474,6 +474,7 @@ class Files:
         handle.redirected = True
         if isinstance(version, Version) and version.atomic:
             version.redirection = handle
+            version.redirected_monotonic = version.began_monotonic
 
     def fsync(self, handle_id: int) -> None:
         """Publish durably; raises as flush."""

@@ -36,7 +36,7 @@ class Version:
     began empty, so that nothing of the previous content is in it.
     ``staged``: ``inode.aside`` holds what the periodic commit has made durable of it. ``killed``: a
     writer was killed; who has written nothing does not publish what that one left. ``redirection``:
-    the handle through which a shell has begun it.
+    the handle through which a shell has begun it, at ``redirected_monotonic``.
     """
 
     atomic: bool
@@ -45,6 +45,7 @@ class Version:
     staged: bool = False
     killed: bool = False
     redirection: Redirection | None = None
+    redirected_monotonic: float = 0.0
     lease_bytes: int = LEASE_BYTES_MIN
     failed: list[FailedRange] = dataclasses.field(default_factory=list)
 

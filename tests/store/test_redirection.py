@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from cxlfs.errors import NoSpaceError
 from cxlfs.store import Store
-from tests.support.shop import Shop, close
+from tests.support.shop import Shop, close, fill, until_no_space
 from tests.support.stores import new_store, read_file, write_file
 
 
@@ -66,6 +67,40 @@ def test_a_redirected_log_keeps_its_last_lines(size: int, kept: bool) -> None:
     store.write(handle, size, b"last line")
     close(store, handle, killed=True)
     assert content(store, b"a") == (b"x" * size + b"last line" if kept else b"old")
+
+
+@pytest.mark.parametrize("cause", ["sync", "room"])
+def test_what_is_committed_sooner_is_no_log_for_that(shop: Shop, store: Store, cause: str) -> None:
+    """A sync of anybody's, a store that is nearly full: nothing is known of who writes."""
+    ino = write_file(store, 1, b"a", b"old" * 3000)
+    handle = redirect(store, ino)
+    store.write(handle, 0, b"new")
+    if cause == "sync":
+        store.sync()
+        close(store, handle, killed=True)
+    else:
+        fill(store)
+        until_no_space(lambda number: store.write(handle, 3 + 4096 * number, bytes(4096)))
+        with pytest.raises(NoSpaceError):
+            store.flush(handle, writer_killed=False)
+        store.release(handle)
+    assert content(store, b"a") == b"old" * 3000
+    assert content(shop.reopen(store), b"a") == b"old" * 3000
+
+
+def test_a_log_that_others_have_synced_is_one_at_the_periodic_commit(
+    shop: Shop, store: Store
+) -> None:
+    """Also where nothing was written since: what is staged aside becomes the content."""
+    ino = write_file(store, 1, b"a", b"old")
+    handle = redirect(store, ino)
+    store.write(handle, 0, b"first line")
+    store.sync()
+    assert store.namespace.get(ino).aside is not None
+    store.maintain(1e9)
+    close(store, handle, killed=True)
+    assert content(store, b"a") == b"first line"
+    assert content(shop.reopen(store), b"a") == b"first line"
 
 
 def test_of_several_redirected_programs_the_last_keeps_what_it_wrote(
