@@ -99,7 +99,7 @@ class OpenFile:
     opener: Process | None
     """Of writable ones: who decides, by being killed or not, whether a new version is published."""
     may_keep_set_id: bool
-    """The opener was root, whose writes leave the set-user-ID bits alone."""
+    """The opener was root, whose writes leave the set-ID bits alone."""
     gid: int
     """The opener's group."""
     writers: set[Process] = dataclasses.field(default_factory=set)

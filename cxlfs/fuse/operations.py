@@ -25,7 +25,8 @@ from cxlfs.errors import (
 from cxlfs.fuse.attributes import absent_entry, entry_of
 from cxlfs.fuse.boundary import notice, request
 from cxlfs.fuse.handles import Caller, Opened
-from cxlfs.fuse.requests import CAPABILITY_XATTR, Requests, check_name
+from cxlfs.fuse.privileges import CAPABILITY_XATTR
+from cxlfs.fuse.requests import Requests, check_name
 from cxlfs.store.namespace import Attributes
 
 _EXECUTE_BITS = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
@@ -172,10 +173,11 @@ class Operations(Requests, pyfuse3.Operations):
             self.prepare_change(inode, emptied=attr.st_size == 0)
         mode = attr.st_mode & 0o7777 if fields.update_mode else None
         if fields.update_uid or fields.update_gid:
-            mode = self.mode_without_privileges(inode, mode)
-        elif fields.update_size and ctx.uid != 0:
-            # A mode that comes along is the kernel's, without set-user-ID only.
-            mode = self.mode_without_privileges(inode, None, Caller(ctx.uid, ctx.gid, ctx.pid))
+            mode = self.privileges.without(inode, mode)
+        elif fields.update_size:
+            if ctx.uid != 0:  # a mode that comes along is the kernel's, without set-user-ID only
+                mode = None
+            mode = self.privileges.without(inode, mode, Caller(ctx.uid, ctx.gid, ctx.pid))
         attributes = self.store.set_attributes(
             inode,
             mode=mode,
@@ -188,7 +190,7 @@ class Operations(Requests, pyfuse3.Operations):
             handle=fh,
         )
         if fields.update_mode:
-            self.privileges_changed(inode)
+            self.privileges.changed(inode)
         return self._entry(attributes)
 
     # --- files ------------------------------------------------------------------------------
@@ -328,7 +330,7 @@ class Operations(Requests, pyfuse3.Operations):
         _check_xattr_namespace(name)
         self.store.set_xattr(inode, name, value)
         if name == CAPABILITY_XATTR:
-            self.privileges_changed(inode)
+            self.privileges.changed(inode)
 
     @request
     def getxattr(self, inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:

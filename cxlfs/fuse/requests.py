@@ -7,18 +7,12 @@ Invariants
 - ``lock`` is held by the caller of every method, and by whoever else uses the store meanwhile.
 - One request is one verb of the store, plus bookkeeping of what the kernel knows.
 - A lookup count is raised before the reply that tells the kernel of the inode.
-- The connection negotiates FUSE_HANDLE_KILLPRIV (libfuse asks for it), so set-user-ID and
-  set-group-ID bits and file capabilities are taken away here: by writes and truncation of anyone
-  but root, and by every change of owner. Who writes is known from the opening of the file only.
-  A set-group-ID bit without group execution stays where a member of the file's group writes
-  (setattr_should_drop_sgid in Linux, fs/attr.c).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 
@@ -32,7 +26,6 @@ from cxlfs.errors import (
     NotFoundError,
     UnsupportedOperationError,
 )
-from cxlfs.fuse import attributes as attributes_module
 from cxlfs.fuse import kernel
 from cxlfs.fuse.absences import Absences
 from cxlfs.fuse.boundary import Failures
@@ -41,6 +34,7 @@ from cxlfs.fuse.direct_access import DirectAccess
 from cxlfs.fuse.endings import Endings
 from cxlfs.fuse.handles import Caller, LookupCounts, Opened, OpenFile, OpenFiles
 from cxlfs.fuse.page_cache import PageCache
+from cxlfs.fuse.privileges import Privileges
 from cxlfs.fuse.processes import Process, ProcessTable
 from cxlfs.fuse.readers import Readers
 from cxlfs.fuse.releases import Releases
@@ -51,8 +45,6 @@ from cxlfs.store.namespace import Attributes
 from cxlfs.store.unit_rules import Ending
 
 NAME_BYTES_MAX = 255
-_NOT_ROOT = 0xFFFF_FFFF
-CAPABILITY_XATTR = b"security.capability"
 
 
 class Requests:
@@ -73,6 +65,7 @@ class Requests:
         self.files = OpenFiles()
         self.page_cache = PageCache(self.files, self.data_plane)
         self._processes = processes if processes is not None else ProcessTable()
+        self.privileges = Privileges(store, self.files, self._processes, self.page_cache)
         self.caller = 0
         """The thread whose request is being served; 0: not known."""
         self.visitor: int | None = None
@@ -93,8 +86,6 @@ class Requests:
         store.units.ending_of = self._ending_of
         store.units.copies.changed = self.page_cache.name_changed
         store.names.in_steps = True
-        self._set_id: set[int] = set()
-        """Open files that lose set-ID bits or capabilities when written."""
         self._directories: dict[int, int] = {}
 
     def on_store_event(self, event: StoreEvent) -> None:
@@ -168,7 +159,7 @@ class Requests:
             if self.lookups.forget(ino, lookups):
                 self.page_cache.forgotten(ino)
                 self.direct_access.forgotten(ino)
-                self._set_id.discard(ino)
+                self.privileges.forgotten(ino)
 
     def remove(self, parent: int, name: bytes) -> None:
         self.admit()
@@ -200,63 +191,6 @@ class Requests:
         if name.startswith(b"user."):  # others are asked for by the kernel, for a write
             self.releases.wait_for(ino)
         return self.store.get_xattr(ino, name, in_steps=True)
-
-    # --- modes ------------------------------------------------------------------------------
-
-    def mode_without_privileges(
-        self, ino: int, mode: int | None, by: Caller | None = None
-    ) -> int | None:
-        """The permission bits to set along with a truncation ``by`` anyone but root, or (None) with
-        a change of owner; also takes the capabilities away. None: leave the mode alone.
-        """
-        attributes = self.store.get_attributes(ino)
-        if not stat.S_ISREG(attributes.mode):
-            return mode
-        self._remove_capabilities(ino)
-        if mode is None and attributes_module.has_set_id(attributes.mode):
-            keeps = by is None or self._is_member(by, attributes.gid)
-            return (
-                attributes_module.without_set_id(attributes.mode, keeps_group_mark=keeps) & 0o7777
-            )
-        return mode
-
-    def _is_member(self, caller: Caller, gid: int) -> bool:
-        return caller.gid == gid or gid in self._processes.groups(caller.tid)
-
-    def _remove_capabilities(self, ino: int) -> None:
-        if CAPABILITY_XATTR in self.store.list_xattrs(ino):
-            self.store.remove_xattr(ino, CAPABILITY_XATTR)
-
-    def privileges_changed(self, ino: int) -> None:
-        """Mode or capabilities were set: whoever has the file open may be concerned."""
-        if self.files.has_writable(ino):
-            attributes = self.store.get_attributes(ino)
-            self._watch(ino, has_privileges=self._has_privileges(attributes))
-
-    def _has_privileges(self, attributes: Attributes) -> bool:
-        """Set-ID bits, or file capabilities."""
-        return attributes_module.has_set_id(attributes.mode) or (
-            CAPABILITY_XATTR in (self.store.namespace.get(attributes.ino).xattrs or ())
-        )
-
-    def _watch(self, ino: int, *, has_privileges: bool) -> None:
-        """Remember whether writes to the file must take privileges away; then each is seen."""
-        if has_privileges:
-            self._set_id.add(ino)
-            self.store.namespace.get(ino).stop_writes()
-        else:
-            self._set_id.discard(ino)
-
-    def _drop_privileges(self, ino: int, by: Caller) -> None:
-        """Someone other than root wrote to, or emptied, a file that has set-ID bits. The kernel
-        has forgotten them when this returns, so before whoever wrote goes on.
-        """
-        mode = self.mode_without_privileges(ino, None, by)
-        if mode is not None:
-            self.store.set_attributes(ino, mode=mode)
-        if not mode or not mode & stat.S_ISGID:  # else others' writes take it away
-            self._set_id.discard(ino)
-        self.page_cache.attributes_changed(ino)
 
     # --- files ------------------------------------------------------------------------------
 
@@ -346,11 +280,7 @@ class Requests:
         if not writable:
             self.readers.opened(caller.tid, ino, attributes.size, flags)
         if writable or flags & os.O_TRUNC:
-            has_privileges = self._has_privileges(attributes)
-            if has_privileges and flags & os.O_TRUNC and caller.uid != 0:
-                self._drop_privileges(ino, caller)
-            elif writable:
-                self._watch(ino, has_privileges=has_privileges)
+            self.privileges.opened(attributes, caller, emptied=bool(flags & os.O_TRUNC))
         if self.data_plane.writes_past_store and self._may_begin_alone(handle):
             self.data_plane.allow_writes(handle, caller.tid)
         keep_cache = self.page_cache.keep_at_open(ino, direct=direct)
@@ -417,9 +347,8 @@ class Requests:
 
     def _concerned_by_writes(self, file: OpenFile) -> bool:
         concerns_cache = file.direct and self.files.has_cached(file.ino)
-        concerns_mode = file.ino in self._set_id and not file.may_keep_set_id
         concerns_end = file.appends and self.direct_access.has_grown(file.ino)
-        return concerns_cache or concerns_mode or concerns_end
+        return concerns_cache or concerns_end or self.privileges.are_lost_by(file)
 
     def allocate(self, handle: int, offset: int, length: int, mode: int) -> None:
         """fallocate(2), with its mode bits."""
@@ -451,14 +380,7 @@ class Requests:
     def _content_changed(self, file: OpenFile) -> None:
         if file.direct:
             self.page_cache.written_directly(file.ino)
-        if file.ino in self._set_id and not file.may_keep_set_id:
-            self._drop_privileges(file.ino, self._opener(file))
-
-    def _opener(self, file: OpenFile) -> Caller:
-        """Of a file that root has not opened, as far as it is still there."""
-        opener = file.opener
-        known = opener is not None and self._processes.is_alive(opener)
-        return Caller(_NOT_ROOT, file.gid, opener.tgid if known and opener else 0)
+        self.privileges.written(file)
 
     def flush_by(self, tid: int, handle: int) -> None:
         """A descriptor was closed by the thread ``tid``. A process that neither opened the file nor

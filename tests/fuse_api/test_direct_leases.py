@@ -121,6 +121,6 @@ def test_a_file_that_loses_privileges_by_writing_is_the_kernels(daemon: Daemon) 
     ino, handle = daemon.create()
     daemon.requests.files.get(handle).may_keep_set_id = False
     daemon.store.set_attributes(ino, mode=0o4755)
-    daemon.requests.privileges_changed(ino)
+    daemon.requests.privileges.changed(ino)
     assert daemon.ask(handle, Command.LEASE, LEASE).error == errno.EBUSY
     daemon.close(handle)

@@ -278,7 +278,7 @@ def test_who_wrote_before_takes_a_privilege_away_that_came_since(
     else:
         with requests.lock:
             store.set_attributes(inode, mode=0o4755)
-            requests.privileges_changed(inode)
+            requests.privileges.changed(inode)
     assert not caller.write(inode, handle, 0, b"other")
     assert caller.told == [inode]
     assert not store.get_attributes(inode).mode & stat.S_ISUID
@@ -295,7 +295,7 @@ PLACES = {
     "lookups": "operations.lookups.remember",
     "processes": "operations._processes.identify",
     "data plane": "workers.opened",
-    "privileges": "operations._has_privileges",
+    "privileges": "operations.privileges._has_capabilities",
     "lease": "store.versions.leases.give_spare",
     "permission": "workers.allow_writes",
     "page cache": "operations.page_cache.keep_at_open",

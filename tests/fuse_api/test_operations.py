@@ -298,6 +298,32 @@ def test_capabilities_go_with_the_set_id_bits(kernel: Kernel) -> None:
     kernel.close(handle)
 
 
+@pytest.mark.parametrize("change", ["write", "truncate", "empty"])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_root_writes_loses_capabilities_and_keeps_set_id_bits(
+    kernel: Kernel, change: str, is_open: bool
+) -> None:
+    ino = kernel.write_file(b"file", b"content")
+    kernel.setattr(ino, mode=0o4755)
+    handle = kernel.open(ino, os.O_WRONLY).fh
+    if is_open:
+        finish(kernel.operations.write(handle, 0, b"C"))
+    else:
+        kernel.close(handle)
+    operations, root = kernel.operations, kernel.context
+    name = b"security.capability"
+    finish(operations.setxattr(ino, name, b"\1\0\0\2" + bytes(16), root))
+    if not is_open:
+        handle = kernel.open(ino, os.O_WRONLY | (os.O_TRUNC if change == "empty" else 0)).fh
+    if change == "write":
+        finish(operations.write(handle, 0, b"c"))
+    elif change == "truncate" or is_open:
+        kernel.setattr(ino, size=1)
+    assert name not in finish(operations.listxattr(ino, root))
+    assert kernel.getattr(ino).st_mode & 0o7777 == 0o4755
+    kernel.close(handle)
+
+
 def test_a_new_owner_takes_set_id_bits_away_from_files_only(kernel: Kernel) -> None:
     ino = kernel.write_file(b"file", b"x")
     kernel.setattr(ino, mode=0o6755)
