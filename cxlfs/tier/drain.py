@@ -39,6 +39,7 @@ from cxlfs.tier.stock import (
     MANIFEST,
     SUFFIXES,
     SUMS,
+    finish_removal,
     key_of,
     missing_from,
     objects_of,
@@ -100,6 +101,8 @@ def drain(
     trust = probe(bucket, single_writer=options.single_writer)
     there = read_manifest(bucket, manifest.name)
     if there is None:
+        with contextlib.suppress(TierUnavailableError):  # who may not delete verifies what is left
+            finish_removal(bucket, manifest.name)
         _claim(bucket, manifest, trust, take_over=options.take_over)
         there = read_manifest(bucket, manifest.name)  # whoever had the claim may have ended
     if there is not None:

@@ -92,10 +92,11 @@ def keep_newest(bucket: Bucket, name: str, keep: int) -> list[str]:
     """
     for key in bucket.objects_here():
         if key.endswith(GOING):
-            _remove(bucket, key.removesuffix(GOING))
-    kept, gone = 1, []
+            finish_removal(bucket, key.removesuffix(GOING))
+    kept, gone = 0, []
     for each in stored(bucket):
         if each.name == name:
+            kept += 1
             continue
         if kept >= keep:
             begin_removal(bucket, each.name)
@@ -111,9 +112,22 @@ def begin_removal(bucket: Bucket, name: str) -> None:
     """From here on it is no checkpoint; what was its is removed, now or by the next who looks."""
     data = bucket.read(name + MANIFEST, BYTES_MAX)
     if data is None:
+        finish_removal(bucket, name)
         return
     bucket.put(name + GOING, [data], len(data), parallel=1)
     _remove(bucket, name)
+
+
+def finish_removal(bucket: Bucket, name: str) -> None:
+    """Of one that broke off, if any. One that has a manifest is a checkpoint, and stays: the
+    removal had not come that far, or it was drained again since.
+    """
+    if bucket.look(name + GOING) is None:
+        return
+    if bucket.look(name + MANIFEST) is not None:
+        bucket.remove(name + GOING)
+    else:
+        _remove(bucket, name)
 
 
 def _remove(bucket: Bucket, name: str) -> None:
@@ -122,5 +136,6 @@ def _remove(bucket: Bucket, name: str) -> None:
     if manifest is not None:
         for file in manifest.files:
             bucket.remove(key_of(manifest, file.name))
-    for suffix in (SUMS, CLAIM, GOING):
+    # Whoever has found it whole before may have named it again: nothing of it is there now.
+    for suffix in (MANIFEST, SUMS, CLAIM, GOING):
         bucket.remove(name + suffix)
