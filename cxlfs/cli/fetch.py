@@ -98,13 +98,13 @@ def command(
     done = fetch(bucket, name, path, replace=replace, parallel=parallel, progress=progress)
     progress.clear()
     try:
-        note(done.path, Drained(f"{bucket.url}/{name}", done.manifest.content_id))
+        note(done.path, Drained(bucket.url_of(name), done.manifest.content_id))
     except OSError as error:
         output.warning(f"{quote(str(path))}: where it came from is not recorded: {error.strerror}")
     output.report(
         FetchReport(
             path=os.fsencode(done.path),
-            url=f"{bucket.url}/{name}",
+            url=bucket.url_of(name),
             files=len(done.manifest.files),
             size_bytes=done.manifest.size_bytes,
             fetched_bytes=done.fetched_bytes,

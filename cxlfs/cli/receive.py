@@ -10,13 +10,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
 import click
 
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, document, quote
+from cxlfs.cli.pipes import standard_input
 from cxlfs.cli.progress import Progress
 from cxlfs.errors import (
     BusyError,
@@ -26,6 +27,7 @@ from cxlfs.errors import (
     UsageError,
 )
 from cxlfs.tier import Had, inventory, receive
+from cxlfs.tier.archive import PIECE_BYTES
 from cxlfs.units import format_size
 
 HELP = """Read a stream of "cxlfs send" from stdin, and make the checkpoint of it in DIR, under
@@ -106,8 +108,10 @@ def command(directory: str, name: str | None, *, have: bool, replace: bool, as_j
         return
     if sys.stdin.isatty():
         raise UsageError("stdin is a terminal", next_step="pipe a stream of cxlfs send into it")
-    received = receive(path, sys.stdin.buffer, name=name, replace=replace, progress=progress)
+    stream = standard_input()
+    received = receive(path, stream, name=name, replace=replace, progress=progress)
     progress.clear()
+    _require_the_end(stream, received.path)
     output.report(
         ReceivedReport(
             path=os.fsencode(received.path),
@@ -118,3 +122,16 @@ def command(directory: str, name: str | None, *, have: bool, replace: bool, as_j
             taken_files=received.taken_files,
         )
     )
+
+
+def _require_the_end(stream: BinaryIO, path: Path) -> None:
+    """Behind the name, as some pipes never end. Zeros are what programs fill up blocks with.
+
+    Raises StreamError, OSError.
+    """
+    while piece := stream.read(PIECE_BYTES):
+        if piece.strip(b"\0"):
+            raise StreamError(
+                f"{path} was received; behind its stream something else came, which was not",
+                next_step="give each stream a cxlfs receive of its own",
+            )

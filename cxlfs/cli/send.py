@@ -18,6 +18,7 @@ import click
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.cli.pipes import opened_output, standard_output
 from cxlfs.cli.progress import Progress
 from cxlfs.errors import NotSendableError, UsageError
 from cxlfs.tier import Had, decode_inventory, send
@@ -87,7 +88,7 @@ def command(directory: str, base: str | None, to: str | None, *, as_json: bool) 
     path = Path(directory).absolute()
     had = () if base is None else _had(Path(base))
     progress = Progress(output)
-    with _opened(to) as stream:
+    with _opened(to, path) as stream:
         sent = send(path, stream, had, progress=progress)
         stream.flush()
     progress.clear()
@@ -110,9 +111,13 @@ def _had(path: Path) -> tuple[Had, ...]:
 
 
 @contextlib.contextmanager
-def _opened(to: str | None) -> Iterator[BinaryIO]:
+def _opened(to: str | None, path: Path) -> Iterator[BinaryIO]:
     if to is None:
-        yield sys.stdout.buffer
+        yield standard_output()
         return
-    with Path(to).open("wb") as file:
+    if Path(to).resolve().is_relative_to(path.resolve()):
+        raise UsageError(
+            f"{quote(to)} is the checkpoint, or lies in it", next_step="name another --output"
+        )
+    with opened_output(Path(to)) as file:
         yield file

@@ -95,6 +95,11 @@ def drain(
     at ``path`` is untouched.
     """
     options = options or Options()
+    if bucket.is_at(path.name, path):
+        raise NotSendableError(
+            f"{path} lies where {bucket.url} would have it: that is no second copy",
+            next_step="name another URL",
+        )
     manifest = survey(path, judge=options.judge, progress=progress)
     if manifest.name.endswith(SUFFIXES):
         raise NotSendableError(f"{path}: the name ends like one of a tier's own")
@@ -115,7 +120,7 @@ def drain(
     verified = "md5" if trust.tells_md5 and not options.read_back else "read"
     sent = work.sent_files
     return Outcome(
-        *(f"{bucket.url}/{manifest.name}", manifest, sent, work.sent_bytes),
+        *(bucket.url_of(manifest.name), manifest, sent, work.sent_bytes),
         *(len(manifest.files) - sent, verified, trust),
     )
 

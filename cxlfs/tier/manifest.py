@@ -39,6 +39,8 @@ FORMAT = 1
 BYTES_MAX = 64 << 20
 FILES_MAX = 1 << 18
 _COMPONENT_BYTES_MAX = 255
+_COMPONENTS_MAX = 100
+"""Of a name below a checkpoint: what removes a tree goes down it with a frame for each."""
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -112,6 +114,8 @@ def why_not_a_name(name: str) -> str | None:
 
 def why_not_a_path(name: str) -> str | None:
     """Of a file or directory below a checkpoint's own; None: it can be one."""
+    if name.count("/") >= _COMPONENTS_MAX:
+        return f"it lies more than {_COMPONENTS_MAX - 1} directories deep"
     return next(filter(None, map(why_not_a_name, name.split("/"))), None)
 
 

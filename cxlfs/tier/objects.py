@@ -42,7 +42,7 @@ _RETRY_SECONDS = 120
 _MESSAGE_MAX = 300
 _LISTED_MAX = 1 << 20
 _SCHEMES = frozenset(
-    ["s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "file", "memory"]
+    ["s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https", "file"]
 )
 _FULL = re.compile(r"\b507\b|insufficient.?storage|no space left|quota", re.IGNORECASE)
 
@@ -114,6 +114,10 @@ def open_bucket(url: str) -> Bucket:
             f"{url}: not the URL of an object store",
             next_step="write s3://BUCKET/PATH, gs://, az:// or file:///PATH",
         )
+    if {"#", "?"} & set(path):  # obstore leaves out what is behind them
+        raise UsageError(f"{url}: a path with # or ?", next_step="write %23 or %3F")
+    if scheme == "file" and not path.startswith("/"):
+        raise UsageError(f"{url}: not an absolute path", next_step="write file:///PATH")
     obstore = _obstore()
     local = Path(urllib.parse.unquote(path)) if scheme == "file" else None
     retries = {"max_retries": _RETRIES, "retry_timeout": dt.timedelta(seconds=_RETRY_SECONDS)}
@@ -122,12 +126,12 @@ def open_bucket(url: str) -> Bucket:
         "connect_timeout": dt.timedelta(seconds=_CONNECT_SECONDS),
         "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"},
     }
-    options = {} if scheme in {"file", "memory"} else {"client_options": client}
+    options = {} if local else {"client_options": client, "retry_config": retries}
+    if local is not None and not local.is_dir():
+        raise TierUnavailableError(f"{url}: no directory", next_step="make it, or mount it")
     try:
         with _failing(url, obstore):
-            store = obstore.store.from_url(
-                url, **({**options, "retry_config": retries} if options else {})
-            )
+            store = obstore.store.from_url(url, **options)
     except ValueError as error:
         raise UsageError(f"{url}: {_first_line(error)}") from None
     return Bucket(store, url.rstrip("/"), local=local)
@@ -159,10 +163,19 @@ class Bucket:
         self._local = local
         self._obstore = _obstore()
 
+    def url_of(self, name: str) -> str:
+        """As ``split_url`` takes it apart again."""
+        return f"{self.url}/{urllib.parse.quote(name)}"
+
     def below(self, name: str) -> Bucket:
         """The place of that name in it."""
-        url = f"{self.url}/{urllib.parse.quote(name)}"
-        return Bucket(self._store, url, prefix=f"{self._prefix}{name}/", local=self._local)
+        prefix = f"{self._prefix}{name}/"
+        return Bucket(self._store, self.url_of(name), prefix=prefix, local=self._local)
+
+    def is_at(self, name: str, path: Path) -> bool:
+        """What lies at ``path`` is what would have that name here. Raises OSError."""
+        there = None if self._local is None else self._local / self._key(name)
+        return there is not None and there.exists() and there.samefile(path)
 
     def put(self, key: str, pieces: Iterable[bytes], size_bytes: int, *, parallel: int) -> str:
         """All at once or not at all; the entity tag that the server gives it, or ""."""

@@ -21,7 +21,7 @@ from cxlfs.checkpoint.catalogue import OWN_PREFIX
 from cxlfs.durable import READ_BYTES, opened_file, promised_crc32c, size_and_crc32c
 from cxlfs.errors import NotSendableError
 from cxlfs.native import crc32c
-from cxlfs.tier.manifest import FILES_MAX, File, Manifest, why_not_a_name
+from cxlfs.tier.manifest import FILES_MAX, File, Manifest, why_not_a_name, why_not_a_path
 
 Progress = Callable[[str, int, int], None]
 """What is going on, and how many bytes of how many are behind."""
@@ -98,10 +98,10 @@ def _walk(path: Path) -> tuple[bool, list[str], _Found]:
             for entry in entries:
                 if entry.name.startswith(OWN_PREFIX):
                     continue
-                problem = why_not_a_name(entry.name)
+                name = f"{inside}/{entry.name}" if inside else entry.name
+                problem = why_not_a_path(name)
                 if problem is not None:
                     raise NotSendableError(f"{entry.path}: {problem}")
-                name = f"{inside}/{entry.name}" if inside else entry.name
                 if entry.is_dir(follow_symlinks=False):
                     directories.append(name)
                     waiting.append(name)

@@ -358,4 +358,4 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         Checkpointer(tmp_path, engine="local", tier="nonsense", allow_volatile=True)
     with pytest.raises(JobConfigurationError):
-        Checkpointer(tmp_path, engine="local", tier="memory://", tier_every=0)
+        Checkpointer(tmp_path, engine="local", tier=f"file://{tmp_path}", tier_every=0)

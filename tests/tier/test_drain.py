@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -376,11 +377,32 @@ def test_urls() -> None:
     for url in ("s3://bucket", "step-1", "file:///"):
         with pytest.raises(UsageError):
             split_url(url)
+    for url in ("s3://bucket/run#1", "s3://bucket/run?1", "file://nas/run1", "memory://"):
+        with pytest.raises(UsageError, match=re.escape(url)):
+            open_bucket(url)
+
+
+@pytest.mark.parametrize("name", ["step%41", "step#1", "step?1", "step 1 ä"])
+def test_the_url_of_a_checkpoint_leads_to_it(run: Run, step: Path, back: Path, name: str) -> None:
+    path = step.rename(step.with_name(name))
+    (back.parent / "bucket").mkdir()
+    url = run("drain", path, f"file://{back.parent}/bucket", "--json").document["url"]
+    assert run("fetch", url, back).code == 0
+    assert contents(back / name) == contents(path)
+
+
+def test_a_checkpoint_is_no_copy_of_itself(run: Run, step: Path) -> None:
+    """The same place by another name: each of its objects would be there."""
+    (step.parent.parent / "also").symlink_to(step.parent)
+    before = contents(step.parent)
+    said = run("drain", step, f"file://{step.parent.parent}/also", "--keep", "1")
+    assert (said.code, "no second copy" in said.stderr) == (25, True)
+    assert contents(step.parent) == before
 
 
 def test_without_obstore(step: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
-    said = run("drain", step, "memory://")
+    said = run("drain", step, f"file://{step.parent}")
     assert (said.code, "pip install 'cxlfs[tier]'" in said.stderr) == (2, True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cxlfs.errors import StreamError
+from cxlfs.errors import NotSendableError, StreamError
 from cxlfs.tier import archive, decode_inventory, receive
 from cxlfs.tier.manifest import FORMAT, decode
 from cxlfs.tier.survey import survey
@@ -76,6 +76,20 @@ def test_names_that_lead_elsewhere(step: Path, there: Path, name: str) -> None:
     manifest = json.loads(survey(step).encode())
     manifest["files"][0]["name"] = name
     assert_refused(manifest, there)
+
+
+def test_names_that_lead_too_deep(tmp_path: Path, step: Path, there: Path) -> None:
+    """What goes down a tree with a frame for each directory, shutil.rmtree, could not remove it."""
+    deepest = ["/".join("a" * depth) for depth in range(1, 1000)]
+    assert_refused({**json.loads(survey(step).encode()), "directories": deepest}, there)
+    path = tmp_path / "deep"
+    (path / deepest[98]).mkdir(parents=True)
+    (path / deepest[97] / "file").write_bytes(b"data")
+    assert decode(survey(path).encode()) == survey(path)
+    (path / deepest[98] / "file").write_bytes(b"data")
+    (path / deepest[100]).mkdir(parents=True)
+    with pytest.raises(NotSendableError, match="more than 99 directories deep"):
+        survey(path)
 
 
 def assert_refused(manifest: dict[str, object], there: Path) -> None:

@@ -74,6 +74,58 @@ def test_errors_say_what_next(run: Run, step: Path, there: Path) -> None:
     assert_two_lines(run("send", step, "--output", there / "s"), 25, "cxlfs send", "link")
 
 
+def test_a_send_that_fails_leaves_the_file_that_was_there(run: Run, step: Path) -> None:
+    kept = step.parent / "backup.tar"
+    assert run("send", step, "--output", kept).code == 0
+    whole = kept.read_bytes()
+    (step / "link").symlink_to("model.bin")
+    assert_two_lines(run("send", step, "--output", kept), 25, "cxlfs send", "link")
+    assert (kept.read_bytes(), len(list(step.parent.iterdir()))) == (whole, 2)
+    (step / "link").unlink()
+    (step / "new").write_bytes(b"new")
+    link = step.parent / "link.tar"
+    link.symlink_to("backup.tar")
+    assert run("send", step, "--output", link).code == 0
+    assert kept.read_bytes() == stream_of(step)
+
+
+@pytest.mark.parametrize("to", ["step-1/model.bin", "step-1/new.tar", "step-1", "also/new.tar"])
+def test_a_stream_does_not_go_into_its_checkpoint(run: Run, step: Path, to: str) -> None:
+    (step.parent / "also").symlink_to("step-1")
+    before = contents(step)
+    said = run("send", step, "--output", step.parent / to)
+    assert_two_lines(said, 2, "cxlfs send", "is the checkpoint, or lies in it")
+    assert contents(step) == before
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_pipes_that_do_not_block(step: Path, there: Path, unbuffered: str) -> None:
+    """As whoever shares a pipe can make it: nobody has taken less than was written, or sees an end
+    where there is nothing yet.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    os.set_blocking(reading, False)
+    with subprocess.Popen([*PROGRAM, "receive", str(there)], stdin=reading, env=environment) as end:
+        os.close(reading)
+        done = subprocess.run(
+            [*PROGRAM, "send", str(step)], stdout=writing, env=environment, check=False
+        )
+        os.close(writing)
+    assert (done.returncode, end.returncode) == (0, 0)
+    assert contents(there / "step-1") == contents(step)
+
+
+def test_what_comes_behind_a_stream_is_told(step: Path, there: Path) -> None:
+    stream = stream_of(step)
+    done = receive_program(there, stream + stream, "--json")
+    assert (done.returncode, json.loads(done.stdout)["id"]) == (26, "stream")
+    assert b"was received; behind its stream" in done.stdout
+    assert contents(there / "step-1") == contents(step)
+    assert receive_program(there, stream + bytes(10_240), "--name", "filled").returncode == 0
+
+
 def test_a_stream_is_not_for_a_terminal(step: Path) -> None:
     leader, follower = pty.openpty()
     command = [*PROGRAM, "send", str(step)]
