@@ -13,8 +13,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -64,7 +64,7 @@ int client_request(const cxl_client_channel *channel, int fd, unsigned long numb
 {
     if (channel != NULL)
         return channel->request(channel->context, fd, number, argument);
-    while (ioctl(fd, number, argument) != 0) {
+    while (syscall(SYS_ioctl, fd, number, argument) != 0) {     /* C libraries differ in the number's type */
         if (errno != EINTR)
             return errno == ENOSYS || errno == EOPNOTSUPP ? -ENOTTY : -errno;
     }

@@ -267,9 +267,9 @@ static int compare_files(const void *a, const void *b)
 /* One more owner of the last range, unless it is one. */
 static int add_owner(growing_list *owners, cxl_live_range *range, uint64_t owner)
 {
-    const uint64_t *known = (const uint64_t *)owners->items + range->first_owner;
+    const uint64_t *known = owners->items;      /* NULL as long as there are none */
     for (uint64_t i = 0; i < range->owner_count; i++) {
-        if (known[i] == owner)
+        if (known[range->first_owner + i] == owner)
             return 0;
     }
     uint64_t *place = list_add(owners);

@@ -9,6 +9,13 @@
 
 enum { GATHER_BYTES = 1 << 20 };    /* from here on the requests of a write no longer show in its time */
 
+/* glibc takes a negative count for bytes, and musl takes none for success. */
+#ifdef __GLIBC__
+enum { WRITE_FAILED = 0 };
+#else
+enum { WRITE_FAILED = -1 };
+#endif
+
 typedef struct {
     cxlfs_file *file;
     char buffer[GATHER_BYTES];
@@ -22,7 +29,7 @@ static ssize_t read_some(void *context, char *bytes, size_t length)
 static ssize_t write_some(void *context, const char *bytes, size_t length)
 {
     ssize_t taken = cxlfs_write(((cookie *)context)->file, bytes, length);
-    return taken > 0 ? taken : 0;       /* an error is 0 here */
+    return taken > 0 ? taken : WRITE_FAILED;
 }
 
 static int seek_to(void *context, off64_t *offset, int whence)

@@ -49,10 +49,13 @@ static int new_media(uint64_t size, uint32_t granularity, cxl_media **out)
         free(media);
         return result;
     }
-    /* Held for 20 ns after each chunk of 64 KiB: to sleep for it would cost as much as copying a MiB. */
+    /* Held for 20 ns after each chunk of 64 KiB: to sleep for it would cost as much as copying a MiB. Other C libraries
+     * spin without being asked. */
     pthread_mutexattr_t spinning;
     pthread_mutexattr_init(&spinning);
+#ifdef __GLIBC__
     pthread_mutexattr_settype(&spinning, PTHREAD_MUTEX_ADAPTIVE_NP);
+#endif
     pthread_mutex_init(&media->dirty_lock, &spinning);
     pthread_mutexattr_destroy(&spinning);
     pthread_mutex_init(&media->fence_lock, NULL);

@@ -214,6 +214,7 @@ async def _read_line(stream: trio.SocketStream) -> bytes:
 def _parse(line: bytes) -> tuple[str, Mapping[str, object]]:
     try:
         message = json.loads(line)
+        os.fsencode(json.dumps(message, ensure_ascii=False))  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise UsageError(f"a request must be JSON: {error}") from error
     if not isinstance(message, dict):

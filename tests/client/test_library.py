@@ -5,6 +5,7 @@ directory.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from tests.support.client_library import (
     EXAMPLE_SAYS,
     SCENES,
+    build,
     example,
     failures,
     flags,
@@ -45,6 +47,26 @@ def test_only_what_the_header_declares_is_seen() -> None:
     assert seen - versions == declared()
     assert len(declared()) > 20
     assert symbols("-g", "--defined-only", str(libraries / "libcxlfs.a")) == declared()
+
+
+def test_optimization_at_linking_shows_no_more(tmp_path: Path) -> None:
+    """Distributions compile everything so."""
+    build(tmp_path, CFLAGS="-flto -O1")
+    assert symbols("-g", "--defined-only", str(tmp_path / "lib/libcxlfs.a")) == declared()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("compiler", ["clang", "musl-gcc"])
+def test_other_compilers_and_c_libraries(tmp_path: Path, compiler: str) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"not installed: {compiler} (Debian: clang, musl-tools)")
+    prefix, binary = tmp_path / "prefix", tmp_path / "program"
+    build(prefix, CC=compiler)
+    options = ["-static", "-std=c11", f"-I{prefix}/include", f"-L{prefix}/lib", "-pthread"]
+    command = [compiler, *options, "-o", binary, PROGRAM, "-l:libcxlfs.a"]
+    subprocess.run(command, check=True)
+    for scene in SCENES:
+        assert failures(binary, scene, tmp_path / scene, "kernel") == "", scene
 
 
 def test_what_is_installed_is_named_by_its_version() -> None:

@@ -148,6 +148,7 @@ async def test_errors_arrive_and_the_socket_lives_on(served: Served, kernel: Ker
         b"{}\n",
         b'{"request": 5}\n',
         b'{"request": "status", "parameters": []}\n',
+        b'{"request": "list", "parameters": {"path": "/\\ud800"}}\n',  # half a surrogate pair
         b'{"request": "status"',
         b"[" * 5000 + b"\n",
         b"\xff\xfe\n",

@@ -34,14 +34,19 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 
+def build(prefix: Path, **variables: str) -> None:
+    """Install the library, with such variables of ``scripts/build-client``."""
+    command = [ROOT / "scripts/build-client", prefix]
+    subprocess.run(command, check=True, env=_environment() | variables)
+
+
 @functools.cache
 def installed() -> Path:
     """The prefix, the same for all tests of a process."""
     kept = tempfile.TemporaryDirectory(prefix="cxlfs-prefix-")
     atexit.register(kept.cleanup)
     Path(kept.name).chmod(0o755)  # other users run what is there
-    build = [ROOT / "scripts/build-client", kept.name]
-    subprocess.run(build, check=True, env=_environment())
+    build(Path(kept.name))
     return Path(kept.name)
 
 
