@@ -179,7 +179,10 @@ def _already_mounted(config: MountConfig) -> Mounted | None:
         return None
     if not is_served(config.mountpoint):
         return None
-    return dataclasses.replace(describe(config), already_mounted=True)
+    mounted = describe(config)
+    if mounted.state is None:  # a daemon that was killed has its socket until it is gone
+        return None
+    return dataclasses.replace(mounted, already_mounted=True)
 
 
 def _is_same(one: str, other: str) -> bool:

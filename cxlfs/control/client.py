@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import socket
+import time
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from cxlfs.control.wire import error_from_dict
 from cxlfs.errors import CxlfsError, MountError, NoDaemonError
 
 CONNECT_SECONDS_MAX = 10.0
+_CONNECT_AGAIN_SECONDS = 0.01
 ANSWER_SECONDS_MAX = 300.0
 LINE_BYTES_MAX = 16 << 20
 AWAIT_CLOSE = "await_close"
@@ -83,6 +85,12 @@ def find_and_connect(source_or_mountpoint: str) -> tuple[socket.socket, discover
                 f"the daemon of {source_or_mountpoint} belongs to another user",
                 next_step="run the command as that user, or as root",
             ) from error
+        except BlockingIOError as error:
+            raise MountError(
+                f"the daemon of {source_or_mountpoint} (process {registration.pid}) does not "
+                "answer: too many ask it",
+                next_step="try again; its log may say why",
+            ) from error
         except OSError:
             continue
     if candidates:
@@ -94,16 +102,30 @@ def find_and_connect(source_or_mountpoint: str) -> tuple[socket.socket, discover
 
 
 def connect(path: Path) -> socket.socket:
-    """Raises OSError."""
+    """Raises OSError; BlockingIOError when so many wait already that nobody was let in for long."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         channel.settimeout(CONNECT_SECONDS_MAX)
         with short_socket_name(path) as name:
-            channel.connect(name)
+            _let_in(channel, name)
     except BaseException:
         channel.close()
         raise
     return channel
+
+
+def _let_in(channel: socket.socket, name: str) -> None:
+    """A socket with a timeout does not wait where the daemon's queue is full: it asks again."""
+    deadline = time.monotonic() + CONNECT_SECONDS_MAX
+    while True:
+        try:
+            channel.connect(name)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_CONNECT_AGAIN_SECONDS)
+        else:
+            return
 
 
 @contextlib.contextmanager

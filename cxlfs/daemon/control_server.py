@@ -37,7 +37,7 @@ from cxlfs.verify import inspect
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES_MAX = 64 << 10
-_BACKLOG = 16
+_BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid of struct ucred
 
 Message = dict[str, object]

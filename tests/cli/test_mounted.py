@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cxlfs.cli import mount
 from cxlfs.control import mountinfo
 from cxlfs.daemon import preflight, unmount
 from cxlfs.errors import BusyError
@@ -294,6 +295,19 @@ def test_a_mount_that_is_there_already(run: Run, place: Workplace) -> None:
     assert (found["already_mounted"], found["pid"]) == (True, pid)
     said = run("mount", place.source, place.mountpoint, "--read-only")
     assert_two_lines(said, 11, "cxlfs mount", "is mounted on", f"cxlfs umount {place.mountpoint}")
+
+
+def test_a_daemon_that_is_just_ending_is_none(
+    run: Run, place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket takes a connection as long as the process is not gone."""
+    place.mount()
+    place.kill_daemon()
+    monkeypatch.setattr(mount, "is_served", lambda _: True)
+    said = run("mount", place.source, place.mountpoint)
+    assert said.code == 0
+    assert said.stdout.startswith(f"mounted {place.source} on {place.mountpoint}\n")
+    assert list(place.mountpoint.iterdir()) == []
 
 
 def test_a_busy_mount_point(run: Run, place: Workplace) -> None:

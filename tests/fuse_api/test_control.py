@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -16,8 +17,15 @@ from typing import Any
 import pytest
 import trio
 
-from cxlfs.control import discovery
-from cxlfs.control.client import AWAIT_CLOSE, NoDaemonError, ask, connect, control_request
+from cxlfs.control import client, discovery
+from cxlfs.control.client import (
+    AWAIT_CLOSE,
+    NoDaemonError,
+    ask,
+    connect,
+    control_request,
+    find_and_connect,
+)
 from cxlfs.daemon import control_server, runtime
 from cxlfs.errors import BusyError, CxlfsError, MountError, UsageError
 from cxlfs.store import Store
@@ -261,3 +269,44 @@ def test_a_daemon_that_keeps_silent() -> None:
     here, there = socket.socketpair()
     with here, there, pytest.raises(MountError, match="does not answer"):
         list(ask(here, "status", {}, seconds_max=0.05))
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[tuple[Path, socket.socket]]:
+    """The socket of a daemon that so many want to talk to that its queue has no room."""
+    path = tmp_path / "full.sock"
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as waiting:
+        listener.bind(str(path))
+        listener.listen(1)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                channel = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                channel.setblocking(False)
+                channel.connect(str(path))
+        yield path, listener
+
+
+def test_whoever_finds_a_full_queue_waits(
+    full: tuple[Path, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, listener = full
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        listener.accept()[0].close()
+
+    monkeypatch.setattr(client.time, "sleep", wait)
+    connect(path).close()
+    assert len(waits) == 1
+
+
+def test_a_daemon_whose_queue_stays_full_is_not_gone(
+    full: tuple[Path, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told that it is gone would mount again."""
+    registration = discovery.Registration(uuid="", pid=4711, source="/source", mountpoint="/mnt")
+    monkeypatch.setattr(client, "find_daemons", lambda _: [(full[0], registration)])
+    monkeypatch.setattr(client, "CONNECT_SECONDS_MAX", 0.001)
+    with pytest.raises(MountError, match=r"process 4711.* too many ask it"):
+        find_and_connect("/mnt")
