@@ -316,7 +316,7 @@ class _Work:
         if self._with_tag and found.e_tag == sums.tag():
             return True
         size = value = 0
-        for piece in self._bucket.pieces(key):
+        for piece in self._bucket.pieces(key, file.size_bytes):
             self._go_on()
             size += len(piece)
             value = crc32c(piece, value)

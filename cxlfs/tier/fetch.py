@@ -99,7 +99,8 @@ class _Work:
             raise TierUntrustedError(f"{self._bucket.url}: {error.message}") from None
 
     def _pieces(self, file: File) -> Iterator[bytes]:
-        for piece in self._bucket.pieces(key_of(self._manifest, file.name)):
+        key = key_of(self._manifest, file.name)
+        for piece in self._bucket.pieces(key, file.size_bytes):
             if self._stop.is_set():
                 raise TierUnavailableError("another file failed")
             yield piece

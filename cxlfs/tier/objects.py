@@ -220,16 +220,40 @@ class Bucket:
             return None
         if found.size_bytes > size_max:
             raise TierUntrustedError(f"{self.url}/{key} has {found.size_bytes} bytes")
-        data = b"".join(self.pieces(key))
+        data = b"".join(self.pieces(key, found.size_bytes))
         if len(data) != found.size_bytes:
             raise TierUntrustedError(f"{self.url}/{key} has {len(data)} bytes when it is read")
         return data
 
-    def pieces(self, key: str) -> Iterator[bytes]:
-        """Its bytes. Raises TierUntrustedError: it is not there."""
+    def pieces(self, key: str, size_bytes: int) -> Iterator[bytes]:
+        """Its bytes, which are so many. A request that breaks off is followed by one for the rest,
+        as long as bytes come: how long all of it takes is not bounded.
+
+        Raises TierUntrustedError: it is not there, or has more.
+        """
+        at = 0
+        while True:
+            begun = at
+            try:
+                for piece in self._pieces_from(key, at):
+                    at += len(piece)
+                    if at > size_bytes:
+                        raise TierUntrustedError(
+                            f"{self.url}/{key} has more than {size_bytes} bytes"
+                        )
+                    yield piece
+            except TierUnavailableError:
+                if at == begun:
+                    raise
+            else:
+                return
+
+    def _pieces_from(self, key: str, begin: int) -> Iterator[bytes]:
+        options = {"range": {"offset": begin}} if begin else {}
         with self._failing(key):
             try:
-                stream = self._obstore.get(self._store, self._key(key)).stream(1 << 20)
+                found = self._obstore.get(self._store, self._key(key), options=options)
+                stream = found.stream(1 << 20)
             except FileNotFoundError:
                 raise TierUntrustedError(f"{self.url}/{key} is not there") from None
         while True:

@@ -34,6 +34,8 @@ class Habits:
     alters: Callable[[str, bytes], bytes | None] = lambda _key, data: data
     """What is kept of a put object, or of one that was put in parts; None: nothing is, and the put
     succeeds all the same."""
+    cuts_after_bytes: int | None = None
+    """Of each body that is read."""
     on_put: Callable[[str], None] = lambda _key: None
 
 
@@ -206,13 +208,17 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             self._end(404, b"<Error><Code>NoSuchKey</Code></Error>" if with_body else b"")
             return
-        self._end(
-            200,
-            found.data if with_body else b"",
-            ETag=f'"{found.tag}"',
-            Last_Modified="Wed, 21 Oct 2026 07:28:00 GMT",
-            Content_Length=str(len(found.data)),
-        )
+        data, size = found.data, len(found.data)
+        headers = {"ETag": f'"{found.tag}"', "Last_Modified": "Wed, 21 Oct 2026 07:28:00 GMT"}
+        status = 200
+        if (span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))) is not None:
+            begin, end = int(span[1]), min(int(span[2] or size), size - 1)
+            status, data = 206, data[begin : end + 1]
+            headers["Content_Range"] = f"bytes {begin}-{end}/{size}"
+        cut = self.server.habits.cuts_after_bytes
+        self.close_connection = with_body and cut is not None and cut < len(data)
+        body = data[:cut] if with_body else b""
+        self._end(status, body, **headers, Content_Length=str(len(data)))
 
     def _answer(self, name: str, text: str) -> None:
         self._end(200, f"<{name}>{text}</{name}>".encode(), Content_Type="application/xml")

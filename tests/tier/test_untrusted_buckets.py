@@ -104,6 +104,32 @@ def test_a_burst_of_503(server: ObjectServer, step: Path, back: Path) -> None:
     assert contents(fetch(bucket, "step-1", back).path) == contents(step)
 
 
+def test_what_is_read_for_longer_than_a_request_may_take(
+    server: ObjectServer, step: Path, back: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or is cut off, again and again: it goes on behind what came, as long as something comes."""
+    monkeypatch.setattr(objects, "_RETRIES", 0)
+    (step / "large").write_bytes(step.name.encode() * 800_000)
+    bucket = open_bucket(f"s3://{BUCKET}")
+    server.habits.cuts_after_bytes = 1_500_000
+    drain(step, bucket, Options(read_back=True))
+    assert contents(fetch(bucket, "step-1", back).path) == contents(step)
+    server.habits.cuts_after_bytes = 0
+    with pytest.raises(TierUnavailableError):
+        drain(step, bucket, Options(read_back=True))
+
+
+def test_no_more_is_read_than_has_to_be_there(server: ObjectServer, step: Path, back: Path) -> None:
+    bucket = open_bucket(f"s3://{BUCKET}")
+    drain(step, bucket)
+    kept = server.objects["step-1/model.bin"]
+    kept.data += bytes(10_000_000)
+    with pytest.raises(TierUntrustedError, match="has more than 300000 bytes"):
+        fetch(bucket, "step-1", back)
+    assert [path.name for path in back.iterdir()] == [".cxlfs-receiving"]
+    assert sum(p.stat().st_size for p in back.rglob("partial*")) < 2 * sum(SIZES.values())
+
+
 def test_a_bucket_that_is_busy_for_good(
     server: ObjectServer, step: Path, back: Path, run: Run
 ) -> None:
