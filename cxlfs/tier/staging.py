@@ -48,6 +48,7 @@ from cxlfs.native import crc32c
 from cxlfs.tier.manifest import File, Had, Manifest, why_not_a_path
 
 RECEIVING_NAME = f"{OWN_PREFIX}receiving"
+_TRIES = 100
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -61,32 +62,45 @@ def staging(directory: Path, name: str) -> Iterator[Staging]:
     """
     place = directory / RECEIVING_NAME / name
     with _full_is_an_error(directory):
-        for each in (place.parent, place):
-            each.mkdir(exist_ok=True)
-            if each.is_symlink():
-                raise CxlfsError(f"{each} is a symbolic link", next_step="remove it")
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = _locked(place)
         try:
-            _lock(descriptor, place)
             yield Staging(directory, name)
         finally:
+            for empty in (place, place.parent):  # what is left of it is kept, and so is its place
+                with contextlib.suppress(OSError):
+                    empty.rmdir()
             os.close(descriptor)
-        for empty in (place, place.parent):  # what is left of it is kept, and so is its place
-            with contextlib.suppress(OSError):
-                empty.rmdir()
 
 
-def _lock(descriptor: int, place: Path) -> None:
+def _locked(place: Path) -> int:
+    """Its descriptor. Others remove it, and what it lies in, when they have ended."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            for each in (place.parent, place):
+                each.mkdir(exist_ok=True)
+                if each.is_symlink():
+                    raise CxlfsError(f"{each} is a symbolic link", next_step="remove it")
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            break
+        place.parent.parent.stat()
+    else:
+        raise _busy(place)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_ours = os.path.samestat(os.fstat(descriptor), place.stat())
     except (BlockingIOError, FileNotFoundError):
         is_ours = False  # or whoever had it has just removed it
     if not is_ours:
-        raise BusyError(
-            f"{place.name} is being received in {place.parent.parent} by another process",
-            next_step="wait until it has ended",
-        )
+        os.close(descriptor)
+        raise _busy(place)
+    return descriptor
+
+
+def _busy(place: Path) -> BusyError:
+    return BusyError(
+        f"{place.name} is being received in {place.parent.parent} by another process",
+        next_step="wait until it has ended",
+    )
 
 
 @contextlib.contextmanager

@@ -176,6 +176,7 @@ def test_an_existing_one_is_not_replaced_unless_asked(
         receive(there, pipe)
     assert pipe.taken < len(stream) / 2  # not after all of it has come
     assert contents(there / "step-1") == {"old": b"old"}
+    assert names_in(there) == ["step-1"]
     receive(there, io.BytesIO(stream), replace=True)
     assert contents(there / "step-1") == contents(step)
     assert names_in(there) == ["step-1"]
@@ -257,6 +258,25 @@ def test_one_process_at_a_time(step: Path, there: Path) -> None:
     thread.join(30)
     assert not errors
     assert contents(there / "step-1") == contents(step)
+
+
+@pytest.mark.parametrize("name", [".cxlfs-receiving", "step-1"])
+def test_the_place_goes_when_another_receive_ends(
+    step: Path, there: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Between two calls of one that begins: that is not its error."""
+    original, gone = Path.mkdir, list[Path]()
+
+    def mkdir(self: Path, *arguments: object, **others: object) -> None:
+        original(self, *arguments, **others)  # type: ignore[arg-type]
+        if self.name == name and not gone:
+            self.rmdir()
+            gone.append(self)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    receive(there, io.BytesIO(stream_of(step)))
+    assert contents(there / "step-1") == contents(step)
+    assert gone
 
 
 def test_a_directory_that_is_not_there_is_not_made(step: Path, tmp_path: Path) -> None:
