@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -174,6 +174,7 @@ class Checkpoints(Report):
 _HEADER = ("STATE", "STEP", "COMMIT", "COMMITTED", "IN", "SIZE", "PATH")
 _STATE, _STEP, _COMMIT, _COMMITTED, _PLACES, _SIZE, _PATH = range(len(_HEADER))
 _GAP = "  "
+_OWN_PREFIX = b".cxlfs-"
 
 
 def _columns_that_fit(
@@ -236,7 +237,7 @@ def checkpoints(target: str, path: str) -> Checkpoints:
     if daemon is not None:
         inside = _inside(path, daemon.mountpoint)
         messages = control_request(daemon.mountpoint, "list", {"path": inside})
-        found = tuple(Checkpoint.from_message(message) for message in messages)
+        found = _without_own(Checkpoint.from_message(message) for message in messages)
         known = tuple(_with_format(each, daemon.mountpoint) for each in found)
         known = _with_suspect(known, Path(daemon.mountpoint + inside))
         known = tuple(_with_places(each, daemon.mountpoint) for each in known)
@@ -247,8 +248,13 @@ def checkpoints(target: str, path: str) -> Checkpoints:
 
     with store_of(target) as store:
         entries = store.list_checkpoints(os.fsencode(inside))
-        found = tuple(Checkpoint.from_message(dataclasses.asdict(entry)) for entry in entries)
+        found = _without_own(Checkpoint.from_message(dataclasses.asdict(each)) for each in entries)
     return Checkpoints(None, os.fsencode(inside), found)
+
+
+def _without_own(found: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """What broke off on its way here, and what was noted of others, are none."""
+    return tuple(e for e in found if not e.path.rpartition(b"/")[2].startswith(_OWN_PREFIX))
 
 
 def _with_format(entry: Checkpoint, mountpoint: str) -> Checkpoint:
