@@ -5,6 +5,7 @@ Never here: what an agent does (``job.agent``).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -20,7 +21,7 @@ import click
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote, time_or_none
-from cxlfs.errors import UsageError
+from cxlfs.errors import TierUnavailableError, UsageError
 from cxlfs.job.agent import (
     Event,
     Keeper,
@@ -37,6 +38,7 @@ from cxlfs.job.checkpointer import domain_of
 from cxlfs.job.engines import Engine
 from cxlfs.job.engines.rendezvous import Alone, Meeting, TorchMeeting
 from cxlfs.job.protocol import PLACEMENTS
+from cxlfs.tier import open_bucket
 
 HELP = """Keep, copy and give back the checkpoints that a training job saves in DIR, on this node's
 store. One on each node of the job; they reach each other through torch, at the address of the node
@@ -95,8 +97,8 @@ def place_of(nodes: int | None, rank: int | None, address: str | None) -> Place:
         said["address"] = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     elif "SLURM_JOB_ID" in os.environ:
         said = {"nodes": os.environ.get("SLURM_NNODES"), "rank": os.environ.get("SLURM_NODEID")}
-    nodes = int(said.get("nodes") or 1) if nodes is None else nodes
-    rank = int(said.get("rank") or 0) if rank is None else rank
+    nodes = _count(said.get("nodes"), 1) if nodes is None else nodes
+    rank = _count(said.get("rank"), 0) if rank is None else rank
     address = said.get("address") or "" if address is None else address
     if not 0 <= rank < nodes:
         raise UsageError(
@@ -111,15 +113,26 @@ def place_of(nodes: int | None, rank: int | None, address: str | None) -> Place:
     return Place(nodes, rank, address)
 
 
+def _count(said: str | None, otherwise: int) -> int:
+    if said and not said.isdecimal():
+        raise UsageError(
+            f"{quote(said)} is no number of nodes", next_step="say --nodes N --node-rank N"
+        )
+    return int(said or otherwise)
+
+
 def _meeting_of(place: Place) -> Meeting:
     if place.nodes == 1:
         return Alone()
-    host, _, port = place.address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) <= _PORT_MAX:
-        raise UsageError(
-            f"{quote(place.address)} is not an address", next_step="write it as HOST:PORT"
-        )
-    return TorchMeeting(host.strip("[]"), int(port), place.rank, place.nodes)
+    host, port = _host_and_port(place.address)
+    return TorchMeeting(host.strip("[]"), port, place.rank, place.nodes)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= _PORT_MAX:
+        raise UsageError(f"{quote(address)} is not an address", next_step="write it as HOST:PORT")
+    return host, int(port)
 
 
 @click.command("agent", help=HELP, context_settings=CONTEXT_SETTINGS, epilog=epilog())
@@ -199,6 +212,11 @@ def command(
 ) -> None:
     """See HELP."""
     root = Path(directory).absolute()
+    if coordinator is not None:
+        _host_and_port(coordinator)
+    if tier is not None:  # a wrong one is said now; one that is not there is tried again
+        with contextlib.suppress(TierUnavailableError):
+            open_bucket(tier)
     place = place_of(nodes, node_rank, rendezvous)
     tell = _telling(Output(as_json=as_json), root)
     settings = Settings(

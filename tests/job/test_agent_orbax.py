@@ -14,7 +14,7 @@ import pytest
 from cxlfs.errors import JobMessageError
 from cxlfs.job import copying
 from cxlfs.job.agent import orbax_files, rounds
-from cxlfs.job.agent.orbax_files import KEPT, Request, read_request
+from cxlfs.job.agent.orbax_files import KEPT, OrbaxDirectory, Request, read_request
 from cxlfs.job.agent.rounds import Decision, Report, decide
 from tests.support.agents import OrbaxNodes
 
@@ -129,6 +129,25 @@ def test_who_asks_once_more_gets_the_same_answer(nodes: OrbaxNodes) -> None:
     nodes.ask(0)
     nodes.rounds()
     went_on(nodes, 10)
+
+
+def test_a_question_that_goes_meanwhile(nodes: OrbaxNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As whoever starts a job again may clean up before it: the others have their answer."""
+    nodes.save(10)
+    nodes.ask()
+    original = OrbaxDirectory.steps
+
+    def steps(self: OrbaxDirectory) -> list[int]:
+        (nodes.directory(1) / "replicator.yaml").unlink(missing_ok=True)
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OrbaxDirectory, "steps", steps)
+        assert nodes.rounds() == [None, None]
+    assert nodes.given(0) == "node 0 step 10"
+    nodes.ask(1)
+    nodes.rounds()
+    assert nodes.given(1) == "node 1 step 10"
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -131,6 +131,8 @@ def test_once_waits_no_longer_than_its_deadline() -> None:
         (("--nodes", "2"), ("--rendezvous HOST:PORT",)),
         (("--nodes", "2", "--node-rank", "2"), ("no node 2 of 2",)),
         (("--nodes", "2", "--rendezvous", "here"), ("not an address",)),
+        (("--orbax", "--coordinator", "here"), ("here is not an address",)),
+        (("--once", "--tier", "nonsense"), ("nonsense: not the URL",)),
     ],
 )
 def test_usage(
@@ -141,6 +143,16 @@ def test_usage(
 ) -> None:
     said = make_run(capfd)("agent", tmp_path, *arguments)
     assert_two_lines(said, UsageError.exit_code, "cxlfs agent", *words)
+
+
+def test_a_number_of_nodes_that_is_none(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NNODES", "4-8")
+    said = make_run(capfd)("agent", tmp_path)
+    assert_two_lines(said, UsageError.exit_code, "cxlfs agent", "4-8 is no number", "--nodes N")
 
 
 def test_what_torchrun_and_slurm_say(monkeypatch: pytest.MonkeyPatch) -> None:

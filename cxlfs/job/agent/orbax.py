@@ -204,9 +204,9 @@ class OrbaxAgent:
 
     def _give(self, attempt: Attempt | None) -> None:
         request = self._directory.request()
-        if request is None:
-            raise InvariantError("an answer without a question")
-        if attempt is None:
+        if request is None:  # it went meanwhile: a process that is there asks again
+            pass
+        elif attempt is None:
             self._directory.answer(request, None, None)
             self._tell(Event("answered", "there is nothing to go on from"))
         else:
