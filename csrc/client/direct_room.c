@@ -367,6 +367,7 @@ static int ask_once(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset
     leases_unlock(client, ended, ended_count);
     result = client_request(file->channel, file->fd, CXL_DIRECT_LEASE, &answer);
     bool is_given = result == 0;
+    answer.flags = flags;       /* not what it says of them */
     if (is_given)
         result = makes_sense(client, &answer, places) ? lock_given(client, &answer) : -ENOTTY;
     pthread_mutex_lock(&file->lock);

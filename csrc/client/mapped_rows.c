@@ -11,6 +11,8 @@
 
 #include "client/mapped.h"
 
+enum { ROWS_MAX = 1 << 20 };         /* some 80 MiB of them: the daemon says thousands */
+
 static int grow(void **list, uint64_t *capacity, uint64_t count, uint64_t more, size_t item)
 {
     if (count + more <= *capacity)
@@ -89,7 +91,8 @@ int mapped_ask(cxl_mapped *mapped, uint64_t flags, uint64_t *watch)
         }
         if (is_verified != atomic_load(&mapped->is_verified) || answer->watch != *watch ||
             answer->size_bytes != mapped->size || answer->size_bytes > PTRDIFF_MAX / 2 ||
-            answer->next_offset > mapped->size || (answer->next_offset <= offset && mapped->size != 0)) {
+            answer->next_offset > mapped->size || (answer->next_offset <= offset && mapped->size != 0) ||
+            (answer->next_offset < mapped->size && answer->row_count == 0) || mapped->row_count > ROWS_MAX) {
             result = -EPROTO;
             break;
         }

@@ -24,6 +24,7 @@ typedef struct {
     void *context;
     uint64_t granule;            /* 0: that of the medium */
     uint64_t copies_max;         /* bytes of a mapped file; 0: as much as there is memory for */
+    uint32_t waits_max;          /* for others that verify a file; 0: as many as there should be at most */
 } cxl_client_channel;
 
 int cxl_direct_open_through(int fd, const cxl_client_channel *channel, cxl_direct_file **out);

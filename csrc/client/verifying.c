@@ -6,7 +6,7 @@
  *
  * Invariants
  * - What the daemon is told of was compared by this process after it had mapped it.
- * - Whatever the daemon does not say is compared here: it is asked for pieces, never needed.
+- Whatever the daemon does not say is compared here: it is asked for pieces, never needed, nor waited for for ever.
  */
 #include <errno.h>
 #include <sched.h>
@@ -25,7 +25,8 @@ enum { THREADS_MAX = 4 };           /* memory has no more to give */
  * this (Zen 5, virtual; MADV_POPULATE_READ, which visits each page: 27). */
 enum { TOUCH_STEP = 64 << 10 };
 #define TOUCHED_MAX (UINT64_C(8) << 30) /* of what is not compared: whoever maps more of it may want a part */
-enum { WAIT_FIRST_US = 100, WAIT_LONGEST_US = 2000 };
+/* Some ten seconds, after half of which the daemon gives what others have not compared to somebody else. */
+enum { WAIT_FIRST_US = 100, WAIT_LONGEST_US = 2000, WAITS_MAX = 5000 };
 
 typedef struct {
     cxl_mapped *mapped;
@@ -150,16 +151,23 @@ static void wait_for_others(uint32_t *microseconds)
     *microseconds = *microseconds * 2 < WAIT_LONGEST_US ? *microseconds * 2 : WAIT_LONGEST_US;
 }
 
+static uint32_t waits_max(const cxl_mapped *mapped)
+{
+    return mapped->channel != NULL && mapped->channel->waits_max != 0 ? mapped->channel->waits_max : WAITS_MAX;
+}
+
 /* Pieces from the daemon, until there are no more, or it gives none. */
 static void compare_shared(comparing *job)
 {
     const cxl_mapped *mapped = job->mapped;
     cxl_direct_verify request = {0};
-    uint32_t pause = WAIT_FIRST_US;
+    uint32_t pause = WAIT_FIRST_US, waits = 0;
+    uint64_t left = mapped->size;   /* of what can be given: nothing comes twice while the daemon keeps count */
     while (atomic_load(&job->shared) && !atomic_load(&job->stop)) {
         uint64_t bad_offset, bad_length;
         int result = client_request(mapped->channel, mapped->fd, CXL_DIRECT_VERIFY, &request);
-        if (result != 0 || request.offset > mapped->size || request.length_bytes > mapped->size - request.offset) {
+        if (result != 0 || request.offset > mapped->size || request.length_bytes > mapped->size - request.offset ||
+            request.length_bytes > left || waits > waits_max(mapped)) {
             atomic_store(&job->shared, false);
             return;
         }
@@ -171,9 +179,12 @@ static void compare_shared(comparing *job)
         memset(&request, 0, sizeof request);
         if (length == 0) {
             wait_for_others(&pause);
+            waits++;
             continue;
         }
         pause = WAIT_FIRST_US;
+        waits = 0;
+        left -= length;
         if (compare(job, offset, length, &bad_offset, &bad_length) == 0) {
             request.done_offset = offset;
             request.done_bytes = length;

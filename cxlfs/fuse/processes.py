@@ -14,6 +14,7 @@ Never here: what follows from it (the store decides).
 Invariants
 - Where nothing can be known (process gone, number used again, /proc unreadable) the answer is "not
   known to be killed".
+- Of a process in execve(2) nothing is read that the kernel keeps until its descriptors are closed.
 - At most _KEPT_MAX descriptors are kept open, each of one process that closed files.
 - A thread group is identified by its number and its start time: numbers are used again.
 """
@@ -46,6 +47,8 @@ _KNOWN_MAX = 1024
 _KEPT_MAX = 16
 _STAT_BYTES_MAX = 8192
 _DESCRIPTORS_MAX = 4096
+_TEXT_PAGES = 3
+"""Of /proc/PID/statm: the size of the program itself; the first word is that of all memory."""
 _FILE_SYSTEM_TYPE = "fuse.cxlfs"
 
 
@@ -111,6 +114,8 @@ class ProcessTable:
 
     def is_alive(self, process: Process) -> bool:
         """It has not ended, or is only about to."""
+        if self._is_in_exec(process.tgid):
+            return True
         state = self._state(process.tgid)
         return state is not None and state.start_time == process.start_time
 
@@ -187,6 +192,16 @@ class ProcessTable:
         except (OSError, ValueError):
             return None
 
+    def _is_in_exec(self, tgid: int) -> bool:
+        """It is in execve(2), and has no program yet: so it closes its descriptors, and waits for
+        whoever serves that. Later kernels (6.18.44) have whoever reads its ``stat`` wait for it.
+        """
+        try:
+            words = _read(f"{self._root}/{tgid}/statm").split()
+            return len(words) > _TEXT_PAGES and words[0] != b"0" and words[_TEXT_PAGES] == b"0"
+        except OSError:
+            return False
+
     def _read_kept(self, tgid: int) -> bytes:
         """``stat`` of who closes one file after the other: 2 µs, and 9 where it is opened each
         time. Raises OSError.
@@ -209,6 +224,8 @@ class ProcessTable:
     def _state(self, tgid: int, *, keep: bool = False, but_well: bool = False) -> _State | None:
         """``but_well``: None also where the exit code is 0, which costs less to see."""
         try:
+            if self._is_in_exec(tgid):
+                return None
             text = self._read_kept(tgid) if keep else _read(f"{self._root}/{tgid}/stat")
             # The command name stands in parentheses and may itself hold any character.
             text = text[text.rindex(b")") + 2 :]

@@ -45,7 +45,9 @@ def endings() -> Iterator[Endings]:
 
 
 def watch(endings: Endings, process: subprocess.Popen[bytes]) -> Process:
-    known = ProcessTable().identify(process.pid)
+    known = None
+    while known is None and process.poll() is None:  # as long as it is in execve
+        known = ProcessTable().identify(process.pid)
     assert known is not None
     endings.watch(known)
     assert endings.of(known) is Ending.ALIVE

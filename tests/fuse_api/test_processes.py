@@ -42,6 +42,14 @@ def write_process(
     (directory / "stat").write_text(f"{tid} ({command}) {' '.join(fields)}\n")
 
 
+def identified(table: ProcessTable, child: subprocess.Popen[bytes]) -> Process | None:
+    """Once it is out of execve."""
+    process = None
+    while process is None and child.poll() is None:
+        process = table.identify(child.pid)
+    return process
+
+
 def test_supplementary_groups(tmp_path: Path) -> None:
     write_process(tmp_path, 10, groups="4 24 1000 ")
     write_process(tmp_path, 11)
@@ -117,6 +125,22 @@ def test_what_cannot_be_read_is_not_known_to_be_killed(tmp_path: Path, text: str
         assert table.identify(tid) is None
 
 
+def test_who_is_in_execve_is_asked_for_nothing_that_waits_for_it(tmp_path: Path) -> None:
+    """Later kernels keep ``stat`` until the descriptors are closed, which are served here."""
+    write_process(tmp_path, 10)
+    table = ProcessTable(tmp_path)
+    process = table.identify(10)
+    assert process is not None
+    stat = tmp_path / "10/stat"
+    stat.unlink()
+    os.mkfifo(stat)  # waits for who writes to it: nobody does
+    (tmp_path / "10/statm").write_text("33 1 0 0 0 33 0\n")
+    assert table.is_alive(process)
+    assert not table.is_being_killed(process)
+    assert table.exit_code(process) is None
+    assert ProcessTable(tmp_path).identify(10) is None
+
+
 def test_a_real_thread_is_identified_by_its_group() -> None:
     found: list[Process | None] = []
     thread = threading.Thread(
@@ -131,7 +155,7 @@ def test_a_real_thread_is_identified_by_its_group() -> None:
 def test_a_real_process_is_identified_as_long_as_it_is_there() -> None:
     table = ProcessTable()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = table.identify(child.pid)
+    process = identified(table, child)
     assert process is not None
     assert process.tgid == child.pid
     assert not table.is_being_killed(process)
@@ -219,7 +243,7 @@ def test_what_is_kept_open_of_processes_is_little_and_of_one_each() -> None:
     table, begun = ProcessTable(), descriptors()
     for _ in range(20):
         child = subprocess.Popen(["sleep", "60"])
-        process = table.identify(child.pid)
+        process = identified(table, child)
         assert process is not None
         assert not table.is_being_killed(process)
         child.kill()
@@ -229,7 +253,7 @@ def test_what_is_kept_open_of_processes_is_little_and_of_one_each() -> None:
     others = [subprocess.Popen(["sleep", "60"]) for _ in range(20)]
     try:
         for child in others:
-            assert not table.is_being_killed(table.identify(child.pid))
+            assert not table.is_being_killed(identified(table, child))
         assert begun < descriptors() <= begun + 16
     finally:
         for child in others:

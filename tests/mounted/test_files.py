@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -336,3 +337,17 @@ def test_directories_with_the_set_group_id_bit_pass_their_group_on(mnt: Path) ->
     assert (shared / "below").stat().st_gid == 1234
     assert (shared / "below").stat().st_mode & stat.S_ISGID
     assert (shared / "link").lstat().st_gid == 1234
+
+
+def test_execve_closes_files(place: Workplace) -> None:
+    """A child's copies, and those of the program itself, in the middle of execve(2)."""
+    code = (
+        "import os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
+        "os.write(fd, b'all')\n"
+        "os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)\n"
+        "os.execv('/bin/true', ['true'])\n"
+    )
+    path = place.mountpoint / "file"
+    subprocess.run([sys.executable, "-c", code, path], check=True, timeout=20)
+    assert path.read_bytes() == b"all"

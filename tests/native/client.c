@@ -68,6 +68,7 @@ typedef struct {
     uint64_t others_take;        /* bytes behind each piece that others compare */
     uint64_t next_piece, pieces_given, pieces_done, forgets_after, wrong_at;
     int pauses;                  /* answers without a piece */
+    bool leads_nowhere;          /* whatever is asked for, the answer is as good as none */
     cxl_client_channel channel;
 } daemon_state;
 
@@ -276,6 +277,8 @@ static int serve_attach(daemon_state *d, cxl_direct_attach *request)
     return 0;
 }
 
+#include "client_nowhere.h"
+
 static int serve(void *context, int fd, unsigned long number, void *argument)
 {
     daemon_state *d = context;
@@ -302,6 +305,8 @@ static int serve(void *context, int fd, unsigned long number, void *argument)
         d->held = NULL;
         result = 0;
     }
+    if (d->leads_nowhere && result == 0)
+        lead_nowhere(number, argument);
     pthread_mutex_unlock(&d->lock);
     return result;
 }
@@ -338,7 +343,7 @@ static daemon_state *begin(uint32_t granularity)
     d->next_segment = 1;
     d->lease_bytes = SEGMENT;
     d->watch = begin_watch(d);
-    d->channel = (cxl_client_channel){serve, look, d, 0, 0};
+    d->channel = (cxl_client_channel){.request = serve, .look = look, .context = d};
     return d;
 }
 
@@ -453,6 +458,7 @@ static cxl_direct_file *opened(daemon_state *d, int fd)
 #include "client_more.h"
 #include "client_ahead.h"
 #include "client_verified_tests.h"
+#include "client_nowhere_tests.h"
 
 int main(int count, char **arguments)
 {
@@ -466,6 +472,7 @@ int main(int count, char **arguments)
     test_mapped(1 << 20);
     test_mapped_rest();
     test_verified_by_others();
+    test_answers_that_lead_nowhere();
     test_fork();
     test_number_again();
     test_requests();
