@@ -294,8 +294,8 @@ def test_a_fetch_that_broke_off_leaves_nothing_for_good(
     lose(job, 0)
     original = Bucket.pieces
 
-    def cut(self: Bucket, key: str) -> Iterator[bytes]:
-        return iter([b"cut"]) if key.endswith("shard.bin") else original(self, key)
+    def cut(self: Bucket, key: str, size_bytes: int) -> Iterator[bytes]:
+        return iter([b"cut"]) if key.endswith("shard.bin") else original(self, key, size_bytes)
 
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "pieces", cut)
