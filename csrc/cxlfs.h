@@ -437,6 +437,7 @@ typedef struct {
     uint64_t direct_mapping; /* 1: the kernel lets files that bypass its page cache be mapped */
     uint64_t active_workers; /* that wait for requests or serve them just now; the others rest */
     uint64_t busy_workers;  /* of these: serve */
+    uint64_t stays, trials; /* 1: who serves one thread alone stays on its processor; trials of that that ended */
 } cxl_transport_stats;
 
 typedef struct {
@@ -450,7 +451,6 @@ typedef struct {
     int32_t verify;         /* as cxl_map_read */
     uint32_t absent_seconds; /* how long the kernel may remember that a name is absent */
 } cxl_transport_settings;
-uint64_t cxl_waking_ns(void);   /* of a thread on another processor; 0: there is none. Takes 2 to 5 ms */
 /* fuse_fd: a mounted /dev/fuse; control_fd: one end of a SOCK_SEQPACKET pair. Neither is closed here. */
 int cxl_transport_new(cxl_engine *engine, int fuse_fd, int control_fd, const cxl_transport_settings *settings,
                       cxl_transport **out);
@@ -459,7 +459,7 @@ void cxl_transport_free(cxl_transport *transport);   /* after all workers and po
 int cxl_transport_start(cxl_transport *transport);
 /* Make every cxl_worker_serve return 0, wait until they have, and end the thread above. */
 void cxl_transport_stop(cxl_transport *transport);
-void cxl_transport_stay(cxl_transport *transport, int stays);  /* who serves one thread alone, beside it; at first so */
+void cxl_transport_stay(cxl_transport *transport, int stays);  /* see stays above; -1, as at first: both are tried */
 void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out);
 int cxl_worker_new(cxl_transport *transport, cxl_worker **out);
 void cxl_worker_free(cxl_worker *worker);

@@ -4,7 +4,8 @@
  * other; on two of them the one that has nothing to do halts meanwhile, and is woken by an interrupt: 3.4 against
  * 38 to 65 us for a question and an answer through pipes, two processors of a virtual machine that halt at once.
  * The kernel leaves two threads where they are, together or apart. So a worker that serves one thread alone goes
- * where that thread is; what other threads of the program have to do has the other processors.
+ * where that thread is, or leaves its processor, whichever is quicker (trial.c); what other threads of the program
+ * have to do has the other processors.
  *
  * The answer parts them again: who waits for it is woken on an idle processor, as its own one is busy with the very
  * worker that wakes it, and when the worker follows, the processor that it has just left is the idle one. So it gives
@@ -62,6 +63,15 @@ static int processor_of(uint32_t thread)
     return at == NULL ? -1 : atoi(at + 1);
 }
 
+/* To one of these, of those that are allowed: bound there for a moment. */
+static bool go_to(const cpu_set_t *there, const cpu_set_t *allowed)
+{
+    if (CPU_COUNT(there) == 0 || sched_setaffinity(0, sizeof(*there), there) != 0)
+        return false;
+    sched_setaffinity(0, sizeof(*allowed), allowed);
+    return true;
+}
+
 bool place_beside(uint32_t thread, bool *moved)
 {
     cpu_set_t allowed, there;
@@ -71,15 +81,24 @@ bool place_beside(uint32_t thread, bool *moved)
         return false;
     if (processor == sched_getcpu())
         return true;
-    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || !CPU_ISSET((size_t)processor, &allowed))
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0)
         return false;
     CPU_ZERO(&there);
-    CPU_SET((size_t)processor, &there);
-    if (sched_setaffinity(0, sizeof(there), &there) != 0)
-        return false;
-    sched_setaffinity(0, sizeof(allowed), &allowed);
-    *moved = true;
-    return true;
+    if (CPU_ISSET((size_t)processor, &allowed))
+        CPU_SET((size_t)processor, &there);
+    *moved = go_to(&there, &allowed);
+    return *moved;
+}
+
+void place_away(uint32_t thread)
+{
+    cpu_set_t allowed, there;
+    int processor = processor_of(thread);
+    if (processor < 0 || processor != sched_getcpu() || sched_getaffinity(0, sizeof(allowed), &allowed) != 0)
+        return;
+    there = allowed;
+    CPU_CLR((size_t)processor, &there);
+    (void)go_to(&there, &allowed);
 }
 
 bool place_is_roomy(void)

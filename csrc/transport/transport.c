@@ -425,7 +425,7 @@ void cxl_transport_stop(cxl_transport *transport)
 
 void cxl_transport_stay(cxl_transport *transport, int stays)
 {
-    turns_stay(transport->turns, stays != 0);
+    turns_stay(transport->turns, stays);
 }
 
 void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out)
@@ -433,6 +433,8 @@ void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out
     uint32_t active, busy;
     uint64_t forwards_waited;
     turns_count(transport->turns, &active, &busy);
+    uint64_t trials;
+    bool stays = turns_tried(transport->turns, &trials);
     uint64_t forwarded = forwarding_count(transport->forwarding, &forwards_waited);
     *out = (cxl_transport_stats){
         .reads = atomic_load(&transport->reads),
@@ -447,6 +449,8 @@ void cxl_transport_statistics(cxl_transport *transport, cxl_transport_stats *out
         .spliced_reads = atomic_load(&transport->spliced_reads),
         .active_workers = active,
         .busy_workers = busy,
+        .stays = stays,
+        .trials = trials,
         .direct_mapping = forwarding_direct_mapping(transport->forwarding) ? 1 : 0,
     };
 }

@@ -79,6 +79,29 @@ uint64_t handle_begin_ahead(ports *p, uint64_t id, uint64_t offset, uint64_t cou
 /* So many bytes of that work are done. False: somebody took them, or began anew. */
 bool handle_note_ahead(ports *p, uint64_t id, uint64_t serial, uint64_t done);
 
+/* ------------------------------------------------- trial.c: which way to serve a client is quicker */
+
+typedef struct {
+    bool stays;                   /* on the client's processor: what is to be done now */
+    bool usual;                   /* what was quicker last */
+    bool fixed;                   /* there are no trials */
+    uint32_t block;               /* of a trial; behind the last: none is under way */
+    uint32_t left;                /* requests, until the next block or trial */
+    uint32_t won;                 /* pairs of blocks by the way that is not usual */
+    uint64_t last_ns;             /* when the last request came */
+    uint64_t took_ns, before_ns;  /* this block so far, and the one before */
+    uint64_t ended;               /* trials */
+} trial;
+
+enum { TRIAL_OF_BOTH = -1 };
+
+/* Stay, keep away, or TRIAL_OF_BOTH: find out, and stay until then. */
+void trial_fix(trial *t, int stays);
+/* What comes now is another client's: a pair that is under way begins anew. */
+void trial_change_client(trial *t);
+/* A request of a client that is alone came. Whether what is to be done is another thing now. */
+bool trial_took(trial *t, uint64_t now_ns);
+
 /* ----------------------------------------------------------- turns.c: who reads the next request */
 
 typedef struct turns turns;
@@ -96,7 +119,9 @@ void turns_free(turns *s);
 /* Let go of the workers that rest; nobody rests or polls from here on. */
 void turns_stop(turns *s);
 /* As cxl_transport_stay. */
-void turns_stay(turns *s, bool stays);
+void turns_stay(turns *s, int stays);
+/* What is in force, or was before the trial under way; how many have ended. */
+bool turns_tried(turns *s, uint64_t *trials);
 void turns_count(turns *s, uint32_t *active, uint32_t *busy);
 /* Return when it is this worker's turn to read a request, or all is to stop. */
 void turn_begin(turns *s, turn *own);
@@ -115,6 +140,8 @@ void turn_leave(turns *s, turn *own);
 
 /* Take the calling thread to the processor that another one runs on. True: it is there; *moved: it was not. */
 bool place_beside(uint32_t thread, bool *moved);
+/* Take it to another one, where it is on that and may. */
+void place_away(uint32_t thread);
 /* There is a processor for each thread that wants one. */
 bool place_is_roomy(void);
 /* The calling thread, and others that it starts, may step back, and come back. */

@@ -6,7 +6,7 @@
  * served by one worker, which looks for the next request for a while before it sleeps, as KVM does before it
  * halts a guest's processor (halt_poll_ns): 1.2 ms become 0.8 for the save, two cores. The others rest here,
  * not in read(2): there the kernel wakes one for every request, for nothing where one that is awake takes it.
- * Where waking is dear (waking.c) that one goes where the client is (places.c), so that the client is not woken on
+ * Where that is quicker (trial.c) that one goes where the client is (places.c), so that the client is not woken on
  * another processor either: there it sleeps, and does not look. Where it may not go it looks from where it is. That the
  * kernel has parted them shows in the time until the next request: some microseconds, or what it takes to wake
  * processors. So that they are not parted again it steps back to answer: always after what took the control plane's
@@ -47,7 +47,7 @@ struct turns {
     bool looking;                 /* one of those that rest sees to it that the active one is enough */
     bool dozing;                  /* nothing happens, so it waits to be told */
     bool polling_pays;
-    bool stays;                   /* the active worker goes where its client is */
+    trial trial;                  /* whether the active worker goes where its client is */
     bool together;                /* the active worker was on the client's processor when it looked last */
     uint32_t place_in;            /* requests until it looks again */
     uint32_t late;                /* requests since then that came as late as from another processor */
@@ -89,7 +89,7 @@ turns *turns_new(int fuse_fd, uint64_t poll_ns)
         return NULL;
     s->fuse_fd = fuse_fd;
     s->poll_ns = poll_ns;
-    s->stays = true;
+    trial_fix(&s->trial, TRIAL_OF_BOTH);
     s->patience = PATIENCE_MIN;
     s->may_step_back = place_may_step_back();
     pthread_condattr_t attributes;
@@ -121,13 +121,28 @@ void turns_stop(turns *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-void turns_stay(turns *s, bool stays)
+/* With the lock: the worker goes where the client is, or does so no more. */
+static void change_way(turns *s)
+{
+    s->together = s->together && s->trial.stays;
+    s->place_in = 0;
+}
+
+void turns_stay(turns *s, int stays)
 {
     pthread_mutex_lock(&s->lock);
-    s->stays = stays;
-    s->together = s->together && stays;
-    s->place_in = 0;
+    trial_fix(&s->trial, stays);
+    change_way(s);
     pthread_mutex_unlock(&s->lock);
+}
+
+bool turns_tried(turns *s, uint64_t *trials)
+{
+    pthread_mutex_lock(&s->lock);
+    bool stays = s->trial.usual;
+    *trials = s->trial.ended;
+    pthread_mutex_unlock(&s->lock);
+    return stays;
 }
 
 void turns_count(turns *s, uint32_t *active, uint32_t *busy)
@@ -210,18 +225,20 @@ void turn_begin(turns *s, turn *own)
     s->active++;
     own->active = true;
     bool alone = is_alone(s);
-    bool looks = alone && s->stays && s->place_in == 0;
+    bool looks = alone && s->place_in == 0, stays = s->trial.stays;
     uint32_t client = s->client;
     if (looks)
         s->place_in = PLACE_REQUESTS;
     bool polls = alone && s->polling_pays && !s->together;
     pthread_mutex_unlock(&s->lock);
-    if (looks) {
+    if (looks && !stays) {
+        place_away(client);
+    } else if (looks) {
         bool moved;
         bool together = place_beside(client, &moved);
         bool roomy = together && s->may_step_back && place_is_roomy();
         pthread_mutex_lock(&s->lock);
-        s->together = together && s->stays;
+        s->together = together && s->trial.stays;
         s->roomy = roomy;
         if (moved)
             s->settling = SETTLE_ANSWERS;
@@ -236,7 +253,7 @@ void turn_begin(turns *s, turn *own)
 
 void turn_took(turns *s, turn *own, const request *r)
 {
-    uint64_t waited_ns = monotonic_ns() - own->began_ns;
+    uint64_t now_ns = monotonic_ns(), waited_ns = now_ns - own->began_ns;
     uint32_t client = r->header->pid;  /* 0: the kernel asks for something that nobody waits for */
     own->busy = true;
     pthread_mutex_lock(&s->lock);
@@ -248,11 +265,14 @@ void turn_took(turns *s, turn *own, const request *r)
         s->in_a_row = 0;
         s->place_in = 0;
         s->together = false;
+        trial_change_client(&s->trial);
     } else if (client != 0 && !is_alone(s)) {
         s->in_a_row++;
     } else if (s->place_in > 0) {
         s->place_in = is_too_late(s, waited_ns) ? 0 : s->place_in - 1;
     }
+    if (is_alone(s) && trial_took(&s->trial, now_ns))
+        change_way(s);
     if (s->dozing)
         pthread_cond_signal(&s->look);
     pthread_mutex_unlock(&s->lock);

@@ -62,8 +62,6 @@ READAHEAD_KIB = 1024
 
 _TELL_SECONDS_MAX = 2.0
 _QUIESCE_SECONDS_MAX = 5.0
-_WAKING_SECONDS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
-"""Before each measurement of it: the start of a daemon is no quiet time, nor that of training."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -283,7 +281,6 @@ class _Server:
                 nursery.start_soon(self._announce)
                 if self._workers is not None:
                     nursery.start_soon(self._serve_data, self._workers)
-                    nursery.start_soon(_measure_waking, self._workers)
                 # Handlers never wait, so a second task would only pass a lock to and fro.
                 await pyfuse3.main(min_tasks=1, max_tasks=1)
                 nursery.cancel_scope.cancel()
@@ -475,12 +472,6 @@ class _Server:
             )
         except CxlfsError as error:
             log.info("%s", error)
-
-
-async def _measure_waking(workers: Workers) -> None:
-    for seconds in _WAKING_SECONDS:
-        await trio.sleep(seconds)
-        await trio.to_thread.run_sync(workers.measure_waking)
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

@@ -32,7 +32,7 @@ from cxlfs.format import layout
 from cxlfs.fuse import kernel
 from cxlfs.fuse.attributes import CACHE_SECONDS
 from cxlfs.fuse.request_sizes import SPLICE_BYTES_MIN, RequestSizes
-from cxlfs.native.transport import Port, Transport, Unfinished, Worker, waking_ns
+from cxlfs.native.transport import Port, Transport, Unfinished, Worker
 
 if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
@@ -47,10 +47,6 @@ log = logging.getLogger(__name__)
 WORKERS_MIN = 2
 """One is left for data while the other is busy with an upcall."""
 WORKERS_MAX = 8
-WAKING_NS_DEAR = 7_000
-"""From here on a worker stays with whom it serves. Of each of the six requests of a save two
-processors take 11 µs off; two are woken for it, and two switches of one processor take 3 µs.
-Halted ones take 16 µs to wake, others 2.4; on a busy machine, where neither can be seen, 11."""
 _TURN_SECONDS = 0.0002
 """Between two steps of a write. Python's locks go to whoever asks first, and a thread that has
 waited for one takes some 50 µs to wake up."""
@@ -103,7 +99,6 @@ class Workers:
         self._control, self.serves_fd = ours, theirs.detach()
         self._threads: list[threading.Thread] = []
         self._running = 0
-        self._waking_ns = 1 << 63
         self._running_lock = threading.Lock()
 
     # --- life ---------------------------------------------------------------------------------
@@ -127,20 +122,6 @@ class Workers:
             )
             thread.start()
             self._threads.append(thread)
-
-    def measure_waking(self) -> None:
-        """Find out whether workers should stay with whom they serve; 10 ms, beside serving or not.
-
-        The least of all calls counts: it is 11 µs on any machine while something else runs.
-        """
-        took_ns = waking_ns() or self._waking_ns
-        if took_ns >= self._waking_ns:
-            return
-        self._waking_ns = took_ns
-        stays = took_ns >= WAKING_NS_DEAR
-        self.transport.stay_with_client(stays=stays)
-        place = "stay with whom they serve" if stays else "keep away from whom they serve"
-        log.debug("waking a processor takes %.1f µs: workers %s", took_ns / 1000, place)
 
     def _run(self, worker: Worker, serve: Serve, on_end: OnEnd) -> None:
         error: MountError | None = None

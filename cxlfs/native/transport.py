@@ -44,14 +44,6 @@ as there can be threads that wait for them.
 """
 
 
-def waking_ns() -> int:
-    """How long a thread takes that is woken on another processor; 0 where there is none.
-
-    Takes 10 to 15 ms; csrc/transport/waking.c has how long it is on which machine.
-    """
-    return int(lib.cxl_waking_ns())
-
-
 class Upcall(NamedTuple):
     """A request that a worker's thread takes to the control plane, before it serves on.
 
@@ -95,7 +87,8 @@ class TransportStatistics(NamedTuple):
     """Requests and bytes since the start; ``waited``: upcalls and forwarded requests that could not
     go at once; ``ahead_bytes``: of reads, verified before they were asked for; ``direct_mapping``:
     the kernel lets files that bypass its page cache be mapped; ``active_workers``: that do not rest
-    just now, ``busy_workers``: of these, serve a request.
+    just now, ``busy_workers``: of these, serve a request; ``stays``: who serves one thread alone
+    stays on its processor, as was quicker in the last of ``trials``.
     """
 
     reads: int
@@ -111,6 +104,8 @@ class TransportStatistics(NamedTuple):
     direct_mapping: bool
     active_workers: int
     busy_workers: int
+    stays: bool
+    trials: int
 
 
 class Transport:
@@ -178,9 +173,11 @@ class Transport:
         if code != 0:
             raise failure(code, "start a thread of the transport")
 
-    def stay_with_client(self, *, stays: bool) -> None:
-        """Whether a worker that serves one thread alone goes to its processor, as it does first."""
-        lib.cxl_transport_stay(self.handle, stays)
+    def stay_with_client(self, *, stays: bool | None) -> None:
+        """Whether a worker that serves one thread alone stays on its processor. None, as at first:
+        both are tried on its requests (csrc/transport/trial.c).
+        """
+        lib.cxl_transport_stay(self.handle, -1 if stays is None else stays)
 
     def stop(self) -> None:
         """No request is read afterwards: every :meth:`Worker.serve` returns. Idempotent.
@@ -272,6 +269,8 @@ class Transport:
             bool(out.direct_mapping),
             out.active_workers,
             out.busy_workers,
+            bool(out.stays),
+            out.trials,
         )
 
 

@@ -55,6 +55,7 @@ def fuse(request: pytest.FixtureRequest) -> Iterator[FuseSocket]:
             poll_ns=request.param,
             request_bytes_max=LONG_BYTES,
         ) as made:
+            made.transport.stay_with_client(stays=True)
             made.write(0, b"content")
             come_back(made)  # the last thread may start after the first request is answered
             yield made
@@ -243,16 +244,46 @@ def test_a_worker_that_need_not_stay_looks_from_where_it_is(fuse: FuseSocket) ->
     assert [polls() for _ in range(PLACED)].count(False) > PLACED // 2
 
 
-def test_waking_takes_time_where_there_is_a_second_processor() -> None:
-    before = os.sched_getaffinity(0)
-    took_ns = transport.waking_ns()
-    assert os.sched_getaffinity(0) == before
-    assert (took_ns > 0) == (len(before) > 1)
+@pytest.mark.parametrize("fuse", [0], indirect=True)
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
+def test_a_worker_that_keeps_away_leaves_its_client_s_processor(fuse: FuseSocket) -> None:
+    own, before = threading.get_native_id(), os.sched_getaffinity(0)
+    others = {task for task in processors() if task != own}
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert transport.waking_ns() == 0
+        fuse.transport.stay_with_client(stays=True)
+        apart = 0
+        for _ in range(PLACED):
+            until_alone(fuse, lambda: read(fuse, pid=own))
+            fuse.transport.stay_with_client(stays=True)
+            for _ in range(REQUESTS_MAX):
+                read(fuse, pid=own)
+            begun = {task: slices(task) for task in others}
+            for _ in range(SOON):
+                read(fuse, pid=own)
+            worker = max(others, key=lambda task: slices(task) - begun[task])
+            was_beside = processors()[worker] == min(before)
+            fuse.transport.stay_with_client(stays=False)
+            for _ in range(2):
+                read(fuse, pid=own)
+            apart += was_beside and processors()[worker] != min(before)
+        assert apart > 1  # until the system brings it back, on a busy machine
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_both_ways_are_tried_on_who_is_alone(fuse: FuseSocket) -> None:
+    fuse.transport.stay_with_client(stays=None)
+
+    def step() -> None:
+        for _ in range(REQUESTS_MAX):
+            read(fuse)
+
+    def tried() -> bool:
+        step()
+        return fuse.transport.statistics().trials > 0
+
+    wait_until(tried, "a trial has ended")
 
 
 def slices(task: int) -> int:
@@ -337,6 +368,7 @@ def test_who_may_not_come_back_stays() -> None:
             with room() as place:
                 content = place.new_map(capacity=200_000)
                 with fuse_socket(place.engine, content, upcalls=[CALL], workers=WORKERS) as made:
+                    made.transport.stay_with_client(stays=True)
                     come_back(made)
                     call_alone(made)
                     wait_until(all_are_ordinary, "none has gone")

@@ -1,0 +1,109 @@
+/* trial.c - which of two ways to serve a client that is alone is quicker: a worker that stays on its processor, or one
+ * that keeps away from it.
+ *
+ * No figure of the machine tells. Together a question and its answer are two switches of one processor, apart two
+ * processors are woken for them; but then what a worker does behind its answer, as releasing, is done beside the
+ * client. A save by rename takes 430 us apart and 300 together where processors halt at once, 230 and 295 where they
+ * do not (one machine, Zen 5), 355 and 510 where their host polls for 200 us before it halts them (Zen 3); and there
+ * waking one takes 11 us, as on a busy machine of either kind. So both are tried on the client's own requests, in
+ * blocks: in each pair of these the two are compared, and the one that is not in force has to be quicker in three of
+ * four. Again after some thousand requests: they may be others by then.
+ *
+ * A trial has 1024 requests of 17 408, half of which go the slower way: of the figures above one part in forty is lost
+ * in it at most.
+ *
+ * Never: asks a clock, or moves a thread.
+ *
+ * Invariants
+ * - What the client computes, or waits for, between two requests does not count from PAUSE_NS on.
+ * - A way that was fixed stays.
+ */
+#include "transport/transport.h"
+
+enum {
+    PAUSE_NS = 1000000,
+    SETTLE_REQUESTS = 32,       /* until two that were together are apart, or the other way round */
+    BLOCK_REQUESTS = 96,        /* 16 saves of a small file */
+    PAIRS = 4,
+    PAIRS_WON = 3,
+    AGAIN_REQUESTS = 16384,
+};
+
+static void begin_block(trial *t, bool stays)
+{
+    t->stays = stays;
+    t->took_ns = 0;
+    t->left = SETTLE_REQUESTS + BLOCK_REQUESTS;
+}
+
+/* The first of each pair is what came last in the one before. */
+static bool way_of(const trial *t)
+{
+    bool is_second = t->block % 2 != 0, is_swapped = t->block / 2 % 2 != 0;
+    return t->usual != (is_second != is_swapped);
+}
+
+static void begin(trial *t)
+{
+    t->block = 0;
+    t->won = 0;
+    begin_block(t, t->usual);
+}
+
+/* Whether the other way was quicker by more than a sixteenth, in the pair that has just ended. */
+static bool is_won(const trial *t)
+{
+    uint64_t usual_ns = t->stays == t->usual ? t->took_ns : t->before_ns;
+    uint64_t other_ns = t->stays == t->usual ? t->before_ns : t->took_ns;
+    return other_ns < usual_ns - usual_ns / 16;
+}
+
+static void end_block(trial *t)
+{
+    if (t->block % 2 != 0)
+        t->won += is_won(t);
+    t->before_ns = t->took_ns;
+    t->block++;
+    if (t->block < 2 * PAIRS) {
+        begin_block(t, way_of(t));
+        return;
+    }
+    if (t->won >= PAIRS_WON)
+        t->usual = !t->usual;
+    t->stays = t->usual;
+    t->left = AGAIN_REQUESTS;
+    t->ended++;
+}
+
+void trial_fix(trial *t, int stays)
+{
+    t->fixed = stays >= 0;
+    t->usual = stays != 0;
+    begin(t);
+}
+
+void trial_change_client(trial *t)
+{
+    if (t->block < 2 * PAIRS) {
+        t->block -= t->block % 2;
+        begin_block(t, way_of(t));
+    }
+}
+
+bool trial_took(trial *t, uint64_t now_ns)
+{
+    uint64_t length_ns = now_ns - t->last_ns;
+    bool stayed = t->stays;
+    t->last_ns = now_ns;
+    if (t->fixed || length_ns >= PAUSE_NS)
+        return false;
+    if (t->left <= BLOCK_REQUESTS)
+        t->took_ns += length_ns;
+    if (--t->left == 0) {
+        if (t->block < 2 * PAIRS)
+            end_block(t);
+        else
+            begin(t);
+    }
+    return t->stays != stayed;
+}
