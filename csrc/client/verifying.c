@@ -6,7 +6,7 @@
  *
  * Invariants
  * - What the daemon is told of was compared by this process after it had mapped it.
-- Whatever the daemon does not say is compared here: it is asked for pieces, never needed, nor waited for for ever.
+ * - Whatever the daemon does not say is compared here: it is asked for pieces, never needed, nor waited for for ever.
  */
 #include <errno.h>
 #include <sched.h>

@@ -6,7 +6,11 @@ import io
 import random
 from pathlib import Path
 
-from cxlfs.tier import Had, send
+import pytest
+
+from cxlfs.errors import TierUnavailableError
+from cxlfs.tier import Bucket, Had, send
+from cxlfs.tier.stock import begin_removal
 
 SIZES = {"model.bin": 300_000, "optim/state-0.bin": 70_001, "optim/state-1.bin": 512, "empty": 0}
 LONG = "x" * 120 + "/" + "ä" * 60
@@ -32,6 +36,26 @@ def stream_of(path: Path, had: tuple[Had, ...] = ()) -> bytes:
     stream = io.BytesIO()
     send(path, stream, had)
     return stream.getvalue()
+
+
+def removal_ends(bucket: Bucket, name: str, monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
+    """Begin the removal of a checkpoint, of which the request ``at`` breaks off; it had fewer."""
+    calls, original = 0, Bucket.remove
+
+    def failing(self: Bucket, key: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise TierUnavailableError("planted")
+        original(self, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "remove", failing)
+        try:
+            begin_removal(bucket, name)
+        except TierUnavailableError:
+            return False
+    return True
 
 
 class Dribble(io.RawIOBase):

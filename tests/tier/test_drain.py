@@ -36,11 +36,11 @@ from cxlfs.tier import (
 )
 from cxlfs.tier.objects import PART_BYTES, EntityTag
 from cxlfs.tier.rate import Rate
-from cxlfs.tier.stock import GOING, MANIFEST, begin_removal
+from cxlfs.tier.stock import GOING, MANIFEST
 from tests.support.cli import PROGRAM, Run
 from tests.support.mount import wait_until
 from tests.support.object_server import BUCKET, ObjectServer
-from tests.support.tier import SIZES, contents, make_checkpoint
+from tests.support.tier import SIZES, contents, make_checkpoint, removal_ends
 
 LARGE = 2 * PART_BYTES + 12_345
 FILES = len(SIZES) + 1
@@ -289,26 +289,9 @@ def test_a_removal_that_broke_off_is_finished(step: Path, monkeypatch: pytest.Mo
     newer = step.parent / "step-2"
     shutil.copytree(step, newer)
     drain(newer, bucket)
-    original = Bucket.remove
     for at in range(1, 20):
         drain(step, bucket)
-        calls = 0
-
-        def failing(self: Bucket, key: str, at: int = at) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                raise TierUnavailableError("planted")
-            original(self, key)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Bucket, "remove", failing)
-            try:
-                begin_removal(bucket, "step-1")
-            except TierUnavailableError:
-                ended = False
-            else:
-                ended = True
+        ended = removal_ends(bucket, "step-1", monkeypatch, at)
         assert keep_newest(bucket, "step-2", 5) == []
         assert bucket.look("step-1" + GOING) is None
         is_there = bucket.look("step-1.cxlfs-manifest") is not None

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 
 import pytest
 from obstore.store import MemoryStore
 
-from cxlfs.errors import TierUnavailableError
 from cxlfs.tier import Bucket, drain, fetch, keep_newest
 from cxlfs.tier.stock import begin_removal, stored
-from tests.support.tier import contents
+from tests.support.tier import contents, removal_ends
 
 
 def _names(bucket: Bucket) -> list[str]:
     return [each.name for each in stored(bucket)]
-
-
-def _break_off(bucket: Bucket, name: str, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """The removal of it, at that request."""
-    calls, original = 0, Bucket.remove
-
-    def failing(self: Bucket, key: str) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            raise TierUnavailableError("planted")
-        original(self, key)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Bucket, "remove", failing)
-        with contextlib.suppress(TierUnavailableError):
-            begin_removal(bucket, name)
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [300, 100]), (2, [300, 200, 100]), (9, None)])
@@ -56,7 +37,7 @@ def test_what_was_drained_again_is_not_removed_by_the_removal_before(
 ) -> None:
     bucket = Bucket(MemoryStore(), "memory://")
     drain(step, bucket)
-    _break_off(bucket, "step-1", monkeypatch, at)
+    removal_ends(bucket, "step-1", monkeypatch, at)
     drain(step, bucket)
     assert keep_newest(bucket, "step-1", 5) == []
     assert _names(bucket) == ["step-1"]
@@ -71,7 +52,7 @@ def test_a_removal_that_is_begun_again_leaves_nothing(
     """As a job begins it, which asks for each rank's by name."""
     bucket = Bucket(MemoryStore(), "memory://")
     drain(step, bucket)
-    _break_off(bucket, "step-1", monkeypatch, at)
+    removal_ends(bucket, "step-1", monkeypatch, at)
     begin_removal(bucket, "step-1")
     assert bucket.objects_here() == {}
     assert bucket.objects_below("step-1") == {}
