@@ -114,23 +114,22 @@ class MappedFile:
         """A view of a range, cut at the end of the file, verified unless :attr:`Verify.NO`. Raises
         OSError: EIO for damage.
         """
-        view = self.view
         if offset < 0 or length < 0:
             raise ValueError(f"range {offset} + {length}")
-        length = min(length, max(len(view) - offset, 0))
+        length = min(length, max(len(self.view) - offset, 0))
         if self._verifies and length:
             self.verify(offset, length)
-        return view[offset : offset + length]
+        return self.view[offset : offset + length]
 
     def verify(self, offset: int = 0, length: int | None = None) -> None:
         """Compare a range with its checksums, each chunk once; all of it by several threads, and
         together with other processes that map it just now. Raises OSError: EIO names the file and
         the bytes, ERANGE where it leaves the file.
         """
-        view = self.view
-        length = len(view) - offset if length is None else length
-        if not 0 <= offset <= offset + length <= len(view):
-            raise OSError(errno.ERANGE, f"range {offset} + {length} of {len(view)} bytes")
+        size = len(self.view)  # who keeps the error keeps this frame, and not the memory with it
+        length = size - offset if length is None else length
+        if not 0 <= offset <= offset + length <= size:
+            raise OSError(errno.ERANGE, f"range {offset} + {length} of {size} bytes")
         if self._content is not None:
             try:
                 self._content.verify(offset, length)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import io
 import json
 import os
@@ -10,7 +12,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -412,10 +414,9 @@ def test_a_file_is_looked_at_where_it_lies(place: Workplace, saved: tuple[Path, 
     assert b"".join(end) == data[:1000]
 
 
-def test_damage_is_told_for_the_bytes_concerned(
-    place: Workplace, saved: tuple[Path, bytes]
-) -> None:
-    path, data = saved
+@contextlib.contextmanager
+def damaged(place: Workplace, data: bytes) -> Iterator[None]:
+    """A bit of what is stored behind 4 MiB of it is another one meanwhile."""
     place.announced.append("damage|checksum|data")
     at = place.source.read_bytes().find(data[4 * MIB : 4 * MIB + 4096])
     assert at > 0
@@ -423,6 +424,38 @@ def test_damage_is_told_for_the_bytes_concerned(
         source.seek(at)
         source.write(bytes([data[4 * MIB] ^ 1]))
     try:
+        yield
+    finally:
+        with place.source.open("r+b") as source:
+            source.seek(at)
+            source.write(data[4 * MIB : 4 * MIB + 1])
+
+
+def test_who_keeps_an_error_keeps_no_memory(place: Workplace, saved: tuple[Path, bytes]) -> None:
+    path, data = saved
+    maps = Path("/proc/self/maps")
+    with client.map(path):
+        pass  # from here on the process has the medium mapped
+    before = maps.read_text().count(str(place.source))
+    gc.disable()
+    try:
+        with (
+            damaged(place, data),
+            pytest.raises(OSError, match="damaged: bytes") as caught,
+            client.map(path) as mapped,
+        ):
+            mapped.read(0, 5 * MIB)
+        assert caught.value.errno == errno.EIO
+        assert maps.read_text().count(str(place.source)) == before
+    finally:
+        gc.enable()
+
+
+def test_damage_is_told_for_the_bytes_concerned(
+    place: Workplace, saved: tuple[Path, bytes]
+) -> None:
+    path, data = saved
+    with damaged(place, data):
         with client.map(path) as mapped:
             with pytest.raises(OSError, match="damaged: bytes") as caught:
                 mapped.read(4 * MIB, 10)
@@ -440,10 +473,6 @@ def test_damage_is_told_for_the_bytes_concerned(
             assert caught.value.errno == errno.EIO
             file.seek(5 * MIB)
             assert file.read(MIB) == data[5 * MIB : 6 * MIB]
-    finally:
-        with place.source.open("r+b") as source:
-            source.seek(at)
-            source.write(data[4 * MIB : 4 * MIB + 1])
     with client.map(path, "all") as mapped:
         assert mapped.view == data
 
