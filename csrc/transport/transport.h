@@ -88,8 +88,9 @@ typedef struct {
     uint32_t block;               /* of a trial; behind the last: none is under way */
     uint32_t left;                /* requests, until the next block or trial */
     uint32_t won;                 /* pairs of blocks by the way that is not usual */
-    uint64_t last_ns;             /* when the last request came */
     uint64_t took_ns, before_ns;  /* this block so far, and the one before */
+    uint64_t least_ns[2];         /* of a trial, the shortest block of each way */
+    uint32_t slow;                /* blocks since then that took longer */
     uint64_t ended;               /* trials */
 } trial;
 
@@ -99,8 +100,8 @@ enum { TRIAL_OF_BOTH = -1 };
 void trial_fix(trial *t, int stays);
 /* What comes now is another client's: a pair that is under way begins anew. */
 void trial_change_client(trial *t);
-/* A request of a client that is alone came. Whether what is to be done is another thing now. */
-bool trial_took(trial *t, uint64_t now_ns);
+/* A request of a client that is alone came so long after the one before. */
+void trial_took(trial *t, uint64_t length_ns);
 
 /* ----------------------------------------------------------- turns.c: who reads the next request */
 
@@ -120,7 +121,7 @@ void turns_free(turns *s);
 void turns_stop(turns *s);
 /* As cxl_transport_stay. */
 void turns_stay(turns *s, int stays);
-/* What is in force, or was before the trial under way; how many have ended. */
+/* What is in force for requests of which some are calls, or was before the trial under way; how many have ended. */
 bool turns_tried(turns *s, uint64_t *trials);
 void turns_count(turns *s, uint32_t *active, uint32_t *busy);
 /* Return when it is this worker's turn to read a request, or all is to stop. */

@@ -7,10 +7,13 @@
  * do not (one machine, Zen 5), 355 and 510 where their host polls for 200 us before it halts them (Zen 3); and there
  * waking one takes 11 us, as on a busy machine of either kind. So both are tried on the client's own requests, in
  * blocks: in each pair of these the two are compared, and the one that is not in force has to be quicker in three of
- * four. Again after some thousand requests: they may be others by then.
+ * four. Again after some thousand requests, as they may be others by then; and sooner where they take longer than
+ * they did in the trial: two threads stay together, or apart, as long as the kernel leaves them so. Requests of
+ * which some take the control plane, as a save, and those of which none does, as small writes, have a trial each
+ * (turns.c): what is quicker for the ones is not for the others.
  *
- * A trial has 1024 requests of 17 408, half of which go the slower way: of the figures above one part in forty is lost
- * in it at most.
+ * A trial has 1024 requests of 17 344, half of which go the slower way: of the figures above one part in forty is lost
+ * in it at most; where what is asked changes all the time, one in four.
  *
  * Never: asks a clock, or moves a thread.
  *
@@ -26,7 +29,8 @@ enum {
     BLOCK_REQUESTS = 96,        /* 16 saves of a small file */
     PAIRS = 4,
     PAIRS_WON = 3,
-    AGAIN_REQUESTS = 16384,
+    AGAIN_REQUESTS = 170 * BLOCK_REQUESTS,
+    SLOW_BLOCKS = 8,            /* one behind the other, each by a quarter: then it is tried again */
 };
 
 static void begin_block(trial *t, bool stays)
@@ -47,6 +51,7 @@ static void begin(trial *t)
 {
     t->block = 0;
     t->won = 0;
+    t->least_ns[0] = t->least_ns[1] = UINT64_MAX;
     begin_block(t, t->usual);
 }
 
@@ -60,6 +65,8 @@ static bool is_won(const trial *t)
 
 static void end_block(trial *t)
 {
+    if (t->took_ns < t->least_ns[t->stays])
+        t->least_ns[t->stays] = t->took_ns;
     if (t->block % 2 != 0)
         t->won += is_won(t);
     t->before_ns = t->took_ns;
@@ -71,8 +78,21 @@ static void end_block(trial *t)
     if (t->won >= PAIRS_WON)
         t->usual = !t->usual;
     t->stays = t->usual;
+    t->took_ns = 0;
+    t->slow = 0;
     t->left = AGAIN_REQUESTS;
     t->ended++;
+}
+
+/* Between trials. Whether it is time for one. */
+static bool is_due(trial *t)
+{
+    if (t->left % BLOCK_REQUESTS == 0) {
+        uint64_t least_ns = t->least_ns[t->usual];
+        t->slow = t->took_ns > least_ns + least_ns / 4 ? t->slow + 1 : 0;
+        t->took_ns = 0;
+    }
+    return t->left == 0 || t->slow == SLOW_BLOCKS;
 }
 
 void trial_fix(trial *t, int stays)
@@ -90,20 +110,16 @@ void trial_change_client(trial *t)
     }
 }
 
-bool trial_took(trial *t, uint64_t now_ns)
+void trial_took(trial *t, uint64_t length_ns)
 {
-    uint64_t length_ns = now_ns - t->last_ns;
-    bool stayed = t->stays;
-    t->last_ns = now_ns;
     if (t->fixed || length_ns >= PAUSE_NS)
-        return false;
-    if (t->left <= BLOCK_REQUESTS)
+        return;
+    bool is_trial = t->block < 2 * PAIRS;
+    if (!is_trial || t->left <= BLOCK_REQUESTS)
         t->took_ns += length_ns;
-    if (--t->left == 0) {
-        if (t->block < 2 * PAIRS)
-            end_block(t);
-        else
-            begin(t);
-    }
-    return t->stays != stayed;
+    t->left--;
+    if (is_trial && t->left == 0)
+        end_block(t);
+    else if (!is_trial && is_due(t))
+        begin(t);
 }

@@ -47,7 +47,10 @@ struct turns {
     bool looking;                 /* one of those that rest sees to it that the active one is enough */
     bool dozing;                  /* nothing happens, so it waits to be told */
     bool polling_pays;
-    trial trial;                  /* whether the active worker goes where its client is */
+    trial calls, quick;           /* whether the active worker goes where its client is, while some of the requests */
+    uint32_t since_call;          /* take the control plane, and while none does: for so many requests by now */
+    bool stays;                   /* what is in force of that */
+    uint64_t last_ns;             /* when the last request came */
     bool together;                /* the active worker was on the client's processor when it looked last */
     uint32_t place_in;            /* requests until it looks again */
     uint32_t late;                /* requests since then that came as late as from another processor */
@@ -62,6 +65,7 @@ enum {
     LOOK_NS = 1000000,
     ALONE_REQUESTS = 16,    /* of one thread, none of them long, until the others rest */
     PLACE_REQUESTS = 128,   /* until the active one looks again whether it is where its client is: 17 us */
+    QUICK_REQUESTS = 64,    /* without a call, until they are of the other kind */
     LATE_NS_MIN = 22000,    /* from another processor: on the same one it takes some microseconds, */
     LATE_NS_MAX = 200000,   /* and this is a pause */
     PATIENCE_MIN = 2,       /* where looking was of use; doubled each time that it was not */
@@ -82,6 +86,18 @@ static bool is_alone(const turns *s)
     return s->in_a_row >= ALONE_REQUESTS;
 }
 
+/* With the lock. */
+static trial *trial_now(turns *s)
+{
+    return s->since_call < QUICK_REQUESTS ? &s->calls : &s->quick;
+}
+
+static void fix(turns *s, int stays)
+{
+    trial_fix(&s->calls, stays);
+    trial_fix(&s->quick, stays);
+}
+
 turns *turns_new(int fuse_fd, uint64_t poll_ns)
 {
     turns *s = cxl_allocate_zeroed(1, sizeof(*s));
@@ -89,7 +105,8 @@ turns *turns_new(int fuse_fd, uint64_t poll_ns)
         return NULL;
     s->fuse_fd = fuse_fd;
     s->poll_ns = poll_ns;
-    trial_fix(&s->trial, TRIAL_OF_BOTH);
+    fix(s, TRIAL_OF_BOTH);
+    s->stays = trial_now(s)->stays;
     s->patience = PATIENCE_MIN;
     s->may_step_back = place_may_step_back();
     pthread_condattr_t attributes;
@@ -122,25 +139,29 @@ void turns_stop(turns *s)
 }
 
 /* With the lock: the worker goes where the client is, or does so no more. */
-static void change_way(turns *s)
+static void follow_trial(turns *s)
 {
-    s->together = s->together && s->trial.stays;
+    bool stays = trial_now(s)->stays;
+    if (stays == s->stays)
+        return;
+    s->stays = stays;
+    s->together = false;
     s->place_in = 0;
 }
 
 void turns_stay(turns *s, int stays)
 {
     pthread_mutex_lock(&s->lock);
-    trial_fix(&s->trial, stays);
-    change_way(s);
+    fix(s, stays);
+    follow_trial(s);
     pthread_mutex_unlock(&s->lock);
 }
 
 bool turns_tried(turns *s, uint64_t *trials)
 {
     pthread_mutex_lock(&s->lock);
-    bool stays = s->trial.usual;
-    *trials = s->trial.ended;
+    bool stays = s->calls.usual;
+    *trials = s->calls.ended + s->quick.ended;
     pthread_mutex_unlock(&s->lock);
     return stays;
 }
@@ -225,7 +246,7 @@ void turn_begin(turns *s, turn *own)
     s->active++;
     own->active = true;
     bool alone = is_alone(s);
-    bool looks = alone && s->place_in == 0, stays = s->trial.stays;
+    bool looks = alone && s->place_in == 0, stays = s->stays;
     uint32_t client = s->client;
     if (looks)
         s->place_in = PLACE_REQUESTS;
@@ -238,7 +259,7 @@ void turn_begin(turns *s, turn *own)
         bool together = place_beside(client, &moved);
         bool roomy = together && s->may_step_back && place_is_roomy();
         pthread_mutex_lock(&s->lock);
-        s->together = together && s->trial.stays;
+        s->together = together && s->stays;
         s->roomy = roomy;
         if (moved)
             s->settling = SETTLE_ANSWERS;
@@ -265,14 +286,18 @@ void turn_took(turns *s, turn *own, const request *r)
         s->in_a_row = 0;
         s->place_in = 0;
         s->together = false;
-        trial_change_client(&s->trial);
+        trial_change_client(&s->calls);
+        trial_change_client(&s->quick);
     } else if (client != 0 && !is_alone(s)) {
         s->in_a_row++;
     } else if (s->place_in > 0) {
         s->place_in = is_too_late(s, waited_ns) ? 0 : s->place_in - 1;
     }
-    if (is_alone(s) && trial_took(&s->trial, now_ns))
-        change_way(s);
+    if (is_alone(s)) {
+        trial_took(trial_now(s), now_ns - s->last_ns);
+        follow_trial(s);
+    }
+    s->last_ns = now_ns;
     if (s->dozing)
         pthread_cond_signal(&s->look);
     pthread_mutex_unlock(&s->lock);
@@ -282,6 +307,7 @@ void turn_took(turns *s, turn *own, const request *r)
 void turn_answers(turns *s, turn *own, bool quick)
 {
     pthread_mutex_lock(&s->lock);
+    s->since_call = quick ? s->since_call + (s->since_call < QUICK_REQUESTS) : 0;
     own->steps_back = is_alone(s) && s->together && s->roomy && s->looking && (!quick || s->settling > 0);
     if (own->steps_back) {
         s->behind = gettid();

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,66 @@ def test_a_forked_child_reads_through_the_kernel(saved: tuple[Path, bytes]) -> N
         before = client.counts().read_bytes
         assert file.read(MIB) == data[2 * MIB : 3 * MIB]
         assert client.counts().read_bytes == before + MIB
+
+
+@contextlib.contextmanager
+def damaged(place: Workplace, data: bytes) -> Iterator[None]:
+    """A bit of what is stored behind 4 MiB of it is another one meanwhile."""
+    place.announced.append("damage|checksum|data")
+    at = place.source.read_bytes().find(data[4 * MIB : 4 * MIB + 4096])
+    assert at > 0
+    with place.source.open("r+b") as source:
+        source.seek(at)
+        source.write(bytes([data[4 * MIB] ^ 1]))
+    try:
+        yield
+    finally:
+        with place.source.open("r+b") as source:
+            source.seek(at)
+            source.write(data[4 * MIB : 4 * MIB + 1])
+
+
+def test_who_keeps_an_error_keeps_no_memory(place: Workplace, saved: tuple[Path, bytes]) -> None:
+    path, data = saved
+    maps = Path("/proc/self/maps")
+    with client.map(path):
+        pass  # from here on the process has the medium mapped
+    before = maps.read_text().count(str(place.source))
+    gc.disable()
+    try:
+        with (
+            damaged(place, data),
+            pytest.raises(OSError, match="damaged: bytes") as caught,
+            client.map(path) as mapped,
+        ):
+            mapped.read(0, 5 * MIB)
+        assert caught.value.errno == errno.EIO
+        assert maps.read_text().count(str(place.source)) == before
+    finally:
+        gc.enable()
+
+
+def test_damage_is_told_for_the_bytes_concerned(
+    place: Workplace, saved: tuple[Path, bytes]
+) -> None:
+    path, data = saved
+    with damaged(place, data):
+        with client.map(path) as mapped:
+            with pytest.raises(OSError, match="damaged: bytes") as caught:
+                mapped.read(4 * MIB, 10)
+            assert caught.value.errno == errno.EIO
+            assert caught.value.filename == str(path)
+            assert mapped.read(0, 3 * MIB) == data[: 3 * MIB]
+            assert mapped.read(5 * MIB, MIB) == data[5 * MIB : 6 * MIB]
+        with pytest.raises(OSError, match="error") as caught:
+            client.map(path, client.Verify.ALL)
+        assert caught.value.errno == errno.EIO
+        with client.open(path) as file:
+            assert file.read(3 * MIB) == data[: 3 * MIB]
+            with pytest.raises(OSError, match="error") as caught:
+                file.readall()
+            assert caught.value.errno == errno.EIO
+            file.seek(5 * MIB)
+            assert file.read(MIB) == data[5 * MIB : 6 * MIB]
+    with client.map(path, "all") as mapped:
+        assert mapped.view == data

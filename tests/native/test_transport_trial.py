@@ -14,7 +14,7 @@ pytestmark = needs_compiler
 BLOCK = 32 + 96
 """Requests of one block of a trial, of which there are four pairs."""
 TRIAL = 8 * BLOCK
-AGAIN = 16384
+AGAIN = 170 * 96
 """Requests until the next one."""
 LONG_NS = 1_000_000
 """From here on it is a pause."""
@@ -76,6 +76,18 @@ def test_it_changes_with_what_is_asked(binary: Path) -> None:
     first, second = ways(binary, requests(TRIAL, 500, 300), requests(AGAIN + TRIAL, 300, 500))
     assert (first.usual, second.usual) == (False, True)
     assert second == Way(stays=True, usual=True, ended=2)
+
+
+def test_what_gets_slower_is_tried_again_soon(binary: Path) -> None:
+    """As two that were together until the kernel parted them; not for a moment of it."""
+    tie, block = requests(TRIAL, 300, 300), requests(96, 300, 300)
+    slow = requests(8 * 96, 400, 300)
+    assert ways(binary, tie, *[requests(7 * 96, 400, 300), block] * 9)[-1].ended == 1
+    begun = ways(binary, tie, slow, requests(BLOCK, 400, 300))
+    assert [way.stays for way in begun] == [True, True, False]
+    assert ways(binary, tie, slow, requests(TRIAL, 400, 300))[-1] == Way(
+        stays=False, usual=False, ended=2
+    )
 
 
 def test_one_pair_that_was_disturbed_decides_nothing(binary: Path) -> None:

@@ -22,20 +22,14 @@ static uint64_t number(char **word)
 int main(int count, char **words)
 {
     trial t = {0};
-    uint64_t now_ns = 1;
     trial_fix(&t, TRIAL_OF_BOTH);
     for (char **word = words + 1; word < words + count; word++) {
         if (strcmp(*word, "requests") == 0) {
             uint64_t requests = number(++word), together_ns = number(++word), apart_ns = number(++word);
-            for (; requests > 0; requests--) {
-                bool stayed = t.stays;
-                now_ns += stayed ? together_ns : apart_ns;
-                if (trial_took(&t, now_ns) != (stayed != t.stays))
-                    return 1;
-            }
+            for (; requests > 0; requests--)
+                trial_took(&t, t.stays ? together_ns : apart_ns);
         } else if (strcmp(*word, "pause") == 0) {
-            now_ns += number(++word);
-            (void)trial_took(&t, now_ns);
+            trial_took(&t, number(++word));
         } else if (strcmp(*word, "client") == 0) {
             trial_change_client(&t);
         } else if (strcmp(*word, "fix") == 0) {
