@@ -7,13 +7,14 @@
  * do not (one machine, Zen 5), 355 and 510 where their host polls for 200 us before it halts them (Zen 3); and there
  * waking one takes 11 us, as on a busy machine of either kind. So both are tried on the client's own requests, in
  * blocks: in each pair of these the two are compared, and the one that is not in force has to be quicker in three of
- * four. Again after some thousand requests, as they may be others by then; and sooner where they take longer than
+ * four. Again after 1536 requests, and after twice as many each time that nothing else came of it, 24 576 at most,
+ * as the machine may have been busy, or the requests may be others by then; and sooner where they take longer than
  * they did in the trial: two threads stay together, or apart, as long as the kernel leaves them so. Requests of
  * which some take the control plane, as a save, and those of which none does, as small writes, have a trial each
  * (turns.c): what is quicker for the ones is not for the others.
  *
- * A trial has 1024 requests of 17 344, half of which go the slower way: of the figures above one part in forty is lost
- * in it at most; where what is asked changes all the time, one in four.
+ * A trial has 1024 requests, half of which go the slower way: where nothing changes one part in 120 of the figures
+ * above is lost in it, and one in four where what is asked changes all the time.
  *
  * Never: asks a clock, or moves a thread.
  *
@@ -29,7 +30,8 @@ enum {
     BLOCK_REQUESTS = 96,        /* 16 saves of a small file */
     PAIRS = 4,
     PAIRS_WON = 3,
-    AGAIN_REQUESTS = 170 * BLOCK_REQUESTS,
+    AGAIN_FIRST = 16 * BLOCK_REQUESTS,
+    AGAIN_MAX = 256 * BLOCK_REQUESTS,
     SLOW_BLOCKS = 8,            /* one behind the other, each by a quarter: then it is tried again */
 };
 
@@ -75,12 +77,16 @@ static void end_block(trial *t)
         begin_block(t, way_of(t));
         return;
     }
-    if (t->won >= PAIRS_WON)
+    if (t->won >= PAIRS_WON) {
         t->usual = !t->usual;
+        t->again = AGAIN_FIRST;
+    } else if (t->again < AGAIN_MAX) {
+        t->again = t->again == 0 ? AGAIN_FIRST : 2 * t->again;
+    }
     t->stays = t->usual;
     t->took_ns = 0;
     t->slow = 0;
-    t->left = AGAIN_REQUESTS;
+    t->left = t->again;
     t->ended++;
 }
 
@@ -99,6 +105,7 @@ void trial_fix(trial *t, int stays)
 {
     t->fixed = stays >= 0;
     t->usual = stays != 0;
+    t->again = 0;
     begin(t);
 }
 

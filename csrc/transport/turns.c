@@ -66,6 +66,7 @@ enum {
     ALONE_REQUESTS = 16,    /* of one thread, none of them long, until the others rest */
     PLACE_REQUESTS = 128,   /* until the active one looks again whether it is where its client is: 17 us */
     QUICK_REQUESTS = 64,    /* without a call, until they are of the other kind */
+    AWAY_REQUESTS = 32,     /* the same for one that keeps away: answers to calls bring the client to it. 9 us */
     LATE_NS_MIN = 22000,    /* from another processor: on the same one it takes some microseconds, */
     LATE_NS_MAX = 200000,   /* and this is a pause */
     PATIENCE_MIN = 2,       /* where looking was of use; doubled each time that it was not */
@@ -249,7 +250,7 @@ void turn_begin(turns *s, turn *own)
     bool looks = alone && s->place_in == 0, stays = s->stays;
     uint32_t client = s->client;
     if (looks)
-        s->place_in = PLACE_REQUESTS;
+        s->place_in = stays || s->since_call == QUICK_REQUESTS ? PLACE_REQUESTS : AWAY_REQUESTS;
     bool polls = alone && s->polling_pays && !s->together;
     pthread_mutex_unlock(&s->lock);
     if (looks && !stays) {

@@ -14,8 +14,8 @@ pytestmark = needs_compiler
 BLOCK = 32 + 96
 """Requests of one block of a trial, of which there are four pairs."""
 TRIAL = 8 * BLOCK
-AGAIN = 170 * 96
-"""Requests until the next one."""
+AGAIN, AGAIN_MAX = 16 * 96, 256 * 96
+"""Requests until the next one, at first and in the end."""
 LONG_NS = 1_000_000
 """From here on it is a pause."""
 
@@ -78,11 +78,22 @@ def test_it_changes_with_what_is_asked(binary: Path) -> None:
     assert second == Way(stays=True, usual=True, ended=2)
 
 
+def test_trials_are_rarer_as_long_as_nothing_comes_of_them(binary: Path) -> None:
+    pauses = [min(AGAIN << number, AGAIN_MAX) for number in range(6)]
+    tie = [requests(TRIAL, 500, 500), *(requests(p + TRIAL, 500, 500) for p in pauses)]
+    assert [way.ended for way in ways(binary, *tie)] == [1, 2, 3, 4, 5, 6, 7]
+    early = [requests(TRIAL, 500, 500), *(requests(p + TRIAL - 1, 500, 500) for p in pauses[:1])]
+    assert ways(binary, *early)[-1].ended == 1
+    changed = [*tie, requests(AGAIN_MAX + TRIAL, 500, 300), requests(AGAIN + TRIAL, 500, 300)]
+    assert ways(binary, *changed)[-1] == Way(stays=False, usual=False, ended=9)
+
+
 def test_what_gets_slower_is_tried_again_soon(binary: Path) -> None:
     """As two that were together until the kernel parted them; not for a moment of it."""
     tie, block = requests(TRIAL, 300, 300), requests(96, 300, 300)
     slow = requests(8 * 96, 400, 300)
-    assert ways(binary, tie, *[requests(7 * 96, 400, 300), block] * 9)[-1].ended == 1
+    calm = [requests(7 * 96, 400, 300), block, requests(7 * 96, 400, 300)]
+    assert ways(binary, tie, *calm)[-1] == Way(stays=True, usual=True, ended=1)
     begun = ways(binary, tie, slow, requests(BLOCK, 400, 300))
     assert [way.stays for way in begun] == [True, True, False]
     assert ways(binary, tie, slow, requests(TRIAL, 400, 300))[-1] == Way(
