@@ -88,7 +88,7 @@ typedef struct {
     uint32_t block;               /* of a trial; behind the last: none is under way */
     uint32_t left;                /* requests, until the next block or trial */
     uint32_t won;                 /* pairs of blocks by the way that is not usual */
-    uint64_t took_ns, before_ns;  /* this block so far, and the one before */
+    uint64_t took_ns[2];          /* the last block of each way, this one so far */
     uint64_t least_ns[2];         /* of a trial, the shortest block of each way */
     uint32_t again;               /* requests from one trial to the next */
     uint32_t slow;                /* blocks since then that took longer */

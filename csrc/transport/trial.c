@@ -14,7 +14,7 @@
  * (turns.c): what is quicker for the ones is not for the others.
  *
  * A trial has 1024 requests, half of which go the slower way: where nothing changes one part in 120 of the figures
- * above is lost in it, and one in four where what is asked changes all the time.
+ * above is lost in it, and one in eight where what is asked changes all the time.
  *
  * Never: asks a clock, or moves a thread.
  *
@@ -38,7 +38,7 @@ enum {
 static void begin_block(trial *t, bool stays)
 {
     t->stays = stays;
-    t->took_ns = 0;
+    t->took_ns[stays] = 0;
     t->left = SETTLE_REQUESTS + BLOCK_REQUESTS;
 }
 
@@ -60,18 +60,16 @@ static void begin(trial *t)
 /* Whether the other way was quicker by more than a sixteenth, in the pair that has just ended. */
 static bool is_won(const trial *t)
 {
-    uint64_t usual_ns = t->stays == t->usual ? t->took_ns : t->before_ns;
-    uint64_t other_ns = t->stays == t->usual ? t->before_ns : t->took_ns;
-    return other_ns < usual_ns - usual_ns / 16;
+    uint64_t usual_ns = t->took_ns[t->usual];
+    return t->took_ns[!t->usual] < usual_ns - usual_ns / 16;
 }
 
 static void end_block(trial *t)
 {
-    if (t->took_ns < t->least_ns[t->stays])
-        t->least_ns[t->stays] = t->took_ns;
+    if (t->took_ns[t->stays] < t->least_ns[t->stays])
+        t->least_ns[t->stays] = t->took_ns[t->stays];
     if (t->block % 2 != 0)
         t->won += is_won(t);
-    t->before_ns = t->took_ns;
     t->block++;
     if (t->block < 2 * PAIRS) {
         begin_block(t, way_of(t));
@@ -84,7 +82,7 @@ static void end_block(trial *t)
         t->again = t->again == 0 ? AGAIN_FIRST : 2 * t->again;
     }
     t->stays = t->usual;
-    t->took_ns = 0;
+    t->took_ns[t->usual] = 0;
     t->slow = 0;
     t->left = t->again;
     t->ended++;
@@ -95,8 +93,8 @@ static bool is_due(trial *t)
 {
     if (t->left % BLOCK_REQUESTS == 0) {
         uint64_t least_ns = t->least_ns[t->usual];
-        t->slow = t->took_ns > least_ns + least_ns / 4 ? t->slow + 1 : 0;
-        t->took_ns = 0;
+        t->slow = t->took_ns[t->usual] > least_ns + least_ns / 4 ? t->slow + 1 : 0;
+        t->took_ns[t->usual] = 0;
     }
     return t->left == 0 || t->slow == SLOW_BLOCKS;
 }
@@ -123,7 +121,7 @@ void trial_took(trial *t, uint64_t length_ns)
         return;
     bool is_trial = t->block < 2 * PAIRS;
     if (!is_trial || t->left <= BLOCK_REQUESTS)
-        t->took_ns += length_ns;
+        t->took_ns[t->stays] += length_ns;
     t->left--;
     if (is_trial && t->left == 0)
         end_block(t);

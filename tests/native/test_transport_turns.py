@@ -245,7 +245,7 @@ def test_a_worker_that_need_not_stay_looks_from_where_it_is(fuse: FuseSocket) ->
 
 
 @pytest.mark.parametrize("fuse", [0], indirect=True)
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="no second processor to go to")
 def test_a_worker_that_keeps_away_leaves_its_client_s_processor(fuse: FuseSocket) -> None:
     own, before = threading.get_native_id(), os.sched_getaffinity(0)
     others = {task for task in processors() if task != own}
