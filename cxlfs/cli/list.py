@@ -282,7 +282,7 @@ def _with_format(entry: Checkpoint, mountpoint: str) -> Checkpoint:
         return dataclasses.replace(
             entry,
             state=found.state.value,
-            reason=found.reason,
+            reason=found.reason if entry.reason is None else entry.reason,
             format=found.kind,
             step=found.step,
             set_known=True,

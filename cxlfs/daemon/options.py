@@ -46,12 +46,14 @@ _CHOICES = {
     "transport": TRANSPORTS,
     "units": ("policy", "auto", "off"),
     "tidy": ("off", "unclean", "always"),
+    "torn": ("back", "tell", "off"),
 }
 _SHORT_FORMS = {"tidy": "tidy=unclean"}
 _KNOWN_TEXT = (
     "ro, rw, verify=read|off, verified_for=SECONDS, commit=SECONDS, allow_other, "
     "default_permissions, "
     "allow_incomplete_overwrite, units=policy|auto|off, tidy=off|unclean|always, "
+    "torn=back|tell|off, "
     "transport=native|pyfuse3, busy_poll=MICROSECONDS, "
     "wakeup_latency=MICROSECONDS, nosuid, nodev, noexec, noatime"
 )
@@ -85,6 +87,10 @@ class MountConfig:
     tidy: str = "off"
     """When unfinished checkpoints are set aside before anybody gets in: ``unclean``, when the
     store was not closed cleanly, ``always`` or ``off``.
+    """
+    torn: str = "off"
+    """What is done when a program leaves a torn file in place of a whole one: see
+    ``store.overwrites.TornMode``.
     """
     visitor: tuple[str, ...] = ()
     """The command that does it, in a process of its own; the mount point is added to it."""
@@ -228,6 +234,8 @@ def _apply_choice(config: MountConfig, key: str, value: str) -> MountConfig:
         return dataclasses.replace(config, units=value)
     if key == "tidy":
         return dataclasses.replace(config, tidy=value)
+    if key == "torn":
+        return dataclasses.replace(config, torn=value)
     return dataclasses.replace(config, transport=value)
 
 

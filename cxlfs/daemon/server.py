@@ -218,6 +218,7 @@ class _Server:
             "default_permissions": config.default_permissions,
             "units": config.units,
             "tidy": config.tidy,
+            "torn": config.torn,
         }
         tidied = self._first_visit.describe()
         transport = self._operations.data_plane.describe()

@@ -17,6 +17,7 @@ from cxlfs.errors import MountError
 from cxlfs.media import open_media
 from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.store import Store, StoreOptions
+from cxlfs.store.overwrites import TornMode
 from cxlfs.store.unit_rules import UnitsMode
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ def open_store(config: MountConfig) -> Store:
                 commit_interval_s=config.commit_interval_s,
                 allow_incomplete_overwrite=config.allow_incomplete_overwrite,
                 units=UnitsMode(config.units),
+                torn=TornMode(config.torn),
             ),
         )
     except BaseException:

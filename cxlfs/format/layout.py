@@ -255,6 +255,9 @@ OP_MOVE: Final = 11
 OP_FLAG_ASIDE: Final = 1
 """OP_CONTENT: changes the version kept aside, not the committed one."""
 
+XATTR_HIDDEN_PREFIX: Final = b"trusted.cxlfs."
+"""Of the names of extended attributes that the store keeps for itself and shows to nobody."""
+
 INODE_INCOMPLETE: Final = 1
 """The committed content is a prefix: its writer has not closed it, or died."""
 INODE_ASIDE: Final = 2

@@ -103,6 +103,13 @@ class ProcessTable:
             return None
         return Process(tgid, state.start_time)
 
+    def command(self, process: Process) -> bytes:
+        """The name of the program (15 bytes at most); empty when the process is gone."""
+        try:
+            return _read(f"{self._root}/{process.tgid}/comm").rstrip(b"\n")
+        except OSError:
+            return b""
+
     def groups(self, tid: int) -> frozenset[int]:
         """Supplementary groups of a thread; none when it is gone."""
         try:

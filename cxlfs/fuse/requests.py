@@ -45,6 +45,10 @@ from cxlfs.store.namespace import Attributes
 from cxlfs.store.unit_rules import Ending
 
 NAME_BYTES_MAX = 255
+_CONTINUING = frozenset(
+    {b"curl", b"wget", b"aria2c", b"rsync", b"axel", b"git-lfs", b"hf", b"huggingface-cli"}
+)
+"""Programs that leave a torn file on purpose, to continue it at their next start."""
 
 
 class Requests:
@@ -82,8 +86,9 @@ class Requests:
         self.direct_access = DirectAccess(
             store, self.files, self._processes, self.page_cache, self._concerned_by_writes
         )
-        store.units.writer = self._writer
-        store.units.ending_of = self._ending_of
+        store.units.writer = store.overwrites.writer = self._writer
+        store.units.ending_of = store.overwrites.ending_of = self._ending_of
+        store.overwrites.is_exempt = self._continues_files
         store.units.copies.changed = self.page_cache.name_changed
         store.names.in_steps = True
         self._directories: dict[int, int] = {}
@@ -112,12 +117,23 @@ class Requests:
         process = self._processes.identify(self.caller) or self._writing
         if process is not None and not self.endings.is_watched(process):
             if self.endings.are_many:
-                self.endings.keep_only(self.store.units.opened.writers())
+                wanted = self.store.units.opened.writers() | self.store.overwrites.writers()
+                self.endings.keep_only(wanted)
             self.endings.watch(process)
         return process
 
     def _ending_of(self, writer: Hashable) -> Ending:
         return self.endings.of(writer) if isinstance(writer, Process) else Ending.UNKNOWN
+
+    def _continues_files(self, writer: Hashable) -> bool:
+        return isinstance(writer, Process) and self._processes.command(writer) in _CONTINUING
+
+    def _wait_for_judge(self, ino: int, *, reads: bool = False) -> None:
+        """A process that comes after the writer of a torn file meets the version before. Raises
+        UnfinishedError while it is not known whether the file is torn.
+        """
+        if self.store.overwrites.has_any and self.store.overwrites.wait_for(ino, opens=reads):
+            raise UnfinishedError
 
     def before_finding(self, ino: int) -> None:
         """Whoever opens by name must not find what a program that is gone has left unfinished.
@@ -150,6 +166,7 @@ class Requests:
                 raise NotFoundError("it may come back at any time")
             return None
         self.releases.wait_for(inode.ino)
+        self._wait_for_judge(inode.ino)
         self.lookups.remember(inode.ino)
         return inode.attributes()
 
@@ -215,6 +232,7 @@ class Requests:
                     raise
                 attributes = self.store.lookup(parent, name)
                 self.releases.wait_for(attributes.ino)
+                self._wait_for_judge(attributes.ino, reads=flags & os.O_ACCMODE == os.O_RDONLY)
                 handle = self._open(attributes.ino, flags)
                 undo.note(self._give_up, handle)
             else:
@@ -229,6 +247,7 @@ class Requests:
         self.admit()
         self.before_finding(ino)
         self.releases.wait_for(ino)
+        self._wait_for_judge(ino, reads=flags & os.O_ACCMODE == os.O_RDONLY)
         with Undo() as undo:
             attributes = self.store.get_attributes(ino)
             handle = self._open(ino, flags)

@@ -204,4 +204,6 @@ def content_state(inode: Inode) -> str:
         return "damaged"
     if inode.uncommitted or inode.flags & layout.INODE_INCOMPLETE:
         return "incomplete"
+    if inode.held is not None and inode.held.reason:
+        return "incomplete"
     return "complete"

@@ -111,7 +111,8 @@ class Commits:
         if not (inode.content.is_dirty or inode.uncommitted or became_log):
             return False
         if version.atomic and not inode.uncommitted:
-            self.versions.stage(inode)
+            if inode.held is None:  # else its place is taken by the version before
+                self.versions.stage(inode)
         else:
             new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
             self.versions.publish(inode, incomplete=new)

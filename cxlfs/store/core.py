@@ -34,6 +34,7 @@ from cxlfs.store.health import Health
 from cxlfs.store.making import format_store
 from cxlfs.store.names import Names
 from cxlfs.store.namespace import Attributes, FileKind, Inode
+from cxlfs.store.overwrites import Overwrites, TornMode
 from cxlfs.store.paths import path_of
 from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
@@ -67,6 +68,7 @@ class StoreOptions:
     commit_interval_s: float = 30.0
     allow_incomplete_overwrite: bool = False
     units: UnitsMode = UnitsMode.POLICY
+    torn: TornMode = TornMode.OFF
 
 
 class DirectoryEntry(NamedTuple):
@@ -101,6 +103,8 @@ class Store:
         self.superblock = volume.superblock
         self.namespace = volume.namespace
         self.versions = Versions(volume)
+        self.overwrites = Overwrites(volume, self.versions, options.torn)
+        self.versions.overwrites = self.overwrites
         self.commits = Commits(self.versions, self.options.commit_interval_s)
         self.room = room = Room(volume, self.versions, self.commits)
         self.cleaner = Cleaner(volume, self.versions, room)
@@ -117,6 +121,8 @@ class Store:
         require_room = self.names.require_metadata_room
         self.units = Units(volume, self.versions, mode=options.units, require_room=require_room)
         self.versions.units = self.units
+        self.overwrites.is_open = self.files.writers.__contains__
+        self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None
         room.units, room.drop_removed = self.units.copies, self.units.drop_removed
         self.attributes = InodeAttributes(volume, self.files.damaged, require_room=require_room)
         self.reporter = Reporter(volume, self.versions, recovery, self.units)
@@ -188,6 +194,7 @@ class Store:
             if not self.read_only:
                 self.units.finish()
                 self.settle_all()
+                self.overwrites.finish()
             if not self.read_only:
                 self.room.drop_all_discarded()  # else the image would name what nobody has
                 self.volume.close_cleanly()
@@ -476,6 +483,7 @@ class Store:
         if now_monotonic - self._fenced_monotonic >= interval:
             self._fenced_monotonic = now_monotonic
             self.volume.fence()
+        worked = self.overwrites.settle() or worked
         worked = self.units.maintain() or self.direct.maintain() or worked
         rolling = self.volume.rollovers.step(apart=apart)
         worked = self.cleaner.step() or self.defragmenter.step(now_monotonic) or worked

@@ -25,13 +25,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cxlfs.errors import NoSpaceError
+from cxlfs.format import layout
 from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from cxlfs.store.namespace import Inode, Namespace
 
-HIDDEN_PREFIX: Final = b"trusted.cxlfs."
+HIDDEN_PREFIX: Final = layout.XATTR_HIDDEN_PREFIX
 DAMAGED_XATTR: Final = HIDDEN_PREFIX + b"damaged"
 HEALTH_XATTR: Final = HIDDEN_PREFIX + b"health"
 

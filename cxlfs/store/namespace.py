@@ -34,6 +34,7 @@ from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
+    from cxlfs.store.held import Held
     from cxlfs.store.writers import Port, Slip, Writer
 
 DIRECTORY_SIZE_BYTES = 4096
@@ -110,6 +111,7 @@ class Inode:
         "flags",  # layout.INODE_INCOMPLETE of the committed content
         "gid",
         "handles",  # open handles
+        "held",  # Held while what is kept aside is the version before, else None
         "ino",
         "kind",
         "links",  # names that mean this inode
@@ -181,6 +183,7 @@ class Inode:
         self.live = live
         self.committed: FileMap | None = None
         self.aside: FileMap | None = None
+        self.held: Held | None = None
         self.version: object | None = None
         self.port: Port | None = None
         self.direct: Slip | None = None
@@ -489,7 +492,7 @@ class Namespace:
         for content in (inode.live, inode.committed, inode.aside):
             if content is not None:
                 content.close()
-        inode.live = inode.committed = inode.aside = None
+        inode.live = inode.committed = inode.aside = inode.held = None
         inode.version = None
 
     def image_bytes_estimate(self) -> int:

@@ -34,6 +34,7 @@ _METADATA_SETS = 3
 _SET_SEGMENTS_MIN = 3
 _INODES_PER_SEGMENT = 4096
 _NAMED_MAX = 3
+_HELD_WORDS = "the version before is kept"
 _PIECES_MIN = 1024
 """Fewer are cleaned at once."""
 _CLEANING_PART = 24
@@ -111,8 +112,8 @@ class CheckpointEntry:
 
     ``being_written``: it, or something below it, is open for writing or not committed yet.
     ``state``: complete, incomplete, damaged; ``kept_aside``: an overwrite that was not published,
-    beside the complete version of the same path. ``reason``: why a directory of complete files
-    is incomplete.
+    beside the complete version of the same path. ``reason``: why a directory of complete files, or
+    a file that was closed, is incomplete.
     """
 
     path: bytes
@@ -283,6 +284,7 @@ class Reporter:
             return
         size = inode.live.size
         state = content_state(inode)
+        held = inode.held
         yield CheckpointEntry(
             path,
             "file",
@@ -292,8 +294,9 @@ class Reporter:
             inode.commit_ns,
             state,
             being_written=_is_being_written(inode, writers),
+            reason=f"{held.reason}; {_HELD_WORDS}" if held is not None and held.reason else None,
         )
-        if inode.aside is not None:
+        if inode.aside is not None and held is None:
             size = inode.aside.size
             yield CheckpointEntry(path, "file", size, 1, 0, 0, "incomplete", kept_aside=True)
 

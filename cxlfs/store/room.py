@@ -110,6 +110,7 @@ class Room:
             self.units.remove_some()
             or self.versions.drop_oldest_aside()
             or self.units.drop_oldest_set()
+            or self.versions.overwrites.give_up_oldest()
         ):
             self.free_dead()
             return True

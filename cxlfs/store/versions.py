@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from cxlfs.errors import CxlfsError, InvariantError, MediaError, NoSpaceError, invariant
 from cxlfs.format import layout
 from cxlfs.format.operations import (
-    AsideDropOperation,
     ContentOperation,
     ExtentOperation,
     LinkOperation,
@@ -32,7 +31,9 @@ from cxlfs.native.extent_calls import EXTENT_INFO
 from cxlfs.native.extents import Counting
 from cxlfs.native.maps import Delta, FileMap
 from cxlfs.store.clones import Clones, count_committed
+from cxlfs.store.held import drop_operations, hold_operations
 from cxlfs.store.leases import Leases
+from cxlfs.store.overwrite_hooks import NoOverwrites, OverwriteHooks
 from cxlfs.store.promises import Promises
 from cxlfs.store.unit_hooks import NoUnits, UnitHooks
 from cxlfs.store.version import Version
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from cxlfs.store.held import Held
     from cxlfs.store.namespace import Inode
     from cxlfs.store.volume import Volume
 
@@ -54,16 +56,26 @@ _RECORD_REST_BYTES = 1024
 class Prepared:
     """A publication whose operations wait for their record: then ``done``, else ``cancel``."""
 
-    __slots__ = ("_delta", "_flags", "_inode", "_versions", "operations")
+    __slots__ = ("_delta", "_flags", "_held", "_inode", "_keeps", "_versions", "operations")
 
     def __init__(
-        self, versions: Versions, inode: Inode, delta: Delta, ops: list[Operation], flags: int
+        self,
+        versions: Versions,
+        inode: Inode,
+        delta: Delta,
+        ops: list[Operation],
+        flags: int,
+        held: Held | None,
+        *,
+        keeps: bool,
     ) -> None:
         self.operations = ops
         self._versions = versions
         self._inode = inode
         self._delta = delta
         self._flags = flags
+        self._held = held
+        self._keeps = keeps
 
     def cancel(self) -> None:
         self._delta.cancel(self._inode.content)
@@ -75,20 +87,27 @@ class Prepared:
         version = inode.version
         if not isinstance(version, Version):
             raise InvariantError("what is published has a version")
-        if version.atomic or version.staged or inode.committed is None:
+        before, inode.committed = inode.committed, None
+        if version.atomic or version.staged or before is None:
             self._delta.apply(live, None)
-            self._versions.close_map(inode.committed)
-            inode.committed = None
         else:
-            self._delta.apply(live, inode.committed)
-        if inode.aside is not None and (
-            version.staged or not self._flags & layout.INODE_INCOMPLETE
-        ):
+            self._delta.apply(live, before)
+            inode.committed = before
+        if inode.aside is not None and not self._keeps:
             self._versions.drop_aside_map(inode)
+        if self._held is not None:
+            inode.aside = before
+        elif inode.committed is None:
+            self._versions.close_map(before)
         if version.whole and inode.damaged:
             self._versions.volume.health.replaced(inode)
         self._versions.volume.namespace.set_committed(inode)
         inode.flags = self._flags
+        overwrites = self._versions.overwrites
+        if self._held is not None:
+            overwrites.published(inode, self._held)
+        elif inode.held is not None:
+            overwrites.written(inode)
         inode.commit_lsn, inode.commit_ns = lsn, time_ns
         self._versions.end(inode)
         units = self._versions.units
@@ -102,6 +121,7 @@ class Versions:
     def __init__(self, volume: Volume) -> None:
         self.volume = volume
         self.units: UnitHooks = NoUnits()
+        self.overwrites: OverwriteHooks = NoOverwrites()
         self.asides: dict[int, Inode] = {
             inode.ino: inode for inode in volume.namespace.inodes.awake() if inode.aside is not None
         }
@@ -120,6 +140,7 @@ class Versions:
         self._new_names.pop(inode.ino, None)
         self.clones.forget(inode)
         self.asides.pop(inode.ino, None)
+        self.overwrites.forget(inode)
         self.open_versions.pop(inode.ino, None)
         self.promises.drop(inode)
         if inode.live is not None:
@@ -251,15 +272,15 @@ class Versions:
             if with_name:
                 ops.extend(self._name_operations(inode))
         ops.extend(extent_operations(delta.definitions, delta.sums))
-        ops.append(
-            ContentOperation(inode.ino, version.staged, delta.cut, delta.size, delta.references)
+        held = None if incomplete or version.staged else self.overwrites.to_hold(inode, version)
+        keeps = held is None and not version.staged
+        keeps = keeps and (incomplete or self.overwrites.keeps(inode, version))
+        content = ContentOperation(
+            inode.ino, version.staged, delta.cut, delta.size, delta.references
         )
-        if version.staged:
-            ops.append(PromoteOperation(inode.ino))
-        elif inode.aside is not None and not incomplete:
-            ops.append(AsideDropOperation(inode.ino))
+        ops.extend(_content_operations(inode, content, held, keeps=keeps))
         ops.extend(self.volume.health.removal(inode, whole=version.whole))
-        return Prepared(self, inode, delta, ops, flags)
+        return Prepared(self, inode, delta, ops, flags, held, keeps=keeps)
 
     def _take_delta(self, content: FileMap) -> Delta:
         try:
@@ -349,6 +370,8 @@ class Versions:
             return
         self.volume.require_writable()
         inode.stop_writes()
+        if inode.held is not None:
+            self.drop_aside(inode)
         live = inode.content
         delta = self._take_delta(live)
         try:
@@ -412,7 +435,7 @@ class Versions:
         self.units.spoil(inode, reverted=True)
         version = inode.version
         invariant(isinstance(version, Version) and not inode.uncommitted, "nothing to go back to")
-        if inode.content.allocated and not self.volume.read_only:
+        if inode.content.allocated and not self.volume.read_only and inode.held is None:
             try:
                 self.stage(inode)
             except CxlfsError as error:
@@ -435,20 +458,21 @@ class Versions:
     def drop_aside(self, inode: Inode) -> None:
         """Give up what is kept aside: its space is needed. One record."""
         if inode.aside is not None and inode.links:
-            self.volume.commit([AsideDropOperation(inode.ino)], durable=False)
+            self.volume.commit(drop_operations(inode.ino, inode.held), durable=False)
         self.drop_aside_map(inode)
 
     def drop_aside_map(self, inode: Inode) -> None:
         self.close_map(inode.aside)
         inode.aside = None
         self.asides.pop(inode.ino, None)
+        self.overwrites.forget(inode)
         if isinstance(inode.version, Version):
             inode.version.staged = False
 
     def drop_oldest_aside(self) -> bool:
         """Give up one version kept aside that nobody goes on with; False when there is none."""
         for inode in list(self.asides.values()):
-            if not _is_staged(inode):
+            if not _is_staged(inode) and inode.held is None:
                 self.drop_aside(inode)
                 return True
         return False
@@ -468,6 +492,19 @@ class Versions:
             cause = version.failed[0].error
             return NoSpaceError(cause.message) if isinstance(cause, NoSpaceError) else cause
         return None
+
+
+def _content_operations(
+    inode: Inode, content: ContentOperation, held: Held | None, *, keeps: bool
+) -> Iterator[Operation]:
+    """What the content is, and what becomes of the one kept aside; ``held``, if it is to be."""
+    if held is not None and inode.committed is not None:
+        yield from hold_operations(inode.ino, inode.committed, held)
+    yield content
+    if content.aside:
+        yield PromoteOperation(inode.ino)
+    elif inode.aside is not None and held is None and not keeps:
+        yield from drop_operations(inode.ino, inode.held)
 
 
 def _is_staged(inode: Inode) -> bool:

@@ -1,0 +1,406 @@
+"""Overwrites that may be torn: the version before is held until the new content is judged.
+
+A file that a program truncates, writes and closes is published at its close, as any other. Whether
+it is torn is known later: by its bytes, and by how its writer ends. Until then the version before
+is held, on the media too. It comes back when the new content is torn and its writer is gone.
+
+Other modules judge bytes (whoever asks for ``next_question``), watch processes (``ending_of``), and
+publish (``versions``). This one never looks at file data, but for the head of the version before.
+
+Invariants
+- The record that publishes such an overwrite is the one that holds the version before. A crash
+  finds both, or the old version alone.
+- Content that is whole and has every name of the version before never goes back. Neither does
+  content of a format that the judge does not know, nor a file that somebody is writing.
+- Content that goes back is kept aside, as a killed writer's is: one record exchanges the two.
+- Held versions are given up, the oldest first and with an event, before a write fails for space.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING
+
+from cxlfs.errors import CxlfsError
+from cxlfs.format.operations import (
+    Operation,
+    PromoteOperation,
+    XattrRemoveOperation,
+    XattrSetOperation,
+)
+from cxlfs.native.extents import Counting
+from cxlfs.store.held import HELD_XATTR, Held, aside_content
+from cxlfs.store.unit_rules import Ending
+from cxlfs.store.version import Version
+
+if TYPE_CHECKING:
+    from cxlfs.native.maps import FileMap
+    from cxlfs.store.namespace import Inode
+    from cxlfs.store.versions import Versions
+    from cxlfs.store.volume import Volume
+
+log = logging.getLogger(__name__)
+
+HEAD_BYTES = 16
+"""Of the version before, from which the judge knows whether it knows the format."""
+QUIET_SECONDS = 10.0
+"""A program that ended well may have left its file for another one to complete, for so long."""
+WEAK_SECONDS = 10.0
+"""Weak evidence counts where the file was closed at most so long before its writer failed."""
+WAIT_SECONDS = 5.0
+"""Readers wait for the judge for so long after the writer's end."""
+_REFERENCES_MAX = 4096
+"""A version before with more references is not held: its record would grow by 128 KiB."""
+
+
+class TornMode(enum.Enum):
+    """What is done about torn overwrites: nothing, report them, or bring the old version back."""
+
+    OFF = "off"
+    REPORT = "tell"
+    BACK = "back"
+
+
+class Evidence(enum.Enum):
+    """What the bytes say of new content, compared with the version before."""
+
+    NONE = "none"
+    """It is whole, or nobody knows its format."""
+    WEAK = "weak"
+    """It is whole by itself, and lacks names that the version before had."""
+    STRONG = "strong"
+    """By its own format it is cut, empty or incomplete."""
+
+
+_TORN = frozenset({Evidence.WEAK, Evidence.STRONG})
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Overwrite:
+    """A file that was overwritten, while it is not decided what becomes of it.
+
+    ``writers``: tokens of who wrote it. ``closed``: the monotonic time of its last publication.
+    ``evidence``: None until the judge has answered. ``crashed``: nobody knows its writers, and all
+    of them are gone. ``wanted``: a reader has opened it. ``ended``: when somebody first saw that
+    its writers are gone.
+    """
+
+    inode: Inode
+    held: Held
+    closed: float
+    writers: set[Hashable] = dataclasses.field(default_factory=set)
+    evidence: Evidence | None = None
+    crashed: bool = False
+    wanted: bool = False
+    ended: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """What the judge is asked: the file's name, and both contents by ``read``.
+
+    ``read``: which ("new" or "old"), offset and length to bytes, short at the end of the content.
+    It raises CxlfsError when the bytes are damaged, or the question is void.
+    """
+
+    ino: int
+    commit_lsn: int
+    name: bytes
+    new_bytes: int
+    old_bytes: int
+    read: Callable[[str, int, int], bytes]
+
+
+class Overwrites:
+    """One for each volume. ``judges``: whether the judge knows a file of this name, from the head
+    of the version before; ``is_exempt``: a writer whose files are never judged, as a downloader
+    that continues a torn file; ``ending_of``: what became of whom a token stands for.
+    """
+
+    def __init__(self, volume: Volume, versions: Versions, mode: TornMode) -> None:
+        self._volume = volume
+        self._versions = versions
+        self._mode = mode
+        self._pending: dict[int, Overwrite] = {}
+        """The oldest first."""
+        self.judges: Callable[[bytes, bytes], bool] = lambda _name, _head: True
+        self.writer: Callable[[], Hashable | None] = lambda: None
+        self.is_exempt: Callable[[Hashable], bool] = lambda _writer: False
+        self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.UNKNOWN
+        self.is_open: Callable[[int], bool] = lambda _ino: False
+        """A file is open for writing."""
+        self.is_in_unit: Callable[[Inode], bool] = lambda _inode: False
+        self.on_question: Callable[[], None] = lambda: None
+        """Somebody waits for the judge."""
+        self.clock: Callable[[], float] = time.monotonic
+        self._find_left()
+
+    def _find_left(self) -> None:
+        """After opening: what the media say is held. What a crash left undecided is decided."""
+        for inode in self._versions.asides.values():
+            held = Held.decode((inode.xattrs or {}).get(HELD_XATTR, b""))
+            if held is None or inode.aside is None:
+                continue
+            inode.held = held
+            inode.aside.count_as(Counting.KEPT)
+            if not held.is_decided and self._mode is not TornMode.OFF:
+                overwrite = Overwrite(inode, held, self.clock(), crashed=True)
+                self._pending[inode.ino] = overwrite
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._pending)
+
+    def writers(self) -> set[Hashable]:
+        """Tokens of everybody whose end decides something."""
+        return {writer for overwrite in self._pending.values() for writer in overwrite.writers}
+
+    # --- publishing -------------------------------------------------------------------------
+
+    def to_hold(self, inode: Inode, version: Version) -> Held | None:
+        """What the publication of this version holds: the committed content, which is the inode's
+        second map; or None.
+        """
+        before = inode.committed
+        if self._mode is TornMode.OFF or before is None or inode.uncommitted:
+            return None
+        if not (version.whole and version.atomic) or version.redirection is not None:
+            return None
+        if not before.size or before.ref_count > _REFERENCES_MAX or inode.damaged:
+            return None
+        overwrite = self._pending.get(inode.ino)
+        if overwrite is not None and overwrite.evidence in _TORN:
+            return None  # what is held is better than what is committed
+        if inode.held is not None and inode.held.is_decided:
+            return None
+        try:
+            head = bytes(before.read(0, HEAD_BYTES))
+        except CxlfsError:
+            return None
+        writer = self.writer()
+        if not self.judges(inode.name, head) or (writer is not None and self.is_exempt(writer)):
+            return None
+        return Held(inode.committed_mtime_ns, inode.commit_lsn, inode.commit_ns)
+
+    def keeps(self, inode: Inode, version: Version) -> bool:
+        """What is held stays so when this version is published: the same overwrite goes on, or a
+        new one begins over content that is torn. A change in place ends the wait.
+        """
+        return inode.held is not None and version.atomic and not version.staged
+
+    def published(self, inode: Inode, held: Held) -> None:
+        """The record with :meth:`operations` is stored, and the version before is kept aside."""
+        if inode.aside is not None:
+            inode.aside.count_as(Counting.KEPT)
+        self._versions.asides[inode.ino] = inode
+        inode.held = held
+        self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
+        self._pending.pop(inode.ino, None)
+        self._pending[inode.ino] = Overwrite(inode, held, self.clock())
+        self.written(inode)
+
+    def written(self, inode: Inode) -> None:
+        """Content was published over a version that is held already."""
+        overwrite = self._pending.get(inode.ino)
+        if overwrite is not None:
+            overwrite.evidence, overwrite.closed = None, self.clock()
+            overwrite.crashed, overwrite.ended = False, None
+            overwrite.held.reason = ""
+            if (writer := self.writer()) is not None:
+                overwrite.writers.add(writer)
+
+    def forget(self, inode: Inode) -> None:
+        """What was held is gone, or is something else now."""
+        self._pending.pop(inode.ino, None)
+        if inode.held is not None:
+            inode.held = None
+            self._volume.namespace.remove_xattr(inode, HELD_XATTR)
+
+    # --- judging ----------------------------------------------------------------------------
+
+    def next_question(self) -> Question | None:
+        """The next file to look at; None: there is none. The ones that a reader waits for first."""
+        for overwrite in sorted(self._pending.values(), key=lambda o: not o.wanted):
+            inode = overwrite.inode
+            if overwrite.evidence is None and self._is_at_rest(inode) and inode.aside is not None:
+                return Question(
+                    *(inode.ino, inode.commit_lsn, inode.name),
+                    *(inode.content.size, inode.aside.size),
+                    self._reader(overwrite, inode.commit_lsn),
+                )
+        return None
+
+    def _reader(self, overwrite: Overwrite, lsn: int) -> Callable[[str, int, int], bytes]:
+        def read(which: str, offset: int, length: int) -> bytes:
+            inode = overwrite.inode
+            content = inode.content if which == "new" else inode.aside
+            void = inode.commit_lsn != lsn or self._pending.get(inode.ino) is not overwrite
+            if void or content is None or not self._is_at_rest(inode):
+                raise CxlfsError("the file has changed meanwhile")
+            return bytes(content.read(offset, length))
+
+        return read
+
+    def judged(self, question: Question, evidence: Evidence, reason: str) -> None:
+        """The judge's answer. It is void where the content has changed since."""
+        overwrite = self._pending.get(question.ino)
+        if overwrite is None or overwrite.inode.commit_lsn != question.commit_lsn:
+            return
+        if not self._is_at_rest(overwrite.inode):
+            return
+        overwrite.evidence = evidence
+        overwrite.held.reason = "" if evidence is Evidence.NONE else reason
+        if evidence is not Evidence.NONE and self._is_alive(overwrite):
+            message = f"it is incomplete: {reason}; the version before is kept"
+            self._volume.event("torn", message, ino=question.ino)
+
+    def _is_at_rest(self, inode: Inode) -> bool:
+        return inode.version is None and not self.is_open(inode.ino)
+
+    # --- deciding ---------------------------------------------------------------------------
+
+    def wait_for(self, ino: int, *, opens: bool) -> bool:
+        """A process asks for a file (``opens``: to read it) that it does not write. True: what
+        becomes of it is known soon, and the process asks again. Raises as ``Volume.commit``.
+        """
+        overwrite = self._pending.get(ino)
+        if overwrite is None or self._volume.read_only or self._is_alive(overwrite):
+            return False
+        overwrite.wanted = overwrite.wanted or opens
+        if overwrite.ended is None:
+            overwrite.ended = self.clock()
+        if overwrite.evidence is None:
+            if not self._is_at_rest(overwrite.inode):
+                return False
+            self.on_question()
+            return self.clock() - overwrite.ended < WAIT_SECONDS
+        self._decide(overwrite)
+        return False
+
+    def settle(self) -> bool:
+        """Decide about every file of which enough is known; True when something was. Raises as
+        :meth:`Volume.commit`.
+        """
+        if self._volume.read_only:
+            return False
+        worked = False
+        for overwrite in list(self._pending.values()):
+            worked = self._decide(overwrite) or worked
+        return worked
+
+    def finish(self) -> None:
+        """The store is about to be closed: nobody can go on with anything. What the judge has not
+        seen is decided at the next opening.
+        """
+        for overwrite in list(self._pending.values()):
+            if overwrite.evidence is not None and self._is_at_rest(overwrite.inode):
+                overwrite.crashed = True
+                self._decide(overwrite)
+
+    def _endings(self, overwrite: Overwrite) -> set[Ending]:
+        return {self.ending_of(writer) for writer in overwrite.writers} or {Ending.UNKNOWN}
+
+    def _is_alive(self, overwrite: Overwrite) -> bool:
+        return not overwrite.crashed and Ending.ALIVE in self._endings(overwrite)
+
+    def _decide(self, overwrite: Overwrite) -> bool:
+        """True: it was."""
+        inode, evidence = overwrite.inode, overwrite.evidence
+        if evidence is None or not self._is_at_rest(inode) or self.is_in_unit(inode):
+            return False
+        if evidence is Evidence.NONE:
+            self.release(inode)
+            return True
+        endings = self._endings(overwrite)
+        if not overwrite.crashed and Ending.ALIVE in endings:
+            return False
+        now = self.clock()
+        if overwrite.ended is None:
+            overwrite.ended = now
+        failed = overwrite.crashed or bool(endings - {Ending.WELL, Ending.UNKNOWN})
+        quiet = now - max(overwrite.closed, overwrite.ended) >= QUIET_SECONDS
+        if evidence is Evidence.STRONG and not (failed or overwrite.wanted or quiet):
+            return False
+        soon = overwrite.crashed or overwrite.ended - overwrite.closed <= WEAK_SECONDS
+        goes_back = evidence is Evidence.STRONG or (failed and soon)
+        if goes_back and self._mode is TornMode.BACK:
+            self.back(inode, overwrite.held.reason)
+        else:
+            self._report(overwrite)
+        return True
+
+    def _report(self, overwrite: Overwrite) -> None:
+        """The content stays, and its state says that it is incomplete. One record."""
+        inode, held = overwrite.inode, overwrite.held
+        held.is_decided = True
+        self._volume.commit([XattrSetOperation(inode.ino, HELD_XATTR, held.value)], durable=False)
+        self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
+        self._pending.pop(inode.ino, None)
+        message = f"it was left incomplete: {held.reason}; the version before is kept"
+        self._volume.event("torn", message, ino=inode.ino)
+
+    def release(self, inode: Inode) -> None:
+        """The present content is wanted, and what is held is not any more. One record."""
+        self._versions.drop_aside(inode)
+
+    def back(self, inode: Inode, reason: str) -> None:
+        """The version before is the content again, and the torn one is kept aside. One record,
+        durable when it returns. Raises as :meth:`Volume.commit`.
+        """
+        held, before, torn = inode.held, inode.aside, inode.content
+        if held is None or before is None:
+            return
+        inode.stop_writes()
+        self._versions.leases.close(torn)
+        now = self._volume.now()
+        ops = self._exchange(inode, held, torn, now)
+        lsn, time_ns = self._volume.commit(ops)
+        self._volume.note_committed(ops)
+        self.forget(inode)
+        self._versions.clones.forget(inode)
+        self._versions.close_map(inode.committed)
+        inode.committed = None
+        before.count_as(Counting.KEPT)
+        inode.replace_live(before)
+        torn.count_as(Counting.ASIDE)
+        inode.aside = torn
+        inode.mtime_ns, inode.ctime_ns = held.mtime_ns, now
+        inode.commit_lsn, inode.commit_ns = lsn, time_ns
+        self._volume.counters.reverts += 1
+        self._volume.event("reverted", f"the previous version is back: {reason}", ino=inode.ino)
+        if torn.ref_count > _REFERENCES_MAX:
+            self._versions.drop_aside_map(inode)
+
+    def _exchange(self, inode: Inode, held: Held, torn: FileMap, now: int) -> list[Operation]:
+        ops: list[Operation] = [
+            inode.operation(mtime_ns=held.mtime_ns, ctime_ns=now),
+            PromoteOperation(inode.ino),
+            XattrRemoveOperation(inode.ino, HELD_XATTR),
+        ]
+        if torn.ref_count <= _REFERENCES_MAX:
+            ops.insert(2, aside_content(inode.ino, torn))
+        return ops
+
+    def give_up_oldest(self) -> bool:
+        """Space is wanted that nothing else has: of the oldest overwrite one of the two contents
+        goes, the torn one where that is known. False: none is held. Raises as Volume.commit.
+        """
+        inode = next(self._held(), None)
+        if inode is None or inode.held is None:
+            return False
+        overwrite = self._pending.get(inode.ino)
+        torn = overwrite is not None and overwrite.evidence is Evidence.STRONG
+        if torn and self._mode is TornMode.BACK and self._is_at_rest(inode):
+            self.back(inode, f"{inode.held.reason}; its space is needed")
+        else:
+            message = "the version before is given up: its space is needed"
+            self._volume.event("given-up", message, ino=inode.ino)
+        self._versions.drop_aside(inode)
+        return True
+
+    def _held(self) -> Iterator[Inode]:
+        return (inode for inode in self._versions.asides.values() if inode.held is not None)
