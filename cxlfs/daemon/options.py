@@ -88,7 +88,7 @@ class MountConfig:
     """When unfinished checkpoints are set aside before anybody gets in: ``unclean``, when the
     store was not closed cleanly, ``always`` or ``off``.
     """
-    torn: str = "off"
+    torn: str = "back"
     """What is done when a program leaves a torn file in place of a whole one: see
     ``store.overwrites.TornMode``.
     """

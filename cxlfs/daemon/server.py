@@ -33,6 +33,8 @@ from cxlfs.daemon.control_server import ControlServer, Message, status
 from cxlfs.daemon.detach import detach
 from cxlfs.daemon.first_visit import FirstVisit
 from cxlfs.daemon.garbage import GarbageCollector
+from cxlfs.daemon.judge import Judge
+from cxlfs.daemon.judging import Judging
 from cxlfs.daemon.options import MountConfig, fuse_options
 from cxlfs.daemon.policy_request import policy
 from cxlfs.daemon.populater import Populater
@@ -193,6 +195,7 @@ class _Server:
         self._operations = operations = connection.operations
         self._workers = connection.workers
         self._populater = Populater(service.store, operations.lock)
+        self._judging = Judging(service.store, operations.lock, Judge())
         self._control = ControlServer(service.store, operations)
         self._control.register("verify", verify)
         self._control.register("policy", policy)
@@ -278,6 +281,7 @@ class _Server:
                 await nursery.start(self._watch_signals)
                 nursery.start_soon(self._maintain)
                 nursery.start_soon(self._populater.run)
+                nursery.start_soon(self._judging.run)
                 self._operations.page_cache.start()
                 nursery.start_soon(self._announce)
                 if self._workers is not None:

@@ -86,3 +86,9 @@ def drop_operations(ino: int, held: Held | None) -> list[Operation]:
     if held is not None:
         ops.append(XattrRemoveOperation(ino, HELD_XATTR))
     return ops
+
+
+def undecided_operation(ino: int, held: Held) -> Operation:
+    """A file that stayed as it was is overwritten again: that is to be decided anew."""
+    again = dataclasses.replace(held, is_decided=False)
+    return XattrSetOperation(ino, HELD_XATTR, again.value)

@@ -124,7 +124,7 @@ class Overwrites:
     def __init__(self, volume: Volume, versions: Versions, mode: TornMode) -> None:
         self._volume = volume
         self._versions = versions
-        self._mode = mode
+        self.mode = mode
         self._pending: dict[int, Overwrite] = {}
         """The oldest first."""
         self.judges: Callable[[bytes, bytes], bool] = lambda _name, _head: True
@@ -147,7 +147,7 @@ class Overwrites:
                 continue
             inode.held = held
             inode.aside.count_as(Counting.KEPT)
-            if not held.is_decided and self._mode is not TornMode.OFF:
+            if not held.is_decided and self.mode is not TornMode.OFF:
                 overwrite = Overwrite(inode, held, self.clock(), crashed=True)
                 self._pending[inode.ino] = overwrite
 
@@ -166,7 +166,7 @@ class Overwrites:
         second map; or None.
         """
         before = inode.committed
-        if self._mode is TornMode.OFF or before is None or inode.uncommitted:
+        if self.mode is TornMode.OFF or before is None or inode.uncommitted:
             return None
         if not (version.whole and version.atomic) or version.redirection is not None:
             return None
@@ -205,13 +205,20 @@ class Overwrites:
 
     def written(self, inode: Inode) -> None:
         """Content was published over a version that is held already."""
+        held = inode.held
+        if held is None or self.mode is TornMode.OFF:
+            return
+        if held.is_decided:
+            held.is_decided = False
+            self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
         overwrite = self._pending.get(inode.ino)
-        if overwrite is not None:
-            overwrite.evidence, overwrite.closed = None, self.clock()
-            overwrite.crashed, overwrite.ended = False, None
-            overwrite.held.reason = ""
-            if (writer := self.writer()) is not None:
-                overwrite.writers.add(writer)
+        if overwrite is None:
+            overwrite = self._pending[inode.ino] = Overwrite(inode, held, self.clock())
+        overwrite.evidence, overwrite.closed = None, self.clock()
+        overwrite.crashed, overwrite.ended = False, None
+        held.reason = ""
+        if (writer := self.writer()) is not None:
+            overwrite.writers.add(writer)
 
     def forget(self, inode: Inode) -> None:
         """What was held is gone, or is something else now."""
@@ -327,7 +334,7 @@ class Overwrites:
             return False
         soon = overwrite.crashed or overwrite.ended - overwrite.closed <= WEAK_SECONDS
         goes_back = evidence is Evidence.STRONG or (failed and soon)
-        if goes_back and self._mode is TornMode.BACK:
+        if goes_back and self.mode is TornMode.BACK:
             self.back(inode, overwrite.held.reason)
         else:
             self._report(overwrite)
@@ -394,7 +401,7 @@ class Overwrites:
             return False
         overwrite = self._pending.get(inode.ino)
         torn = overwrite is not None and overwrite.evidence is Evidence.STRONG
-        if torn and self._mode is TornMode.BACK and self._is_at_rest(inode):
+        if torn and self.mode is TornMode.BACK and self._is_at_rest(inode):
             self.back(inode, f"{inode.held.reason}; its space is needed")
         else:
             message = "the version before is given up: its space is needed"

@@ -31,7 +31,7 @@ from cxlfs.native.extent_calls import EXTENT_INFO
 from cxlfs.native.extents import Counting
 from cxlfs.native.maps import Delta, FileMap
 from cxlfs.store.clones import Clones, count_committed
-from cxlfs.store.held import drop_operations, hold_operations
+from cxlfs.store.held import drop_operations, hold_operations, undecided_operation
 from cxlfs.store.leases import Leases
 from cxlfs.store.overwrite_hooks import NoOverwrites, OverwriteHooks
 from cxlfs.store.promises import Promises
@@ -503,6 +503,8 @@ def _content_operations(
     yield content
     if content.aside:
         yield PromoteOperation(inode.ino)
+    elif keeps and inode.held is not None and inode.held.is_decided:
+        yield undecided_operation(inode.ino, inode.held)
     elif inode.aside is not None and held is None and not keeps:
         yield from drop_operations(inode.ino, inode.held)
 

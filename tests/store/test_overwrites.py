@@ -191,6 +191,17 @@ def test_fewer_names_and_a_good_end_are_only_reported(trial: Trial) -> None:
     assert trial.content == OLD
 
 
+def test_a_save_over_what_was_reported_is_judged_anew(trial: Trial) -> None:
+    trial.save(FEWER)
+    trial.end(Ending.WELL)
+    trial.now += QUIET_SECONDS
+    assert trial.settle() == FEWER
+    trial.writer = "b"
+    trial.save(TORN)
+    trial.reopen()
+    assert trial.settle() == OLD
+
+
 def test_fewer_names_long_before_a_failure_are_meant(trial: Trial) -> None:
     trial.save(FEWER)
     trial.now += WEAK_SECONDS + 1

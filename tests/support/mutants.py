@@ -131,6 +131,7 @@ def _encode(event: Event) -> bytes:
 from tests.support import (  # noqa: E402 - they register, and need what stands above
     mutants_of_direct,  # noqa: F401
     mutants_of_order,  # noqa: F401
+    mutants_of_overwrites,  # noqa: F401
     mutants_of_recovery,  # noqa: F401
     mutants_of_rollover,  # noqa: F401
     mutants_of_units,  # noqa: F401

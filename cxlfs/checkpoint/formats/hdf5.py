@@ -108,7 +108,7 @@ def _find(reader: Reader, base: int, length: int) -> int:
         if reader.read(base + at, len(MAGIC)) == MAGIC:
             return at
         at = at * 2 or _FIRST_PLACE
-    if not reader.read(base, min(length, 8)).strip(b"\0"):
+    if is_cut(reader.read(base, min(length, len(MAGIC))), MAGIC):
         raise IncompleteError("its superblock was not written")
     raise DamagedError("it has no superblock")
 

@@ -29,6 +29,7 @@ from tests.support.crash.bench import Bench, new_bench
 from tests.support.crash.damage import DAMAGES, cut_mkfs, damage
 from tests.support.crash.direct_operations import DIRECT_OPERATIONS
 from tests.support.crash.direct_situations import DIRECT_SITUATIONS
+from tests.support.crash.held_operations import HELD_OPERATIONS
 from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
 from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
@@ -57,6 +58,7 @@ BY_NAME: dict[str, single.Workload] = {
         *RANGE_OPERATIONS,
         *DIRECT_OPERATIONS,
         *SECOND_ONLY,
+        *HELD_OPERATIONS,
         *_ALONE,
         *UNIT_OPERATIONS,
     )
@@ -66,6 +68,7 @@ _EACH = [
     *OPERATIONS,
     *RANGE_OPERATIONS,
     *DIRECT_OPERATIONS,
+    *HELD_OPERATIONS,
     *LONG_WORKLOADS,
 ]
 _OF_UNITS = {work.__name__ for work in UNIT_OPERATIONS}
@@ -130,7 +133,8 @@ def _t1(_seed: int) -> Iterator[str]:
     for i, first in enumerate(RANGE_OPERATIONS):
         for second in (*RANGE_OPERATIONS, *OPERATIONS[i % 4 :: 4]):
             yield f"two/{_MEDIA[i % 2]}/{first.__name__}+{second.__name__}"
-    yield from _pairs_of_direct()
+    yield from _pairs_of(DIRECT_OPERATIONS)
+    yield from _pairs_of(HELD_OPERATIONS)
     others = [*OPERATIONS, *RANGE_OPERATIONS]
     for i, unit in enumerate(UNIT_OPERATIONS):
         for j, other in enumerate((*UNIT_OPERATIONS, *others, *SECOND_ONLY)):
@@ -139,9 +143,10 @@ def _t1(_seed: int) -> Iterator[str]:
             yield f"two/{_MEDIA[(i + j + 1) % 2]}/{other.__name__}+{unit.__name__}"
 
 
-def _pairs_of_direct() -> Iterator[str]:
-    for i, first in enumerate(DIRECT_OPERATIONS):
-        for j, second in enumerate((*DIRECT_OPERATIONS, *OPERATIONS, *SECOND_ONLY)):
+def _pairs_of(operations: list[single.Workload]) -> Iterator[str]:
+    """Each of them before each other one of them, and before and behind all ordinary ones."""
+    for i, first in enumerate(operations):
+        for j, second in enumerate((*operations, *OPERATIONS, *SECOND_ONLY)):
             yield f"two/{_MEDIA[(i + j) % 2]}/{first.__name__}+{second.__name__}"
         for j, second in enumerate(OPERATIONS):
             yield f"two/{_MEDIA[(i + j + 1) % 2]}/{second.__name__}+{first.__name__}"

@@ -176,6 +176,8 @@ def _entry(inode: Inode, *, live: bool) -> Entry:
         size = shown.size
         content = _digest(shown)
         state = b"incomplete" if inode.flags & layout.INODE_INCOMPLETE else b"complete"
+        if inode.held is not None and inode.aside is not None:
+            state += b", held: " + _digest(inode.aside)[:8].hex().encode()
     return Entry(
         inode.kind,
         inode.mode,

@@ -1,0 +1,201 @@
+"""Is a file that was overwritten torn? Its bytes say so, compared with those of the version before.
+
+The formats are those of single files (``formats.files``), and JSON. Other modules read the bytes
+(whoever makes the ``Source``), know how the writer ended, and decide what follows.
+
+Invariants
+- Content of a format that nobody knows, or that a reader does not understand, is never torn.
+- Content that is whole and has every name of the version before is never torn.
+- Nothing is compared with a version before that is not whole itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable
+from typing import Protocol
+
+from cxlfs.checkpoint import limits
+from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
+from cxlfs.checkpoint.formats.files import FILE_FORMATS
+from cxlfs.checkpoint.jsons import read_json
+from cxlfs.checkpoint.model import (
+    BeyondLimitsError,
+    DamagedError,
+    IncompleteError,
+    ProblemError,
+    State,
+)
+from cxlfs.checkpoint.place import Budget, Reader
+from cxlfs.units import KIB, MIB
+
+_METADATA_BYTES_MAX = 64 * MIB
+"""Of structure that is read of one file: what has more is not judged."""
+_BLOCK_BYTES = 4 * KIB
+_BLOCKS_MAX = 4096
+_PIECE_BYTES = MIB
+_NAME_WORDS_MAX = 200
+_JSON = ".json"
+
+
+class Evidence(enum.StrEnum):
+    """What the bytes say of the new content."""
+
+    NONE = "none"
+    """It is whole, and has every name of the version before."""
+    WEAK = "weak"
+    """It is whole by itself, and lacks names; or its parts contradict each other."""
+    STRONG = "strong"
+    """It is empty, cut or incomplete by its own format."""
+    UNKNOWN = "unknown"
+    """It cannot be judged."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """``reason``: one line for people; empty where nothing is wrong."""
+
+    evidence: Evidence
+    reason: str = ""
+
+
+class Source(Protocol):
+    """Bytes of one content, wherever they are."""
+
+    size_bytes: int
+
+    def fetch(self, offset: int, length: int) -> bytes:
+        """At most 1 MiB, all of it inside. Raises OSError: it cannot be read."""
+        ...
+
+
+def is_judged(name: bytes, head: bytes) -> bool:
+    """Whether a file of this name can be judged, from the first bytes of the version before."""
+    return _reading_of(name.decode("utf-8", "replace"), head[:HEAD_BYTES]) is not None
+
+
+def judge(name: str, new: Source, old: Source) -> Verdict:
+    """Compare a file's content with the version before. Raises nothing for what bytes may hold."""
+    try:
+        return _judge(name, new, old)
+    except (ProblemError, OSError, RecursionError, MemoryError) as error:
+        return Verdict(Evidence.UNKNOWN, str(error)[:_NAME_WORDS_MAX])
+
+
+def _judge(name: str, new: Source, old: Source) -> Verdict:
+    known = _reading_of(name, _head(old))
+    if known is None:
+        return Verdict(Evidence.UNKNOWN, "its format is not known")
+    before = known(_SourceReader(old, name))
+    if before is None:
+        return Verdict(Evidence.UNKNOWN, "the version before is not whole")
+    if not new.size_bytes:
+        return Verdict(Evidence.STRONG, "it is empty")
+    # What is too short to be known by its first bytes is cut, if it is anything.
+    reading = _reading_of(name, _head(new)) or known
+    try:
+        after = reading(_SourceReader(new, name))
+    except IncompleteError as error:
+        return Verdict(Evidence.STRONG, str(error))
+    except DamagedError as error:
+        return Verdict(Evidence.STRONG if reading is _read_json else Evidence.WEAK, str(error))
+    if after is None:
+        return Verdict(Evidence.UNKNOWN, "whether it is whole is not known")
+    return _compared(before, after)
+
+
+def _compared(before: _Names, after: _Names) -> Verdict:
+    """Both are whole by themselves."""
+    missing = before.names - after.names
+    if not missing or not after.names < before.names:
+        return Verdict(Evidence.NONE)
+    first = min(missing)[:_NAME_WORDS_MAX]
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return Verdict(Evidence.WEAK, f"{before.what} {first}{more} of the version before is missing")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Names:
+    """What a whole content has names for; none where they are not listed."""
+
+    what: str
+    names: frozenset[str]
+
+
+_Reading = Callable[[Reader], _Names | None]
+"""Raises IncompleteError, DamagedError; None: whether the content is whole is not known."""
+
+
+def _reading_of(name: str, head: bytes) -> _Reading | None:
+    """How a file of that name and beginning is read; None: its format is not known."""
+    if name.endswith(_JSON):
+        return _read_json
+    found = next((each for each in FILE_FORMATS if each.recognises(name, head)), None)
+    return None if found is None else functools.partial(_examine, found)
+
+
+def _examine(found: FileFormat, reader: Reader) -> _Names | None:
+    contents = found.examine(reader)
+    state, reason = contents.state()
+    if state is State.INCOMPLETE:
+        raise IncompleteError(reason or "it is incomplete")
+    if state is State.DAMAGED:
+        raise DamagedError(reason or "it is damaged")
+    if state is not State.COMPLETE:
+        return None
+    listed = () if contents.notes else contents.tensors
+    return _Names("tensor", frozenset(tensor.name for tensor in listed))
+
+
+def _read_json(reader: Reader) -> _Names:
+    value = read_json(reader, "it")
+    return _Names("key", frozenset(value) if isinstance(value, dict) else frozenset())
+
+
+def _head(source: Source) -> bytes:
+    return source.fetch(0, min(HEAD_BYTES, source.size_bytes))
+
+
+class _SourceReader(Reader):
+    """Reads a source in blocks, and remembers some: headers lie beside each other."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        super().__init__(-1, name, source.size_bytes, Budget(_METADATA_BYTES_MAX))
+        self._source = source
+        self._blocks: dict[int, bytes] = {}
+
+    def read_data(self, offset: int, length: int) -> bytes:
+        if offset < 0 or length < 0 or offset + length > self.size_bytes:
+            raise IncompleteError(
+                f"it ends at byte {self.size_bytes}, {offset + length} are needed"
+            )
+        if length > _BLOCK_BYTES:
+            pieces = range(offset, offset + length, _PIECE_BYTES)
+            return b"".join(
+                self._fetch(at, min(_PIECE_BYTES, offset + length - at)) for at in pieces
+            )
+        first = offset // _BLOCK_BYTES
+        last = max(offset + length - 1, offset) // _BLOCK_BYTES
+        data = b"".join(self._block(number) for number in range(first, last + 1))
+        begin = offset - first * _BLOCK_BYTES
+        return data[begin : begin + length]
+
+    def _block(self, number: int) -> bytes:
+        block = self._blocks.get(number)
+        if block is None:
+            at = number * _BLOCK_BYTES
+            block = self._fetch(at, min(_BLOCK_BYTES, self.size_bytes - at))
+            if len(self._blocks) >= _BLOCKS_MAX:
+                self._blocks.clear()
+            self._blocks[number] = block
+        return block
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        if length > limits.READ_BYTES:
+            raise BeyondLimitsError("a piece is larger than what is read")
+        data = self._source.fetch(offset, length)
+        if len(data) != length:
+            raise BeyondLimitsError("it changes while it is read")
+        return data

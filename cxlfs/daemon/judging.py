@@ -1,0 +1,87 @@
+"""Asks the judge about files that were overwritten, while nobody waits for them, or at once.
+
+Other modules decide which files these are and what follows (``store.overwrites``), and read the
+bytes (``judge``, in a process of its own).
+
+Invariants
+- The store's lock is held for one range of bytes at a time, never while the judge thinks.
+- A judge that fails leaves the file as it is: nothing is known of it then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import trio
+
+from cxlfs.checkpoint.judge import Evidence as Found
+from cxlfs.checkpoint.judge import is_judged
+from cxlfs.store.overwrites import Evidence
+
+if TYPE_CHECKING:
+    from cxlfs.daemon.judge import Judge
+    from cxlfs.store import Store
+    from cxlfs.store.overwrites import Question
+
+IDLE_SECONDS = 0.5
+_MEANING = {
+    Found.NONE: Evidence.NONE,
+    Found.UNKNOWN: Evidence.NONE,
+    Found.WEAK: Evidence.WEAK,
+    Found.STRONG: Evidence.STRONG,
+}
+
+
+class Judging:
+    """One for each mount. ``lock``: the one that every use of the store is under."""
+
+    def __init__(self, store: Store, lock: threading.Lock, judge: Judge) -> None:
+        self._store = store
+        self._lock = lock
+        self._judge = judge
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._woken = trio.Event()
+        store.overwrites.judges = is_judged
+        store.overwrites.on_question = self.wake
+
+    def wake(self) -> None:
+        """A reader waits for an answer. From any thread."""
+        if self._token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._set_woken, idempotent=True)
+
+    def _set_woken(self) -> None:
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._token = trio.lowlevel.current_trio_token()
+        try:
+            while True:
+                with trio.move_on_after(IDLE_SECONDS):
+                    await self._woken.wait()
+                self._woken = trio.Event()
+                while (question := self._next()) is not None:
+                    await self._answer(question)
+                await self._judge.rest()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._judge.aclose()
+
+    def _next(self) -> Question | None:
+        with self._lock:
+            return self._store.overwrites.next_question()
+
+    async def _answer(self, question: Question) -> None:
+        def read(which: str, offset: int, length: int) -> bytes:
+            with self._lock:
+                return question.read(which, offset, length)
+
+        verdict = await self._judge.judge(
+            question.name, question.new_bytes, question.old_bytes, read
+        )
+        with self._lock:
+            evidence = _MEANING[verdict.evidence]
+            self._store.overwrites.judged(question, evidence, verdict.reason)

@@ -1,0 +1,205 @@
+"""Is an overwritten file torn? As its bytes and those of the version before say."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from cxlfs.checkpoint.judge import Evidence, Verdict, is_judged, judge
+from cxlfs.checkpoint.limits import READ_BYTES
+
+NAMES = ("first", "second", "third")
+TORN = {Evidence.STRONG, Evidence.WEAK}
+
+
+@dataclasses.dataclass
+class Bytes:
+    """A content in memory."""
+
+    data: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    def fetch(self, offset: int, length: int) -> bytes:
+        assert length <= READ_BYTES
+        assert offset + length <= len(self.data)
+        return self.data[offset : offset + length]
+
+
+class Broken(Bytes):
+    """One that the media have damaged."""
+
+    def fetch(self, offset: int, length: int) -> bytes:
+        raise OSError(f"{length} bytes at {offset}")
+
+
+def judged(name: str, new: bytes, old: bytes) -> Verdict:
+    return judge(name, Bytes(new), Bytes(old))
+
+
+# --- savers ---------------------------------------------------------------------------------
+
+
+def npz(names: tuple[str, ...] = NAMES, *, compressed: bool = False) -> bytes:
+    file = io.BytesIO()
+    save = np.savez_compressed if compressed else np.savez
+    save(file, allow_pickle=False, **{name: np.arange(300.0) for name in names})
+    return file.getvalue()
+
+
+def npy(_names: tuple[str, ...] = NAMES) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.arange(1000.0))
+    return file.getvalue()
+
+
+def safetensors(names: tuple[str, ...] = NAMES) -> bytes:
+    from safetensors.numpy import save
+
+    return bytes(save({name: np.arange(300.0) for name in names}))
+
+
+def hdf5(names: tuple[str, ...] = NAMES) -> bytes:
+    import h5py  # type: ignore[import-untyped]
+
+    file = io.BytesIO()
+    with h5py.File(file, "w") as opened:
+        for name in names:
+            opened[name] = np.arange(300.0)
+    return file.getvalue()
+
+
+def pickled(names: tuple[str, ...] = NAMES) -> bytes:
+    return pickle.dumps({name: list(range(100)) for name in names})
+
+
+def jsons(names: tuple[str, ...] = NAMES) -> bytes:
+    return json.dumps({name: [1, 2, 3] for name in names}, indent=2).encode()
+
+
+Save = Callable[..., bytes]
+SAVERS: dict[str, Save] = {
+    "a.npz": npz,
+    "a.npy": npy,
+    "a.safetensors": safetensors,
+    "a.h5": hdf5,
+    "a.pkl": pickled,
+    "a.json": jsons,
+}
+
+
+@pytest.fixture(params=list(SAVERS))
+def name(request: pytest.FixtureRequest) -> str:
+    chosen = request.param
+    assert isinstance(chosen, str)
+    if chosen.endswith(".safetensors"):
+        pytest.importorskip("safetensors")
+    if chosen.endswith(".h5"):
+        pytest.importorskip("h5py")
+    return chosen
+
+
+# --- verdicts -------------------------------------------------------------------------------
+
+
+def test_whole_content_is_never_torn(name: str) -> None:
+    data = SAVERS[name]()
+    assert judged(name, data, data).evidence is Evidence.NONE
+
+
+def test_content_that_is_cut_anywhere_is_torn(name: str) -> None:
+    data = SAVERS[name]()
+    for length in {*range(0, len(data), max(1, len(data) // 300)), *range(20), len(data) - 1}:
+        verdict = judged(name, data[:length], data)
+        assert verdict.evidence is Evidence.STRONG, (length, verdict)
+        assert verdict.reason
+
+
+@pytest.mark.parametrize("saver", ["a.npz", "a.pkl", "a.json"])
+def test_zeros_behind_a_cut_are_torn(saver: str) -> None:
+    """A file that was given its length first, and its bytes in part."""
+    data = SAVERS[saver]()
+    for length in range(0, len(data) - 20, max(1, len(data) // 100)):
+        new = data[:length] + bytes(len(data) - length)
+        assert judged(saver, new, data).evidence in TORN, length
+
+
+@pytest.mark.parametrize("saver", ["a.npz", "a.safetensors", "a.h5", "a.json"])
+def test_names_that_are_missing_are_weak_evidence(saver: str) -> None:
+    if saver.endswith((".safetensors", ".h5")):
+        pytest.importorskip("safetensors" if saver.endswith("s") else "h5py")
+    save = SAVERS[saver]
+    for count in (1, 2):
+        verdict = judged(saver, save(NAMES[:count]), save())
+        assert verdict.evidence is Evidence.WEAK
+        assert NAMES[count] in verdict.reason
+
+
+@pytest.mark.parametrize("saver", ["a.npz", "a.json"])
+def test_other_names_are_meant(saver: str) -> None:
+    save = SAVERS[saver]
+    assert judged(saver, save(("first", "other")), save()).evidence is Evidence.NONE
+    assert judged(saver, save((*NAMES, "more")), save()).evidence is Evidence.NONE
+
+
+def interrupted_npz(after: int) -> bytes:
+    """As ``np.savez`` leaves it when an exception comes while it writes array ``after``."""
+    file = io.BytesIO()
+    with contextlib.suppress(KeyboardInterrupt), zipfile.ZipFile(file, "w") as archive:
+        for number, each in enumerate(NAMES):
+            with archive.open(f"{each}.npy", "w") as part:
+                if number == after:
+                    part.write(b"\x93NUMPY"[:after])
+                    raise KeyboardInterrupt
+                np.lib.format.write_array(part, np.arange(300.0))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("after", range(3))
+def test_an_exception_in_the_middle_of_an_archive(after: int) -> None:
+    """It is ended in good order, whatever is missing in it."""
+    assert judged("a.npz", interrupted_npz(after), npz()).evidence in TORN
+
+
+def test_compressed_archives() -> None:
+    old = npz(compressed=True)
+    assert judged("a.npz", npz(NAMES[:2], compressed=True), old).evidence is Evidence.WEAK
+    assert judged("a.npz", old[:-30], old).evidence is Evidence.STRONG
+
+
+def test_another_format_under_the_same_name() -> None:
+    assert judged("a.npz", npy(), npz()).evidence is Evidence.NONE
+    assert judged("model.bin", b"text, and no format at all", npz()).evidence is not Evidence.STRONG
+
+
+@pytest.mark.parametrize(("name", "old"), [("a.txt", b"text"), ("a.log", npy()[:50]), ("a", b"")])
+def test_what_nobody_knows_is_never_torn(name: str, old: bytes) -> None:
+    assert judged(name, b"", old).evidence is Evidence.UNKNOWN
+
+
+def test_nothing_goes_back_to_a_version_that_is_torn_itself(name: str) -> None:
+    data = SAVERS[name]()
+    assert judged(name, data[:10], data[:50]).evidence is Evidence.UNKNOWN
+
+
+def test_formats_are_known_by_their_beginning() -> None:
+    assert is_judged(b"model.npz", npz()[:16])
+    assert is_judged(b"state.pkl", pickled()[:16])
+    assert is_judged(b"state.json", b"{}")
+    assert not is_judged(b"train.log", b"step 1")
+    assert not is_judged(b"\xff\xfe", b"")
+
+
+def test_bytes_that_cannot_be_read_are_not_judged() -> None:
+    assert judge("a.npy", Broken(npy()), Bytes(npy())).evidence is Evidence.UNKNOWN
+    assert judge("a.npy", Bytes(npy()), Broken(npy())).evidence is Evidence.UNKNOWN

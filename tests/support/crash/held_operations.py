@@ -1,0 +1,149 @@
+"""Operations over files whose version before is held until somebody has judged the new one.
+
+What the judge says, and how the writer ends, is told by each operation: neither is asked of the
+store. ``tape`` compares what is held, too.
+"""
+
+from __future__ import annotations
+
+from cxlfs.errors import NotFoundError
+from cxlfs.store.overwrites import Evidence, TornMode
+from cxlfs.store.unit_rules import Ending
+from tests.support.crash.bench import Bench
+from tests.support.crash.operations import BIG, TRUNCATE
+
+_OLD, _OTHER = b"old", b"other"
+
+
+def _holding(bench: Bench, ending: Ending = Ending.ALIVE) -> None:
+    """From here on overwrites are held, and their writers have ended like that."""
+    overwrites = bench.store.overwrites
+    overwrites.mode = TornMode.BACK
+    overwrites.writer = lambda: "a writer"
+    overwrites.ending_of = lambda _writer: ending
+
+
+def _judge(bench: Bench, evidence: Evidence) -> None:
+    """Answer every question like that, and decide."""
+    overwrites = bench.store.overwrites
+    while (question := overwrites.next_question()) is not None:
+        question.read("new", 0, 100)
+        question.read("old", 0, 100)
+        overwrites.judged(question, evidence, "it is cut")
+    before = set(bench.store.versions.asides)
+    bench.do("decide", overwrites.settle, late=True, steps=True)
+    for ino in before:
+        bench.contents.pop(ino, None)  # what was there before, perhaps
+
+
+def _content(bench: Bench, path: bytes) -> bytes:
+    try:
+        inode = bench.inode(path)
+    except NotFoundError:
+        return b""
+    return b"" if inode.live is None else bytes(inode.live.read(0, inode.live.size))
+
+
+def held_left(bench: Bench) -> None:
+    """Nobody has looked at the new content yet."""
+    _holding(bench)
+    bench.save(_OLD, 5000)
+
+
+def held_released(bench: Bench) -> None:
+    _holding(bench)
+    bench.save(_OLD, 3000)
+    _judge(bench, Evidence.NONE)
+
+
+def held_goes_back(bench: Bench) -> None:
+    _holding(bench, Ending.KILLED)
+    bench.save(_OLD, 700)
+    _judge(bench, Evidence.STRONG)
+
+
+def held_goes_back_to_much(bench: Bench) -> None:
+    """And what was torn makes room for something else."""
+    bench.save(_OLD, BIG)
+    held_goes_back(bench)
+    bench.save(b"new", BIG)
+
+
+def held_reported(bench: Bench) -> None:
+    _holding(bench, Ending.WELL)
+    bench.save(_OLD, 2000)
+    _judge(bench, Evidence.WEAK)
+
+
+def held_saved_again(bench: Bench) -> None:
+    """Over one that nobody has judged, and over one that is known to be torn: the newest that is
+    not comes back.
+    """
+    _holding(bench)
+    bench.save(_OLD, 4000)
+    good = _content(bench, _OLD)
+    bench.save(_OLD, 900)
+    _judge(bench, Evidence.STRONG)
+    bench.save(_OLD, 1200)
+    _holding(bench, Ending.BADLY)
+    _judge(bench, Evidence.STRONG)
+    if not bench.left_open:  # else an earlier operation still writes
+        assert _content(bench, _OLD) == good
+
+
+def held_fsync(bench: Bench) -> None:
+    _holding(bench, Ending.INTERRUPTED)
+    handle = bench.open(_OLD, TRUNCATE)
+    bench.write(handle, 0, 3000)
+    bench.fsync(handle)
+    bench.write(handle, 1500, 3000)
+    bench.close(handle)
+    _judge(bench, Evidence.STRONG)
+
+
+def held_changed_in_place(bench: Bench) -> None:
+    held_left(bench)
+    handle = bench.open(_OLD)
+    bench.write(handle, 100, 300)
+    bench.close(handle)
+    changed = _content(bench, _OLD)
+    _holding(bench, Ending.KILLED)
+    _judge(bench, Evidence.STRONG)
+    if not bench.left_open:
+        assert _content(bench, _OLD) == changed
+
+
+def held_killed_in_the_next(bench: Bench) -> None:
+    held_left(bench)
+    handle = bench.open(_OLD, TRUNCATE)
+    bench.write(handle, 0, 2500)
+    bench.close(handle, killed=True)
+    _holding(bench, Ending.KILLED)
+    _judge(bench, Evidence.STRONG)
+
+
+def held_renamed_and_removed(bench: Bench) -> None:
+    held_left(bench)
+    bench.rename(_OLD, b"new")
+    bench.save(_OTHER, 300)
+    bench.rename(_OTHER, b"new")
+
+
+def held_given_up(bench: Bench) -> None:
+    held_left(bench)
+    bench.do("give up", bench.store.overwrites.give_up_oldest, late=True)
+    bench.save(b"new", 6000)
+
+
+def held_by_two_names(bench: Bench) -> None:
+    _holding(bench, Ending.KILLED)
+    bench.save(_OTHER, 100)
+    bench.link(_OTHER, b"third")
+    _judge(bench, Evidence.STRONG)
+
+
+HELD_OPERATIONS = [
+    held_left, held_released, held_goes_back, held_goes_back_to_much, held_reported,
+    held_saved_again, held_fsync, held_changed_in_place, held_killed_in_the_next,
+    held_renamed_and_removed, held_given_up, held_by_two_names,
+]  # fmt: skip

@@ -1,0 +1,68 @@
+"""Planted bugs in overwrites whose version before is held: holding it, giving it up, going back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cxlfs.format.operations import (
+    Operation,
+    PromoteOperation,
+    XattrRemoveOperation,
+)
+from cxlfs.store import overwrites, versions
+from cxlfs.store.overwrites import Overwrites
+from tests.support.mutants import Patch, mutant, nothing, on_result
+
+
+@mutant("one/LINE/held_left", 7, 16)
+def version_before_held_in_memory_alone(patch: Patch) -> None:
+    """The record that publishes an overwrite does not say that the version before is held."""
+    patch.setattr(versions, "hold_operations", lambda *_: [])
+
+
+@mutant("one/LINE/held_left", 7)
+def version_before_held_without_its_content(patch: Patch) -> None:
+    """The record says that it is held, and not what it is."""
+    on_result(patch, versions, "hold_operations", lambda ops: ops[1:])
+
+
+@mutant("one/LINE/held_goes_back", 5, 6)
+def held_version_comes_back_in_two_records(patch: Patch) -> None:
+    """The old content is the file's again in one record, and its times in another."""
+    original = Overwrites._exchange
+
+    def two(self: Overwrites, *args: Any) -> list[Operation]:
+        ops = original(self, *args)
+        first = [op for op in ops if isinstance(op, PromoteOperation)]
+        self._volume.commit(first)
+        return [op for op in ops if op not in first]
+
+    patch.setattr(Overwrites, "_exchange", two)
+
+
+@mutant("one/LINE/held_released", 6)
+def release_leaves_its_mark(patch: Patch) -> None:
+    """What is kept aside is dropped, and the file still says that it is the version before."""
+
+    def without(ops: list[Operation]) -> list[Operation]:
+        return [op for op in ops if not isinstance(op, XattrRemoveOperation)]
+
+    on_result(patch, versions, "drop_operations", without)
+
+
+@mutant("one/LINE/held_saved_again", 7, 16)
+def good_version_forgotten_at_the_next_save(patch: Patch) -> None:
+    """A program that saves over a torn file replaces the last whole version with it."""
+    patch.setattr(overwrites, "_TORN", frozenset())
+
+
+@mutant("one/LINE/held_left", 10)
+def opening_forgets_what_is_held(patch: Patch) -> None:
+    """After a crash the version before counts as an incomplete one."""
+    patch.setattr(Overwrites, "_find_left", nothing)
+
+
+@mutant("one/LINE/held_changed_in_place", 6)
+def change_in_place_leaves_the_mark(patch: Patch) -> None:
+    """What a file is changed to in place still counts as an overwrite that may be torn."""
+    patch.setattr(Overwrites, "keeps", lambda *_: True)
