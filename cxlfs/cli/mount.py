@@ -43,6 +43,7 @@ Options for -o, separated by commas:
   busy_poll=MICROSECONDS       how long to look for the next request before sleeping (100)
   wakeup_latency=MICROSECONDS  let idle processors wake so fast while mounted (root; small files)
   allow_incomplete_overwrite   when two versions of a file do not fit, give up the old one
+  torn=back|tell|off           a torn file: the version before comes back, is kept, or neither
   units=policy|auto|off        directories that are done or undone as a whole: where a policy says
                                so (see "cxlfs policy"), also by well-known names, or nowhere
   tidy, tidy=off|unclean|always

@@ -45,6 +45,7 @@ SHORT_HELP = {
     "status": "Show the state of a store and what to do about it.",
     "list": "List checkpoints with their commits and states.",
     "good": "Print the newest checkpoint that is complete and verified.",
+    "restore": "Bring back the version of a file that is kept aside.",
     "tidy": "Set unfinished checkpoints aside, so that a framework resumes.",
     "advise": "Say how often a job should save, and what its failures cost.",
     "policy": "Say which directories are done, or undone, as a whole.",

@@ -8,7 +8,8 @@ Invariants
   copy does not take along what is true of the original alone. An archiver may bring such a name
   from elsewhere all the same, and would call its copy failed for one attribute that it cannot set:
   setting and removing are accepted, and change nothing. The exception is nothing that can be read:
-  who sets ``user.cxlfs.revert`` gives up what is being written.
+  who sets ``user.cxlfs.revert`` gives up what is being written, who sets ``user.cxlfs.restore``
+  gets what is kept aside.
 - ``trusted.cxlfs.*`` is what the store remembers (``health``): users neither see nor set it.
 """
 
@@ -45,13 +46,15 @@ COMMIT_XATTR = b"user.cxlfs.commit"
 FAILED_XATTR = b"user.cxlfs.failed_resumes"
 CRC32C_XATTR = b"user.cxlfs.crc32c"
 REVERT_XATTR = b"user.cxlfs.revert"
+RESTORE_XATTR = b"user.cxlfs.restore"
 _VIRTUAL_PREFIX = b"user.cxlfs."
 _XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
 
 
 class InodeAttributes:
     """The verbs over attributes; ``require_room`` raises NoSpaceError when metadata cannot grow,
-    ``damaged`` is called when a read for one meets damage.
+    ``damaged`` is called when a read for one meets damage, ``restore`` for a file whose user wants
+    the content that is kept aside.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class InodeAttributes:
         damaged: Callable[[Inode, CorruptionError | MediaError], None],
         *,
         require_room: Callable[[], None],
+        restore: Callable[[Inode], None],
     ) -> None:
         self.volume = volume
+        self._restore = restore
         self.sums = ContentSums(damaged)
         self.namespace = volume.namespace
         self._require_room = require_room
@@ -148,6 +153,8 @@ class InodeAttributes:
         if name.startswith(_VIRTUAL_PREFIX):
             if name == REVERT_XATTR and inode.kind is FileKind.FILE:
                 give_up(inode)
+            elif name == RESTORE_XATTR and inode.kind is FileKind.FILE:
+                self._restore(inode)
             return
         old = (inode.xattrs or {}).get(name)
         if create and old is not None:

@@ -124,7 +124,9 @@ class Store:
         self.overwrites.is_open = self.files.writers.__contains__
         self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None
         room.units, room.drop_removed = self.units.copies, self.units.drop_removed
-        self.attributes = InodeAttributes(volume, self.files.damaged, require_room=require_room)
+        self.attributes = InodeAttributes(
+            volume, self.files.damaged, require_room=require_room, restore=self.overwrites.restore
+        )
         self.reporter = Reporter(volume, self.versions, recovery, self.units)
         self.ranges = Ranges(
             volume, self.versions, self.files, self.reporter, room, reclaim=self.cleaner.reclaim

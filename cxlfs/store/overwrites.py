@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING
 
-from cxlfs.errors import CxlfsError
+from cxlfs.errors import BusyError, CxlfsError, InvariantError, NoAttributeError
 from cxlfs.format.operations import (
     Operation,
     PromoteOperation,
@@ -358,39 +358,59 @@ class Overwrites:
         """The version before is the content again, and the torn one is kept aside. One record,
         durable when it returns. Raises as :meth:`Volume.commit`.
         """
-        held, before, torn = inode.held, inode.aside, inode.content
-        if held is None or before is None:
+        held = inode.held
+        if held is None:
             return
+        self._exchange(inode, held.mtime_ns, None)
+        self._volume.counters.reverts += 1
+        self._volume.event("reverted", f"the previous version is back: {reason}", ino=inode.ino)
+        if inode.aside is not None and inode.aside.ref_count > _REFERENCES_MAX:
+            self._versions.drop_aside_map(inode)
+
+    def restore(self, inode: Inode) -> None:
+        """A user wants what is kept aside of a file; the present content is kept aside. The same
+        again undoes it. Durable when it returns.
+
+        Raises NoAttributeError (nothing is kept aside), BusyError (it is being written), and as
+        :meth:`Volume.commit`.
+        """
+        if inode.aside is None:
+            raise NoAttributeError("nothing is kept aside of this file")
+        if not self._is_at_rest(inode):
+            raise BusyError("the file is being written")
+        if inode.held is not None:
+            self.back(inode, "a user asked for it")
+            return
+        held = Held(inode.mtime_ns, inode.commit_lsn, inode.commit_ns, is_decided=True)
+        self._exchange(inode, self._volume.now(), Held.decode(held.value))
+        message = "what was kept aside is the content: a user asked for it"
+        self._volume.event("reverted", message, ino=inode.ino)
+
+    def _exchange(self, inode: Inode, mtime_ns: int, held: Held | None) -> None:
+        """Content and what is kept aside change places, in one record; ``held``: what is known of
+        the present content then.
+        """
+        before, after = inode.content, inode.aside
+        if after is None:
+            raise InvariantError("there is nothing to exchange")
         inode.stop_writes()
-        self._versions.leases.close(torn)
+        self._versions.leases.close(before)
         now = self._volume.now()
-        ops = self._exchange(inode, held, torn, now)
+        ops = _exchange_operations(inode, before, held, mtime_ns, now)
         lsn, time_ns = self._volume.commit(ops)
         self._volume.note_committed(ops)
         self.forget(inode)
         self._versions.clones.forget(inode)
         self._versions.close_map(inode.committed)
         inode.committed = None
-        before.count_as(Counting.KEPT)
-        inode.replace_live(before)
-        torn.count_as(Counting.ASIDE)
-        inode.aside = torn
-        inode.mtime_ns, inode.ctime_ns = held.mtime_ns, now
+        after.count_as(Counting.KEPT)
+        inode.replace_live(after)
+        before.count_as(Counting.ASIDE if held is None else Counting.KEPT)
+        inode.aside, inode.held = before, held
+        if held is not None:
+            self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
+        inode.mtime_ns, inode.ctime_ns = mtime_ns, now
         inode.commit_lsn, inode.commit_ns = lsn, time_ns
-        self._volume.counters.reverts += 1
-        self._volume.event("reverted", f"the previous version is back: {reason}", ino=inode.ino)
-        if torn.ref_count > _REFERENCES_MAX:
-            self._versions.drop_aside_map(inode)
-
-    def _exchange(self, inode: Inode, held: Held, torn: FileMap, now: int) -> list[Operation]:
-        ops: list[Operation] = [
-            inode.operation(mtime_ns=held.mtime_ns, ctime_ns=now),
-            PromoteOperation(inode.ino),
-            XattrRemoveOperation(inode.ino, HELD_XATTR),
-        ]
-        if torn.ref_count <= _REFERENCES_MAX:
-            ops.insert(2, aside_content(inode.ino, torn))
-        return ops
 
     def give_up_oldest(self) -> bool:
         """Space is wanted that nothing else has: of the oldest overwrite one of the two contents
@@ -411,3 +431,18 @@ class Overwrites:
 
     def _held(self) -> Iterator[Inode]:
         return (inode for inode in self._versions.asides.values() if inode.held is not None)
+
+
+def _exchange_operations(
+    inode: Inode, before: FileMap, held: Held | None, mtime_ns: int, now: int
+) -> list[Operation]:
+    """What the record of an exchange says; ``before``: the content that is kept aside then."""
+    attributes = inode.operation(mtime_ns=mtime_ns, ctime_ns=now)
+    ops: list[Operation] = [attributes, PromoteOperation(inode.ino)]
+    if held is not None or before.ref_count <= _REFERENCES_MAX:
+        ops.append(aside_content(inode.ino, before))
+    if held is not None:
+        ops.append(XattrSetOperation(inode.ino, HELD_XATTR, held.value))
+    else:
+        ops.append(XattrRemoveOperation(inode.ino, HELD_XATTR))
+    return ops

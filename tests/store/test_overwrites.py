@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 import pytest
 
+from cxlfs.errors import BusyError, NoAttributeError
 from cxlfs.media import Granularity
 from cxlfs.store import Store
 from cxlfs.store.overwrites import QUIET_SECONDS, WEAK_SECONDS, Evidence, Question, TornMode
@@ -200,6 +201,28 @@ def test_a_save_over_what_was_reported_is_judged_anew(trial: Trial) -> None:
     trial.save(TORN)
     trial.reopen()
     assert trial.settle() == OLD
+
+
+def test_a_user_chooses(trial: Trial) -> None:
+    """What went back comes again, and goes again."""
+    trial.save(TORN)
+    trial.end(Ending.KILLED)
+    assert trial.settle() == OLD
+    for content, state in ((TORN, b"incomplete"), (OLD, b"complete"), (TORN, b"incomplete")):
+        trial.store.set_xattr(trial.ino, b"user.cxlfs.restore", b"")
+        assert (trial.settle(), trial.state) == (content, state)
+        trial.reopen()
+        assert (trial.settle(), trial.state) == (content, state)
+
+
+def test_there_must_be_something_to_restore(trial: Trial) -> None:
+    with pytest.raises(NoAttributeError, match="nothing is kept aside"):
+        trial.store.set_xattr(trial.ino, b"user.cxlfs.restore", b"")
+    trial.save(TORN)
+    handle = trial.store.open_file(trial.ino, os.O_WRONLY)
+    with pytest.raises(BusyError, match="being written"):
+        trial.store.set_xattr(trial.ino, b"user.cxlfs.restore", b"")
+    close(trial.store, handle)
 
 
 def test_fewer_names_long_before_a_failure_are_meant(trial: Trial) -> None:

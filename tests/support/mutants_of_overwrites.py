@@ -11,6 +11,7 @@ from cxlfs.format.operations import (
 )
 from cxlfs.store import overwrites, versions
 from cxlfs.store.overwrites import Overwrites
+from cxlfs.store.volume import Volume
 from tests.support.mutants import Patch, mutant, nothing, on_result
 
 
@@ -29,15 +30,17 @@ def version_before_held_without_its_content(patch: Patch) -> None:
 @mutant("one/LINE/held_goes_back", 5, 6)
 def held_version_comes_back_in_two_records(patch: Patch) -> None:
     """The old content is the file's again in one record, and its times in another."""
-    original = Overwrites._exchange
+    original = Volume.commit
 
-    def two(self: Overwrites, *args: Any) -> list[Operation]:
-        ops = original(self, *args)
+    def two(self: Volume, ops: Any, **options: Any) -> tuple[int, int]:
         first = [op for op in ops if isinstance(op, PromoteOperation)]
-        self._volume.commit(first)
-        return [op for op in ops if op not in first]
+        rest = [op for op in ops if op not in first]
+        if first and any(isinstance(op, XattrRemoveOperation) for op in rest):
+            original(self, first, **options)
+            return original(self, rest, **options)
+        return original(self, ops, **options)
 
-    patch.setattr(Overwrites, "_exchange", two)
+    patch.setattr(Volume, "commit", two)
 
 
 @mutant("one/LINE/held_released", 6)

@@ -135,6 +135,13 @@ def held_given_up(bench: Bench) -> None:
     bench.save(b"new", 6000)
 
 
+def held_restored_twice(bench: Bench) -> None:
+    held_goes_back(bench)
+    for _ in range(2):
+        bench.xattr(_OLD, b"user.cxlfs.restore", b"")
+        bench.contents.clear()
+
+
 def held_by_two_names(bench: Bench) -> None:
     _holding(bench, Ending.KILLED)
     bench.save(_OTHER, 100)
@@ -145,5 +152,5 @@ def held_by_two_names(bench: Bench) -> None:
 HELD_OPERATIONS = [
     held_left, held_released, held_goes_back, held_goes_back_to_much, held_reported,
     held_saved_again, held_fsync, held_changed_in_place, held_killed_in_the_next,
-    held_renamed_and_removed, held_given_up, held_by_two_names,
+    held_renamed_and_removed, held_given_up, held_restored_twice, held_by_two_names,
 ]  # fmt: skip

@@ -1,0 +1,60 @@
+"""``cxlfs restore``: what is kept aside of a file, and the content, change places."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.cli import Run
+from tests.support.mount import Workplace
+
+REVERTED = r"reverted: (the previous version is back|what was kept aside is the content)"
+OVERWRITE = """
+import sys
+open(sys.argv[1], "wb").write(b"\\x80\\x04torn")
+raise SystemExit(1)
+"""
+
+
+def torn(path: Path) -> bytes:
+    """A good file, in place of which a program has left a torn one."""
+    good = pickle.dumps({"good": 1})
+    path.write_bytes(good)
+    subprocess.run([sys.executable, "-c", OVERWRITE, path], check=False)
+    assert path.read_bytes() == good
+    return good
+
+
+def test_what_went_back_comes_and_goes(run: Run, place: Workplace) -> None:
+    place.announced.append(REVERTED)
+    place.mount()
+    path = place.mountpoint / "state.pkl"
+    good = torn(path)
+    said = run("restore", path)
+    assert (said.code, said.stderr) == (0, "")
+    assert said.stdout == f"restored {path}: 6 B, incomplete; the same command undoes it\n"
+    assert path.read_bytes() == b"\x80\x04torn"
+    document = run("restore", path, "--json").document
+    assert (document["state"], document["size_bytes"]) == ("complete", len(good))
+    assert path.read_bytes() == good
+
+
+def test_why_not(run: Run, place: Workplace, tmp_path: Path) -> None:
+    place.mount()
+    path = place.mountpoint / "file"
+    path.write_bytes(b"data")
+    said = run("restore", path)
+    assert said.code == 1
+    assert "no other version of it is kept" in said.stderr
+    assert f"cxlfs list {path}" in said.stderr
+    assert "no such path" in run("restore", path / "below").stderr + run("restore", "/x").stderr
+    elsewhere = tmp_path / "file"
+    elsewhere.write_bytes(b"data")
+    said = run("restore", elsewhere)
+    assert said.code == 2
+    assert "not a file of a mounted store" in said.stderr
+    with path.open("r+b") as file:
+        file.write(b"more")
+        assert run("restore", path).code == 1
