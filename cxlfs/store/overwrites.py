@@ -51,6 +51,8 @@ QUIET_SECONDS = 10.0
 """A program that ended well may have left its file for another one to complete, for so long."""
 WEAK_SECONDS = 10.0
 """Weak evidence counts where the file was closed at most so long before its writer failed."""
+REST_SECONDS = 0.25
+"""A file is looked at when it was not written for so long, or its writer is gone."""
 WAIT_SECONDS = 5.0
 """Readers wait for the judge for so long after the writer's end."""
 _REFERENCES_MAX = 4096
@@ -148,7 +150,7 @@ class Overwrites:
             inode.held = held
             inode.aside.count_as(Counting.KEPT)
             if not held.is_decided and self.mode is not TornMode.OFF:
-                overwrite = Overwrite(inode, held, self.clock(), crashed=True)
+                overwrite = Overwrite(inode, held, self.clock(), crashed=True, ended=self.clock())
                 self._pending[inode.ino] = overwrite
 
     @property
@@ -177,14 +179,19 @@ class Overwrites:
             return None  # what is held is better than what is committed
         if inode.held is not None and inode.held.is_decided:
             return None
+        if overwrite is None and not self._is_judged(inode, before):
+            return None
+        return Held(inode.committed_mtime_ns, inode.commit_lsn, inode.commit_ns)
+
+    def _is_judged(self, inode: Inode, before: FileMap) -> bool:
+        writer = self.writer()
+        if writer is not None and self.is_exempt(writer):
+            return False
         try:
             head = bytes(before.read(0, HEAD_BYTES))
         except CxlfsError:
-            return None
-        writer = self.writer()
-        if not self.judges(inode.name, head) or (writer is not None and self.is_exempt(writer)):
-            return None
-        return Held(inode.committed_mtime_ns, inode.commit_lsn, inode.commit_ns)
+            return False
+        return self.judges(inode.name, head)
 
     def keeps(self, inode: Inode, version: Version) -> bool:
         """What is held stays so when this version is published: the same overwrite goes on, or a
@@ -230,10 +237,16 @@ class Overwrites:
     # --- judging ----------------------------------------------------------------------------
 
     def next_question(self) -> Question | None:
-        """The next file to look at; None: there is none. The ones that a reader waits for first."""
-        for overwrite in sorted(self._pending.values(), key=lambda o: not o.wanted):
+        """The next file to look at; None: there is none yet. The ones that a reader waits for come
+        first; a file that was closed just now may be saved again at once.
+        """
+        rested = self.clock() - REST_SECONDS
+        for overwrite in sorted(self._pending.values(), key=lambda o: o.ended is None):
             inode = overwrite.inode
-            if overwrite.evidence is None and self._is_at_rest(inode) and inode.aside is not None:
+            if overwrite.evidence is not None or inode.aside is None:
+                continue
+            due = overwrite.ended is not None or overwrite.closed <= rested
+            if due and self._is_at_rest(inode):
                 return Question(
                     *(inode.ino, inode.commit_lsn, inode.name),
                     *(inode.content.size, inode.aside.size),

@@ -10,7 +10,14 @@ import pytest
 from cxlfs.errors import BusyError, NoAttributeError
 from cxlfs.media import Granularity
 from cxlfs.store import Store
-from cxlfs.store.overwrites import QUIET_SECONDS, WEAK_SECONDS, Evidence, Question, TornMode
+from cxlfs.store.overwrites import (
+    QUIET_SECONDS,
+    REST_SECONDS,
+    WEAK_SECONDS,
+    Evidence,
+    Question,
+    TornMode,
+)
 from cxlfs.store.unit_rules import Ending
 from tests.support.shop import Shop, close, open_for_overwrite, until_no_space
 from tests.support.stores import read_file, write_file
@@ -47,6 +54,7 @@ class Trial:
     def judge(self) -> list[bytes]:
         """Answer all questions; the new contents that were asked about."""
         asked = []
+        self.now += REST_SECONDS
         while (question := self.store.overwrites.next_question()) is not None:
             asked.append(bytes(question.read("new", 0, question.new_bytes)))
             self.store.overwrites.judged(question, *verdict(question))

@@ -6,8 +6,10 @@ store. ``tape`` compares what is held, too.
 
 from __future__ import annotations
 
+import time
+
 from cxlfs.errors import NotFoundError
-from cxlfs.store.overwrites import Evidence, TornMode
+from cxlfs.store.overwrites import REST_SECONDS, Evidence, TornMode
 from cxlfs.store.unit_rules import Ending
 from tests.support.crash.bench import Bench
 from tests.support.crash.operations import BIG, TRUNCATE
@@ -26,6 +28,7 @@ def _holding(bench: Bench, ending: Ending = Ending.ALIVE) -> None:
 def _judge(bench: Bench, evidence: Evidence) -> None:
     """Answer every question like that, and decide."""
     overwrites = bench.store.overwrites
+    overwrites.clock = lambda: time.monotonic() + REST_SECONDS
     while (question := overwrites.next_question()) is not None:
         question.read("new", 0, 100)
         question.read("old", 0, 100)
