@@ -153,6 +153,18 @@ class CorruptionError(CxlfsError):
         self.actual = actual
 
 
+class ContradictionError(CorruptionError):
+    """A journal record, which is whole, does not apply to the state before it."""
+
+    id = "contradicting-record"
+
+    def __init__(
+        self, message: str, *, structure: str, media_offset: int | None = None, lsn: int = 0
+    ) -> None:
+        super().__init__(message, structure=structure, media_offset=media_offset)
+        self.lsn = lsn
+
+
 class NoSpaceError(CxlfsError):
     """The store cannot hold what was asked for; nothing that was committed is touched."""
 
@@ -181,6 +193,13 @@ class ReadOnlyError(CxlfsError):
     exit_code = 18
     id = "read-only"
     default_next_step = "run cxlfs status to see why it is read-only"
+
+
+class RecordRefusedError(CxlfsError):
+    """A change contradicts the state of the store: a defect. Nothing was written."""
+
+    id = "record-refused"
+    default_next_step = "report this with the log of the mount"
 
 
 class SavedCopyError(CxlfsError):

@@ -109,6 +109,17 @@ class RecordBatch:
         """Bytes of the segment that the records take."""
         return int(self.rows["length"].sum())
 
+    def before(self, lsn: int) -> RecordBatch:
+        """The records in front of that one."""
+        count = int((self.rows["lsn"] < lsn).sum())
+        return RecordBatch(
+            self.data,
+            self.starts[:count],
+            self.rows[:count],
+            self.media_offsets[:count],
+            self.copy_numbers[:count],
+        )
+
     def payload(self, index: int) -> bytes:
         first = int(self.starts[index]) + _HEADER_BYTES
         return bytes(self.data[first : first + int(self.rows["payload_bytes"][index])])

@@ -25,7 +25,9 @@ QUIET_SECONDS = 30.0
 REPEAT_SECONDS = 600.0
 EPISODES_MAX = 64
 """Of one kind at once."""
-_GOES_ON = frozenset({"no-space", "checksum-error", "media-error", "not-published"})
+_GOES_ON = frozenset(
+    {"no-space", "checksum-error", "media-error", "not-published", "record-refused"}
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -129,6 +129,10 @@ class Names:
         else:
             self.volume.commit(ops, durable=False)
             self.volume.note_committed(ops)
+        with self.volume.applying:
+            self._apply(ops)
+
+    def _apply(self, ops: list[Operation]) -> None:
         unlinked: list[int] = []
         for op in ops:
             if type(op) is InodeOperation:

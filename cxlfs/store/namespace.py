@@ -378,6 +378,11 @@ class Namespace:
         if inode.ino >= self.next_ino:
             self.next_ino = inode.ino + 1
 
+    def add_nameless(self, inode: Inode) -> None:
+        """Add an inode that :meth:`reap` drops, unless it is linked first."""
+        self.add(inode)
+        self._unlinked.add(inode.ino)
+
     def withdraw(self, inode: Inode) -> None:
         """It was added and never got a name."""
         if self.inodes.discard(inode.ino) is not None:

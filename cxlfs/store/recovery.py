@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
+from cxlfs.errors import ContradictionError, CorruptionError, MediaError, NoSpaceError
 from cxlfs.format import journal_reader, layout, roots, segments, superblock
 from cxlfs.native.extents import Engine
 from cxlfs.store import loading
@@ -42,6 +42,10 @@ FREEZE_INODES = 50_000
 a cycle, and a million take it a second, in which every request waits."""
 _JOURNALS_MAX = 16
 """Openings that were each followed by a crash, before an image was made, each leave one."""
+
+
+_NO_LSN = 1 << 62
+"""Beyond every record."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -152,16 +156,32 @@ def _load_best(
 ) -> _State:
     first_error: CorruptionError | None = None
     for root in found:
+        in_doubt = follow or first_error is not None or root.in_use
         try:
-            state = _load_root(media, block, root)
-            in_doubt = follow or first_error is not None or root.in_use
-            _replay(media, block, state, follow=in_doubt)
+            state = _load_until_contradiction(media, block, root, follow=in_doubt)
         except CorruptionError as error:
             report.problems.append(f"root {root.generation} cannot be used: {error.message}")
             first_error = first_error or error
             continue
         return state
     raise first_error or CorruptionError("there is no root", structure="root")
+
+
+def _load_until_contradiction(
+    media: Media, block: superblock.Superblock, root: roots.Root, *, follow: bool
+) -> _State:
+    """Image and journal of a root. Where a record contradicts the state, what replay has made of
+    it is worth nothing: the second time it ends in front of that record.
+    """
+    state = _load_root(media, block, root)
+    try:
+        _replay(media, block, state, follow=follow)
+    except ContradictionError as error:
+        state.engine.close()
+        state = _load_root(media, block, root)
+        _replay(media, block, state, follow=follow, until_lsn=error.lsn)
+        state.lost = f"{error.message}; it and later changes are not applied"
+    return state
 
 
 def _load_root(media: Media, block: superblock.Superblock, root: roots.Root) -> _State:
@@ -204,8 +224,17 @@ def read_image(media: Media, block: superblock.Superblock, root: roots.Root) -> 
     return data
 
 
-def _replay(media: Media, block: superblock.Superblock, state: _State, *, follow: bool) -> None:
-    """Apply the root's journal and, with ``follow``, every journal segment begun after it."""
+def _replay(
+    media: Media,
+    block: superblock.Superblock,
+    state: _State,
+    *,
+    follow: bool,
+    until_lsn: int = _NO_LSN,
+) -> None:
+    """Apply the root's journal and, with ``follow``, every journal segment begun after it; of them
+    the records in front of ``until_lsn``.
+    """
     root = state.root
     replayer = Replayer(state.namespace, state.engine, next_extent_id=state.next_extent_id)
     if follow:
@@ -227,13 +256,13 @@ def _replay(media: Media, block: superblock.Superblock, state: _State, *, follow
             state.headers, after_epoch=epoch, first_lsn=state.last_lsn + 1
         )
     while header is not None:
-        _replay_segment(media, block, state, replayer, header)
-        if not follow or state.lost is not None:
+        _replay_segment(media, block, state, replayer, header, until_lsn)
+        if not follow or state.lost is not None or state.last_lsn + 1 >= until_lsn:
             break
         header = journal_reader.find_successor(
             state.headers, after_epoch=header.epoch, first_lsn=state.last_lsn + 1
         )
-    if follow and state.chain and state.lost is None:
+    if follow and state.chain and state.lost is None and until_lsn == _NO_LSN:
         _check_chain_end(media, block, state)
     state.engine.drop_unreferenced()
     state.next_extent_id = replayer.next_extent_id
@@ -246,13 +275,15 @@ def _replay_segment(
     state: _State,
     replayer: Replayer,
     header: segments.SegmentHeader,
+    until_lsn: int,
 ) -> None:
     state.chain.append(header)
     reader = journal_reader.SegmentReader(media, block, header, expected_lsn=state.last_lsn + 1)
     for batch in reader.batches():
-        replayer.apply(batch)
-        state.records += len(batch)
-    state.last_lsn = reader.scan.last_lsn
+        if len(before := batch.before(until_lsn)):
+            replayer.apply(before)
+            state.records += len(before)
+    state.last_lsn = min(reader.scan.last_lsn, until_lsn - 1)
     state.scans.append(reader.scan)
     if reader.scan.lost_lsn is not None:
         state.lost = (

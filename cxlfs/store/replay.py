@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs.errors import CorruptionError, InvalidArgumentError, NamespaceError
+from cxlfs.errors import ContradictionError, CorruptionError, NamespaceError
 from cxlfs.format import layout, operation_columns, operations
 from cxlfs.native.extents import MOVE_DTYPE
 from cxlfs.native.maps import FileMap
-from cxlfs.store.namespace import FileKind, Inode, Namespace
+from cxlfs.store.namespace import FileKind, Inode, Namespace, entries_of
+from cxlfs.store.record_rules import RecordRules
 from cxlfs.store.replay_runs import Run, middle_of, plain_runs
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from cxlfs.format.operation_columns import OperationColumns
     from cxlfs.native.extents import Engine, Rows
 
-_TYPE_BITS = 0o170000
 _BESIDE_MOVES = frozenset({layout.OP_MOVE, layout.OP_INODE})
 """Operations that change no content: moves of several records go together over them."""
 _STRINGS = frozenset({layout.OP_SYMLINK, layout.OP_XATTR_SET, layout.OP_XATTR_REMOVE})
@@ -69,13 +69,42 @@ class _Changes:
             raise _contradiction(self._batch, int(record), stop.error) from stop.error
 
 
+class _Rules(RecordRules):
+    """The rules, over the state that replay has come to."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__()
+        self._inodes = namespace.inodes
+
+    def mode_of(self, ino: int) -> int | None:
+        inode = self._inodes.get(ino)
+        return None if inode is None else inode.mode
+
+    def links_of(self, ino: int) -> int:
+        return self._inodes[ino].links
+
+    def parent_of(self, ino: int) -> int:
+        return self._inodes[ino].parent
+
+    def meaning_of(self, parent: int, name: bytes) -> int:
+        return entries_of(self._inodes[parent]).get(name, 0)
+
+    def has_names(self, ino: int) -> bool:
+        return bool(self._inodes[ino].entries)
+
+    def has_aside(self, ino: int) -> bool:
+        return self._inodes[ino].aside is not None
+
+
 def _contradiction(
     batch: RecordBatch, record: int, error: NamespaceError | CorruptionError
-) -> CorruptionError:
-    return CorruptionError(
-        f"journal record {batch.rows['lsn'][record]} contradicts the state: {error.message}",
+) -> ContradictionError:
+    lsn = int(batch.rows["lsn"][record])
+    return ContradictionError(
+        f"journal record {lsn} contradicts the state: {error.message}",
         structure="journal record",
         media_offset=int(batch.media_offsets[record]),
+        lsn=lsn,
     )
 
 
@@ -87,6 +116,7 @@ class Replayer:
         self.engine = engine
         self.next_extent_id = next_extent_id
         self.last_time_ns = 0
+        self._rules = _Rules(namespace)
         self._changes: _Changes
         self._record = 0  # whose operation is applied, and
         self._definitions = 0  # how many definitions of the batch come before that
@@ -150,7 +180,8 @@ class Replayer:
             raise _contradiction(batch, self._record, error) from error
 
     def _reap(self) -> None:
-        """At the end of a record: what has lost its last name is gone."""
+        """At the end of a record: what has no name is gone."""
+        self._rules.end()
         if self.namespace.orphan_count():
             self._follow_moves()
             self.namespace.reap()
@@ -171,7 +202,9 @@ class Replayer:
             elif kind == layout.OP_LINK:
                 self._link(int(found.parents[index]), found.names[index], int(found.meant[index]))
             elif kind == layout.OP_UNLINK:
-                self.namespace.unlink(int(found.parents[index]), found.names[index])
+                parent, name = int(found.parents[index]), found.names[index]
+                self._rules.unlink(parent, name)
+                self.namespace.unlink(parent, name)
             elif kind in _STRINGS:
                 ino, value = int(found.string_inos[index]), found.string_values[index]
                 self._string(kind, ino, found.string_names[index], value)
@@ -198,14 +231,11 @@ class Replayer:
             self._together(batch, found, middle, end)
 
     def _inode(self, ino: int, mode: int, row: int) -> None:
-        inode = self.namespace.inodes.get(ino)
-        if inode is None:
+        if self._rules.inode(ino, mode):
             inode = Inode(ino, mode, 0, 0)
             if inode.kind is FileKind.FILE:
                 inode.live = FileMap(self.engine, owner=ino)
-            self.namespace.add(inode)
-        elif (inode.mode ^ mode) & _TYPE_BITS:
-            raise InvalidArgumentError("an inode cannot change its type")
+            self.namespace.add_nameless(inode)
         self._attributes[ino] = row
 
     def _content(self, ino: int, *, aside: bool) -> None:
@@ -243,26 +273,24 @@ class Replayer:
     # --- the rarer operations ---------------------------------------------------------------
 
     def _link(self, parent: int, name: bytes, ino: int) -> None:
-        inode = self.namespace.get(ino)
-        if inode.entries is not None and (inode.links or self.namespace.is_below(parent, ino)):
-            raise InvalidArgumentError("a directory has one name and cannot lie below itself")
+        self._rules.link(parent, ino)
         self.namespace.link(parent, name, ino)
 
     def _string(self, kind: int, ino: int, name: bytes, value: bytes) -> None:
+        if kind == layout.OP_SYMLINK:
+            self._rules.target(ino)
+            self.namespace.set_target(self.namespace.get(ino), value)
+            return
+        self._rules.attribute(ino)
         inode = self.namespace.get(ino)
         if kind == layout.OP_XATTR_SET:
             self.namespace.set_xattr(inode, name, value)
-        elif kind == layout.OP_XATTR_REMOVE:
-            self.namespace.remove_xattr(inode, name)
-        elif inode.kind is FileKind.SYMLINK:
-            self.namespace.set_target(inode, value)
         else:
-            raise InvalidArgumentError("not a symbolic link")
+            self.namespace.remove_xattr(inode, name)
 
     def _promote(self, op: operations.PromoteOperation) -> None:
+        self._rules.promote(op.ino)
         inode = self._file(op.ino)
-        if inode.aside is None:
-            raise InvalidArgumentError("there is no version to promote")
         self._dropped.append(inode.content)
         inode.live, inode.aside = inode.aside, None
         self._commits[op.ino] = self._record
@@ -318,10 +346,8 @@ class Replayer:
             self.engine.move(contents, moves)
 
     def _file(self, ino: int) -> Inode:
-        inode = self.namespace.get(ino)
-        if inode.live is None:
-            raise InvalidArgumentError("not a file")
-        return inode
+        self._rules.content(ino)
+        return self.namespace.get(ino)
 
 
 def _raise_malformed(batch: RecordBatch, record: int) -> None:

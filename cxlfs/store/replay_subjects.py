@@ -183,6 +183,7 @@ class Subjects:
         return (
             self._are_there()
             and self._have_types()
+            and self._are_whole()
             and self._look_at_directories()
             and self._look_at_drops()
         )
@@ -207,6 +208,27 @@ class Subjects:
             and self.is_directory[self.of_parents].all()
             and (types[targets] == stat.S_IFLNK).all()
         )
+
+    def _are_whole(self) -> bool:
+        """True if the record that makes an inode also gives it a name, and a symbolic link its
+        target.
+        """
+        part = self._part
+        linked, to_links = part.is_link, part.string_kinds == layout.OP_SYMLINK
+        made = self._first_records(self.of_inodes, part.inode_places)
+        named = self._first_records(self.of_links[linked], part.name_places[linked])
+        led = self._first_records(self.of_strings[to_links], part.string_places[to_links])
+        is_link = self.is_made & (self.modes & TYPE_BITS == stat.S_IFLNK)
+        return bool(
+            (named[self.is_made] == made[self.is_made]).all()
+            and (led[is_link] == made[is_link]).all()
+        )
+
+    def _first_records(self, which: Integers, places: Integers) -> Integers:
+        """Return the first record of each subject, among the operations at ``places``."""
+        first = np.full(len(self.inos), _NEVER)
+        first[which[::-1]] = self._part.records[places[::-1]]
+        return first
 
     def _look_at_directories(self) -> bool:
         """A directory gets its first name below one that has its own by then, no name that it has

@@ -151,13 +151,14 @@ class Returns:
         self, ops: list[Operation], inode: Inode | None, before: Inode | None, told: bytes
     ) -> None:
         self._volume.commit(ops)
-        self._volume.note_committed(ops)
-        apply_names(self._namespace, ops)
-        if inode is not None:
-            self._namespace.set_xattr(inode, ASIDE_XATTR, told)
-        self._policies.stored(ops)
-        if before is not None:
-            self._namespace.remove_xattr(before, BEFORE_XATTR)
+        with self._volume.applying:
+            self._volume.note_committed(ops)
+            apply_names(self._namespace, ops)
+            if inode is not None:
+                self._namespace.set_xattr(inode, ASIDE_XATTR, told)
+            self._policies.stored(ops)
+            if before is not None:
+                self._namespace.remove_xattr(before, BEFORE_XATTR)
 
     def copy_of(self, record: OpenRecord) -> Inode | None:
         """The copy that a record names, if it is one and is where copies are."""

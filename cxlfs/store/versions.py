@@ -314,8 +314,9 @@ class Versions:
         except BaseException:
             prepared.cancel()
             raise
-        prepared.done(lsn, time_ns)
-        self.volume.note_committed(ops)
+        with self.volume.applying:
+            prepared.done(lsn, time_ns)
+            self.volume.note_committed(ops)
 
     def fence_data(self) -> None:
         """Page media: file data reaches the media before the record that names it."""

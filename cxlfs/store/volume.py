@@ -28,9 +28,11 @@ from cxlfs.errors import (
     NoSpaceError,
     OutOfMemoryError,
     ReadOnlyError,
+    RecordRefusedError,
     invariant,
 )
 from cxlfs.format import journal, layout, operations, roots, segments
+from cxlfs.store.admission import Admission
 from cxlfs.store.events import Events
 from cxlfs.store.health import Health
 from cxlfs.store.paths import path_of
@@ -119,6 +121,24 @@ class Writing:
             self._volume.media_failed(error)
 
 
+class Applying:
+    """``with volume.applying:`` A record is stored, and what it says is done in memory. A failure
+    in between stops all writing: memory is not what the media say any more. One serves all.
+    """
+
+    __slots__ = ("_volume",)
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._volume.stop_writing(f"a record that is stored could not be applied: {error!r}")
+
+
 class Volume:
     """See the module. ``root`` is the newest durable root; ``journal`` None while not writing."""
 
@@ -137,6 +157,7 @@ class Volume:
     ) -> None:
         self.media = media
         self.writing = Writing(self)
+        self.applying = Applying(self)
         self.superblock = superblock
         self._payload_bytes = superblock.segment_payload_bytes
         self.engine = engine
@@ -168,6 +189,7 @@ class Volume:
         self.root_flags = layout.ROOT_IN_USE
         self.dirty_shutdown = (False, 0, 0)
         self._last_now = 0
+        self._admission = Admission(namespace)
         self.on_record: Callable[[Sequence[Operation]], None] | None = None
         """Told of the operations of each record that was stored."""
 
@@ -226,9 +248,11 @@ class Volume:
         """Write one record; returns its LSN and time. The caller applies the operations then.
 
         ``durable`` False: on page media the record is ordered but not durable yet. Raises
-        ReadOnlyError, NoSpaceError (nothing written), MediaError (writing stops).
+        ReadOnlyError, NoSpaceError, RecordRefusedError (nothing written), MediaError (writing
+        stops).
         """
         self.require_writable()
+        self._admit(ops)
         payload = operations.encode(ops)
         needed = journal.record_bytes(payload)
         if needed > self._payload_bytes // 2:
@@ -249,6 +273,14 @@ class Volume:
         if self.on_record is not None:
             self.on_record(ops)
         return lsn, time_ns
+
+    def _admit(self, ops: Sequence[Operation]) -> None:
+        """Check that replay can apply a record. Raises RecordRefusedError."""
+        try:
+            self._admission.check(ops)
+        except RecordRefusedError as error:
+            self.event("record-refused", error.message, level=logging.ERROR)
+            raise
 
     def note_committed(self, ops: Sequence[Operation]) -> None:
         """Their record is stored: images have these times from now on."""
