@@ -58,7 +58,7 @@ def test_mount_and_umount_json(run: Run, place: Workplace) -> None:
         "state": "ONLINE",
         "recovered_records": None,
         "already_mounted": False,
-        "weakened": [VOLATILE_TEXT] if is_in_memory(place) else [],
+        "weakened": [VOLATILE_TEXT] if is_in_memory(place.source) else [],
         "tidied": None,
     }
     assert run("umount", place.mountpoint, "--json").document == {

@@ -115,15 +115,15 @@ def _read_everything(store: Store, ino: int) -> None:
     store.release(handle)
 
 
-def is_in_memory(place: Workplace) -> bool:
-    """The source lies on tmpfs, and mounting it says so."""
-    with place.source.open("rb") as file:
+def is_in_memory(source: Path) -> bool:
+    """It lies on tmpfs, and commands that look at it say so."""
+    with source.open("rb") as file:
         return file_system_of(file.fileno()) == "tmpfs"
 
 
 def caution_of(place: Workplace) -> str:
     """What ``cxlfs mount`` writes to stderr about the source."""
-    return f"warning: {VOLATILE_TEXT}\n" if is_in_memory(place) else ""
+    return f"warning: {VOLATILE_TEXT}\n" if is_in_memory(place.source) else ""
 
 
 def wait_until(condition: Callable[[], bool], what: str, interval_seconds: float = 0.01) -> None:
