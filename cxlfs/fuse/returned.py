@@ -38,7 +38,7 @@ class Returned:
 
     def gone(self, ino: int) -> None:
         """A unit has just gone back, of which this is the directory."""
-        if self._store.units.copies.holds(ino):  # else it is what has come back
+        if self._store.units.copies.aside.holds(ino):  # else it is what has come back
             self._told[ino] = (self._clock() + TOLD_SECONDS, set())
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cxlfs.store.core import DirectoryEntry, Store, StoreOptions
+from cxlfs.store.core import Store, StoreOptions
+from cxlfs.store.directories import DirectoryEntry
 from cxlfs.store.events import StoreEvent
 from cxlfs.store.handle import UnfinishedError
 from cxlfs.store.making import format_store

@@ -39,6 +39,7 @@ from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind, Inode
 
 if TYPE_CHECKING:
+    from cxlfs.store.unit_aside import Aside
     from cxlfs.store.volume import Volume
 
 STATE_XATTR = b"user.cxlfs.state"
@@ -61,6 +62,7 @@ class InodeAttributes:
         self,
         volume: Volume,
         damaged: Callable[[Inode, CorruptionError | MediaError], None],
+        aside: Aside,
         *,
         require_room: Callable[[], None],
         restore: Callable[[Inode], None],
@@ -69,6 +71,7 @@ class InodeAttributes:
         self._restore = restore
         self.sums = ContentSums(damaged)
         self.namespace = volume.namespace
+        self._aside = aside
         self._require_room = require_room
 
     # --- attributes -------------------------------------------------------------------------
@@ -91,6 +94,7 @@ class InodeAttributes:
         InvalidArgumentError: another value does not fit its field; nothing has changed.
         """
         self.volume.require_writable()
+        self._aside.check_changed(inode)
         changes: dict[str, int] = {
             "ctime_ns": ctime_ns if ctime_ns is not None else self.volume.now()
         }
@@ -156,6 +160,7 @@ class InodeAttributes:
             elif name == RESTORE_XATTR and inode.kind is FileKind.FILE:
                 self._restore(inode)
             return
+        self._aside.check_changed(inode)
         old = (inode.xattrs or {}).get(name)
         if create and old is not None:
             raise ExistsError("the attribute exists")
@@ -178,6 +183,7 @@ class InodeAttributes:
         self._check_xattr_name(name)
         if name == CRC32C_XATTR or name in self._virtual_xattrs(inode):
             return
+        self._aside.check_changed(inode)
         if name not in (inode.xattrs or {}):
             raise NoAttributeError("no such attribute")
         self._commit_xattr(inode, XattrRemoveOperation(inode.ino, name))

@@ -14,10 +14,9 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cxlfs.errors import (
-    BadHandleError,
     CxlfsError,
     InvalidArgumentError,
     NotFoundError,
@@ -28,19 +27,20 @@ from cxlfs.store.cleaner import Cleaner
 from cxlfs.store.commits import COMMITS_PER_STEP, Commits
 from cxlfs.store.defragmenter import Defragmenter
 from cxlfs.store.direct import Direct
+from cxlfs.store.directories import Directories, DirectoryEntry
 from cxlfs.store.events import StoreEvent
 from cxlfs.store.files import Files
 from cxlfs.store.health import Health
 from cxlfs.store.making import format_store
 from cxlfs.store.names import Names
-from cxlfs.store.namespace import Attributes, FileKind, Inode
+from cxlfs.store.namespace import Attributes, FileKind
 from cxlfs.store.overwrites import Overwrites, TornMode
 from cxlfs.store.paths import path_of
 from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
 from cxlfs.store.room import Room
-from cxlfs.store.unit_copies import is_unlisted
+from cxlfs.store.unit_aside import Aside
 from cxlfs.store.unit_rules import UnitsMode
 from cxlfs.store.units import Units
 from cxlfs.store.version import Version
@@ -69,23 +69,6 @@ class StoreOptions:
     allow_incomplete_overwrite: bool = False
     units: UnitsMode = UnitsMode.POLICY
     torn: TornMode = TornMode.OFF
-
-
-class DirectoryEntry(NamedTuple):
-    """``cookie_next`` continues a listing behind this entry."""
-
-    name: bytes
-    ino: int
-    kind: FileKind
-    cookie_next: int
-
-
-@dataclasses.dataclass(slots=True)
-class _DirectoryHandle:
-    """``end``: the first cookie that does not belong to the listing any more; 0: none was begun."""
-
-    inode: Inode
-    end: int = 0
 
 
 class Store:
@@ -117,24 +100,31 @@ class Store:
             pay=self.cleaner.pay,
         )
         self.files.allow_incomplete_overwrite = options.allow_incomplete_overwrite
-        self.names = Names(volume, self.versions, reclaim=self.cleaner.reclaim)
+        self.aside = aside = Aside(volume)
+        self.names = Names(volume, self.versions, aside, reclaim=self.cleaner.reclaim)
         require_room = self.names.require_metadata_room
-        self.units = Units(volume, self.versions, mode=options.units, require_room=require_room)
+        self.units = Units(
+            volume, self.versions, aside, mode=options.units, require_room=require_room
+        )
         self.versions.units = self.units
         self.overwrites.is_open = self.files.writers.__contains__
         self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None
         room.units, room.drop_removed = self.units.copies, self.units.drop_removed
         self.attributes = InodeAttributes(
-            volume, self.files.damaged, require_room=require_room, restore=self.overwrites.restore
+            volume,
+            self.files.damaged,
+            aside,
+            require_room=require_room,
+            restore=self.overwrites.restore,
         )
         self.reporter = Reporter(volume, self.versions, recovery, self.units)
         self.ranges = Ranges(
             volume, self.versions, self.files, self.reporter, room, reclaim=self.cleaner.reclaim
         )
         self.direct = Direct(volume, self.versions, self.files)
+        self.files.before_change = aside.guarded(self.files.before_change)
         room.close_slips = self.direct.close_all
-        self._directories: dict[int, _DirectoryHandle] = {}
-        self._next_directory = 1
+        self.directories = Directories(volume.namespace)
         self._closed = False
         self._fenced_monotonic = 0.0
 
@@ -302,8 +292,7 @@ class Store:
 
     def link(self, ino: int, new_parent: int, new_name: bytes) -> Attributes:
         inode = self.names.link(ino, new_parent, new_name)
-        if self.units.pending:
-            self.units.settle()
+        self.units.settle_pending()
         return inode.attributes()
 
     def rename(
@@ -319,8 +308,7 @@ class Store:
         self.names.rename(
             parent, name, new_parent, new_name, exchange=exchange, no_replace=no_replace
         )
-        if self.units.pending:
-            self.units.settle()
+        self.units.settle_pending()
 
     def get_xattr(self, ino: int, name: bytes, *, in_steps: bool = False) -> bytes:
         return self.attributes.get_xattr(self.namespace.get(ino), name, in_steps=in_steps)
@@ -342,36 +330,14 @@ class Store:
 
     def open_directory(self, ino: int) -> int:
         """A listing of the directory; raises NotFoundError, NotDirectoryError."""
-        inode = self.namespace.directory(ino)
-        handle = self._next_directory
-        self._next_directory += 1
-        self._directories[handle] = _DirectoryHandle(inode)
-        inode.handles += 1
-        return handle
+        return self.directories.open(ino)
 
     def read_directory(self, handle: int, cookie: int) -> Iterator[DirectoryEntry]:
-        """Entries behind ``cookie``; 0 begins anew with what is there now.
-
-        Names removed since are left out; names made since appear in the next listing, so that a
-        reader who renames what it finds comes to an end.
-        """
-        opened = self._directories.get(handle)
-        if opened is None:
-            raise BadHandleError(f"no open directory {handle}")
-        names = opened.inode.ordered_names
-        if cookie == 0 or opened.end == 0:
-            opened.end = names.end
-        for place, name in names.after(cookie, opened.end):
-            inode = self.namespace.find(opened.inode.ino, name)
-            if inode is not None and not is_unlisted(opened.inode, name):
-                yield DirectoryEntry(name, inode.ino, inode.kind, place)
+        """See :meth:`Directories.read`."""
+        return self.directories.read(handle, cookie)
 
     def release_directory(self, handle: int) -> None:
-        listing = self._directories.pop(handle, None)
-        if listing is None:
-            raise BadHandleError(f"no open directory {handle}")
-        listing.inode.handles -= 1
-        self.namespace.reap(listing.inode.ino)
+        self.directories.release(handle)
 
     # --- files ------------------------------------------------------------------------------
 
@@ -406,15 +372,13 @@ class Store:
         closed = self.files.get(handle)
         if closed.writable and not writer_killed and self.units.has_open:
             self.units.closed(closed.inode)
-        if self.units.pending:
-            self.units.settle()
+        self.units.settle_pending()
 
     def fsync(self, handle: int, *, data_only: bool = False) -> None:
         """Durable publication; ``data_only`` saves nothing here: size and data are one record."""
         del data_only
         self.files.fsync(handle)
-        if self.units.pending:
-            self.units.settle()
+        self.units.settle_pending()
 
     def fsync_directory(self, ino: int) -> None:
         self.namespace.directory(ino)

@@ -26,7 +26,10 @@ REPEAT_SECONDS = 600.0
 EPISODES_MAX = 64
 """Of one kind at once."""
 _GOES_ON = frozenset(
-    {"no-space", "checksum-error", "media-error", "not-published", "record-refused"}
+    {
+        *("no-space", "checksum-error", "media-error", "not-published"),
+        *("record-refused", "aside-refused"),
+    }
 )
 
 

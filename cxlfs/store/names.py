@@ -44,6 +44,7 @@ from cxlfs.types import ROOT_INO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cxlfs.store.unit_aside import Aside
     from cxlfs.store.unit_hooks import Transition
     from cxlfs.store.versions import Prepared, Versions
     from cxlfs.store.volume import Volume
@@ -56,11 +57,12 @@ class Names:
     """The verbs over names; ``reclaim`` makes room for metadata, and tells whether it could."""
 
     def __init__(
-        self, volume: Volume, versions: Versions, *, reclaim: Callable[[int], bool]
+        self, volume: Volume, versions: Versions, aside: Aside, *, reclaim: Callable[[int], bool]
     ) -> None:
         self.volume = volume
         self.versions = versions
         self.namespace = volume.namespace
+        self._aside = aside
         self._reclaim = reclaim
         self.in_steps = False
         """Verbs that need a long preparation raise UnfinishedError behind each step of it: whoever
@@ -85,6 +87,7 @@ class Names:
         directory = self._parent(ino, name)
         if name in _DOTS or self.namespace.find(ino, name) is not None:
             raise ExistsError("the name exists")
+        self._aside.check_made(directory, name)
         self.require_metadata_room()
         return directory
 
@@ -225,6 +228,7 @@ class Names:
         inode = self.find(parent, name)
         if inode.entries is not None:
             raise IsDirectoryError("a directory")
+        self._aside.check_removed(directory)
         self._changing(directory, name, removing=True)
         now = self.volume.now()
         if inode.uncommitted:
@@ -262,6 +266,7 @@ class Names:
             raise NotDirectoryError("not a directory")
         if inode.entries:
             raise NotEmptyError("the directory is not empty")
+        self._aside.check_removed(inode)
         self._changing(directory, name, removing=True)
         transition = self.versions.units.removing(inode)
         touched = self._touched(directory, self.volume.now())
@@ -277,6 +282,7 @@ class Names:
         if inode.entries is not None:
             raise NotPermittedError("directories have one name")
         directory = self._new_name(new_parent, new_name)
+        self._aside.check_changed(inode)
         if inode.links >= layout.LINK_COUNT_MAX:
             raise TooManyLinksError("too many names")
         if inode.links == 0:
@@ -337,6 +343,8 @@ class Names:
             raise NotFoundError("the new name does not exist")
         if inode is target:
             return
+        self._aside.check_moved(source_directory, inode, exchange=exchange)
+        self._aside.check_made(target_directory, new_name)
         self._check_rename(inode, target, source_directory, target_directory, exchange=exchange)
         if len(new_name) > len(name):
             self.require_metadata_room()

@@ -23,7 +23,7 @@ from cxlfs.format.operations import (
     encode,
 )
 from cxlfs.store.namespace import FileKind, Inode, Namespace, entries_of
-from cxlfs.store.unit_copies import apply_names
+from cxlfs.store.unit_aside import apply_names
 
 if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap

@@ -1,10 +1,7 @@
-"""Where copies of directories are kept, what is like something else, and how copies go away again.
+"""Copies of directories: what is like something else, and how copies go away again.
 
-``/.cxlfs-units`` is an ordinary directory, made when it is first needed, that the root directory
-does not list: it is entered by its name. Copies of what open units held before are there, and sets
-that were taken back.
-
-Never here: making copies (``unit_copying``), when one is wanted (``units``).
+Never here: the place where they lie (``unit_aside``), making copies (``unit_copying``), when
+one is wanted (``units``).
 
 Invariants
 - A copy that no open unit names is garbage, whenever that is found out: after a crash, too.
@@ -14,9 +11,8 @@ Invariants
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cxlfs.format.operations import (
     LinkOperation,
@@ -27,71 +23,28 @@ from cxlfs.format.operations import (
     XattrSetOperation,
 )
 from cxlfs.store.namespace import Inode
+from cxlfs.store.unit_aside import ASIDE_NAME, Aside, apply_names
 from cxlfs.store.unit_record import ASIDE_XATTR, BEFORE_XATTR, AsideRecord, decode_aside
-from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from cxlfs.store.namespace import Namespace
     from cxlfs.store.volume import Volume
 
-ASIDE_NAME: Final = b".cxlfs-units"
 _HIDDEN = frozenset({BEFORE_XATTR, ASIDE_XATTR})
 _NAMES_AT_ONCE = 256
-_STEM_BYTES_MAX = 200
 
 
 class Copies:
     """One for each volume. ``changed``: told of each name that changes without a request for it."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Volume, aside: Aside) -> None:
         self._volume = volume
         self._namespace: Namespace = volume.namespace
+        self.aside = aside
         self.changed: Callable[[int, bytes], None] = lambda _parent, _name: None
-        self._garbage: dict[int, Inode] = {}
+        self._garbage = aside.garbage
 
-    # --- the place ----------------------------------------------------------------------------
-
-    def directory(self) -> Inode | None:
-        """Where things are kept aside, if there is such a place."""
-        found = self._namespace.find(ROOT_INO, ASIDE_NAME)
-        return found if found is not None and found.entries is not None else None
-
-    def directory_or_new(self) -> tuple[Inode, list[Operation]]:
-        """The same; where there is none, one that ``operations`` make."""
-        found = self.directory()
-        if found is not None:
-            return found, []
-        root = self._namespace.get(ROOT_INO)
-        made = Inode(self._namespace.allocate_ino(), stat.S_IFDIR | 0o700, root.uid, root.gid)
-        _set_times(made, self._volume.now())
-        ops: list[Operation] = [made.operation()]
-        blocking = self._namespace.find(ROOT_INO, ASIDE_NAME)
-        if blocking is not None:  # a user's file of that name makes way
-            name = self.free_name(root, ASIDE_NAME, b"user")
-            ops += [UnlinkOperation(ROOT_INO, ASIDE_NAME)]
-            ops += [LinkOperation(ROOT_INO, blocking.ino, name)]
-        ops.append(LinkOperation(ROOT_INO, made.ino, ASIDE_NAME))
-        self._namespace.add(made)
-        return made, ops
-
-    def free_name(self, directory: Inode, name: bytes, kind: bytes) -> bytes:
-        """A name like ``name`` that nothing in the directory has."""
-        stem = name[:_STEM_BYTES_MAX] + b"." + kind
-        found, number = stem, 1
-        while self._namespace.find(directory.ino, found) is not None:
-            number += 1
-            found = b"%s-%d" % (stem, number)
-        return found
-
-    def is_kept_aside(self, inode: Inode) -> bool:
-        """It is the place, or lies there."""
-        place = self.directory()
-        return place is not None and self._namespace.is_below(inode.ino, place.ino)
-
-    def holds(self, ino: int) -> bool:
-        """The same of an inode number, which may mean nothing."""
-        inode = self._namespace.inodes.get(ino)
-        return inode is not None and inode.links > 0 and self.is_kept_aside(inode)
+    # --- what went back -----------------------------------------------------------------------
 
     def set_aside(self, path: bytes) -> Iterator[tuple[Inode, bytes, str]]:
         """What was in the directory ``path`` and went back: directory, where it is now, why."""
@@ -100,7 +53,7 @@ class Copies:
                 yield inode, b"/" + ASIDE_NAME + b"/" + name, record.reason
 
     def _kept_sets(self) -> Iterator[tuple[bytes, Inode, AsideRecord]]:
-        place = self.directory()
+        place = self.aside.directory()
         for name, ino in sorted((place.entries or {}).items()) if place is not None else ():
             inode = self._namespace.get(ino)
             value = (inode.xattrs or {}).get(ASIDE_XATTR)
@@ -163,7 +116,7 @@ class Copies:
 
     def find_garbage(self) -> None:
         """Copies that a crash has left, while no unit is open."""
-        place = self.directory()
+        place = self.aside.directory()
         for ino in (place.entries or {}).values() if place is not None else ():
             inode = self._namespace.get(ino)
             if BEFORE_XATTR in (inode.xattrs or {}):
@@ -181,7 +134,7 @@ class Copies:
     def remove_some(self) -> bool:
         """One record's worth of garbage; False when there is none. Raises MediaError."""
         for ino, top in list(self._garbage.items()):
-            if top.links == 0 or not self.is_kept_aside(top):
+            if top.links == 0 or not self.aside.is_kept_aside(top):
                 del self._garbage[ino]
                 continue
             self._remove_names(top)
@@ -227,28 +180,6 @@ class Copies:
                 return False
             names.append((directory.ino, name, child))
         return True
-
-
-def apply_names(namespace: Namespace, ops: list[Operation]) -> None:
-    """What the operations of a stored record mean for names."""
-    unlinked: list[int] = []
-    for op in ops:
-        if isinstance(op, UnlinkOperation):
-            unlinked.append(namespace.unlink(op.parent, op.name).ino)
-        elif isinstance(op, LinkOperation):
-            namespace.link(op.parent, op.name, op.ino)
-    for ino in unlinked:
-        namespace.reap(ino)
-
-
-def is_unlisted(directory: Inode, name: bytes) -> bool:
-    """A name that listings leave out."""
-    return directory.ino == ROOT_INO and name == ASIDE_NAME
-
-
-def _set_times(inode: Inode, now: int) -> None:
-    inode.atime_ns = inode.mtime_ns = inode.ctime_ns = inode.birth_ns = now
-    inode.committed_mtime_ns = inode.committed_ctime_ns = now
 
 
 def take_attributes(made: Inode, source: Inode) -> None:

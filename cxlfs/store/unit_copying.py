@@ -207,9 +207,9 @@ class Copying:
         """Of the step that is being made."""
 
     def _begin(self, source: Inode) -> Inode:
-        place, ops = self._copies.directory_or_new()
+        place, ops = self._copies.aside.directory_or_new()
         top = self._copies.inode_like(source)
-        name = self._copies.free_name(place, source.name, b"before-%d" % source.ino)
+        name = self._copies.aside.free_name(place, source.name, b"before-%d" % source.ino)
         value = b"%d" % source.ino
         ops += self._copies.operations_like(top, source, place.ino, name)
         ops.append(XattrSetOperation(top.ino, BEFORE_XATTR, value))

@@ -103,7 +103,9 @@ class Places:
     def _search_rule(self, directory: Inode) -> tuple[bool, tuple[Inode, Rule] | None]:
         """Whether the directory is kept aside, or arriving, where no rule holds; which one does."""
         self._count()
-        is_aside = self._copies.is_kept_aside(directory) or self._policies.is_arriving(directory)
+        is_aside = self._copies.aside.is_kept_aside(directory) or self._policies.is_arriving(
+            directory
+        )
         found = None if is_aside else self._policies.outermost(directory)
         self._rules[directory.ino] = is_aside, found
         return is_aside, found

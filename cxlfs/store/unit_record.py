@@ -27,6 +27,8 @@ BEFORE_XATTR: Final = HIDDEN_PREFIX + b"before"
 """On the copy of what was in a unit before: the inode number of the unit."""
 ASIDE_XATTR: Final = HIDDEN_PREFIX + b"aside"
 """On what was set aside: where it was, when and why."""
+PLACE_XATTR: Final = HIDDEN_PREFIX + b"place"
+"""On the directory where the store keeps both: the store made it."""
 
 UNITS_MAX = 64
 POLICIES_MAX = 64

@@ -24,7 +24,8 @@ from cxlfs.format.operations import (
 )
 from cxlfs.store import unit_record
 from cxlfs.store.paths import path_of
-from cxlfs.store.unit_copies import ASIDE_NAME, Copies, apply_names
+from cxlfs.store.unit_aside import ASIDE_NAME, apply_names
+from cxlfs.store.unit_copies import Copies
 from cxlfs.store.unit_record import (
     ASIDE_XATTR,
     BEFORE_XATTR,
@@ -65,7 +66,14 @@ class Returns:
                 self.back(record, without, "it was being written at a crash")
             else:
                 self._volume.commit(without)
+                self._tell_left(record)
             stored(without)
+
+    def _tell_left(self, record: OpenRecord) -> None:
+        """It stays as a crash has left it."""
+        if record.before and self._policies.is_directory(record.ino):
+            message = "what was there before is not where the store kept it: the rest stays"
+            self._volume.event("unprotected", message, ino=record.ino)
 
     def back(self, record: OpenRecord, without: list[Operation], reason: str) -> None:
         """``without``: operations that forget the unit. :meth:`can_go_back` was true."""
@@ -88,7 +96,7 @@ class Returns:
         place = unit_record.decode_place((before.xattrs or {}).get(BEFORE_XATTR, b""))
         if place is None or not self._policies.is_directory(place[0]):
             return None
-        if self._copies.is_kept_aside(self._namespace.get(place[0])):
+        if self._copies.aside.is_kept_aside(self._namespace.get(place[0])):
             return None
         return place if self._namespace.find(*place) is None else None
 
@@ -121,9 +129,9 @@ class Returns:
     ) -> None:
         parent, name = inode.parent, inode.name
         path = path_of(self._namespace, inode.ino) or name
-        place, ops = self._copies.directory_or_new()
+        place, ops = self._copies.aside.directory_or_new()
         now = self._volume.now()
-        kept_name = self._copies.free_name(place, name, b"incomplete-%d" % (now // 10**9))
+        kept_name = self._copies.aside.free_name(place, name, b"incomplete-%d" % (now // 10**9))
         told = unit_record.encode_aside(AsideRecord(path, now, reason))
         ops.append(UnlinkOperation(parent, name))
         if before is not None:
@@ -163,9 +171,10 @@ class Returns:
     def copy_of(self, record: OpenRecord) -> Inode | None:
         """The copy that a record names, if it is one and is where copies are."""
         before = self._namespace.inodes.get(record.before)
-        if before is None or not before.links or not self._copies.is_kept_aside(before):
+        place = self._copies.aside.directory()
+        if before is None or not before.links or place is None:
             return None
-        return before
+        return before if (place.entries or {}).get(before.name) == before.ino else None
 
     def can_go_back(self, record: OpenRecord) -> bool:
         """Its directory is there, and so is what it was before."""
@@ -173,7 +182,7 @@ class Returns:
             return self._place_of(record) is not None
         if not self._policies.is_directory(record.ino) or record.ino == ROOT_INO:
             return False
-        if self._copies.is_kept_aside(self._namespace.get(record.ino)):
+        if self._copies.aside.is_kept_aside(self._namespace.get(record.ino)):
             return False
         before = self.copy_of(record)
         if before is None:

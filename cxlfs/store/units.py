@@ -5,8 +5,8 @@ copy of what was there is made (``unit_copies``; none for a new directory), and 
 the unit is open. A unit that is done is forgotten by one record; one that goes back changes places
 with the copy by one record, and what was written stays in ``/.cxlfs-units``.
 
-Never here: which directories are units and when one is over (``unit_rules``), who is alive (whoever
-sets ``ending_of``), publishing files.
+Never here: which directories are units and when one is over (``unit_rules``), ending one
+(``unit_deciding``), publishing files.
 
 Invariants
 - The record that opens a unit lies before every record of a change in it, and behind all of the
@@ -19,80 +19,27 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError, NoSpaceError
-from cxlfs.format.operations import Operation, XattrSetOperation
 from cxlfs.store import unit_markers, unit_record, unit_rules
 from cxlfs.store.namespace import Inode
-from cxlfs.store.open_unit import OpenUnit, OpenUnits
-from cxlfs.store.unit_copies import Copies
-from cxlfs.store.unit_copying import Copyings
+from cxlfs.store.open_unit import OpenUnit
+from cxlfs.store.unit_deciding import DecidesUnits
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
-from cxlfs.store.unit_places import Places
-from cxlfs.store.unit_policies import Policies
-from cxlfs.store.unit_record import UNITS_XATTR
 from cxlfs.store.unit_report import set_problem
-from cxlfs.store.unit_returns import Returns
-from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
+from cxlfs.store.unit_rules import Decision, Rule
 from cxlfs.store.unit_transitions import Removal, UnitTransition, transition_of_names
-from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from cxlfs.store.unit_hooks import Named
-    from cxlfs.store.versions import Versions
-    from cxlfs.store.volume import Volume
 
 
-class Units:
-    """One for each open store. ``writer``: a token of who is making the present request, None: not
-    known; ``ending_of``: what became of whom a token stands for.
-    """
-
-    def __init__(
-        self,
-        volume: Volume,
-        versions: Versions,
-        *,
-        mode: UnitsMode = UnitsMode.POLICY,
-        require_room: Callable[[], None],
-    ) -> None:
-        self._volume = volume
-        self._versions = versions
-        self._namespace = volume.namespace
-        self.copies = Copies(volume)
-        self.copyings = Copyings(self.copies, volume, versions, require_room=require_room)
-        self.writer: Callable[[], Hashable | None] = lambda: None
-        self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.ALIVE
-        self.clock: Callable[[], float] = time.monotonic
-        self.opened = OpenUnits()
-        self._killed: set[Hashable] = set()
-        self._left: set[int] = set()
-        """Directories that a crash has left open in a store that cannot be written."""
-        self.policies = Policies(volume, mode)
-        self.places = Places(self._namespace, self.policies, self.copies, self.opened)
-        self.returns = Returns(volume, self.copies, self.policies)
-        self.active = self.policies.any_rule
-        """Changes of names and contents concern this object."""
-        self.pending = False
-        """A marker was published: whether that ends a unit is to be looked at."""
-        self.unprotected = 0
-        """Changes that went on without a unit since the store was opened."""
+class Units(DecidesUnits):
+    """One for each open store."""
 
     # --- finding --------------------------------------------------------------------------------
-
-    @property
-    def has_open(self) -> bool:
-        return bool(self.opened)
-
-    def open_units(self) -> list[OpenUnit]:
-        return list(self.opened.values())
-
-    def unit_of(self, inode: Inode) -> OpenUnit | None:
-        """The open unit that the inode, a directory or what is in one, is or lies in."""
-        return self.places.unit_of(inode)
 
     def set_policy(self, directory: Inode, rules: tuple[Rule, ...]) -> None:
         """See :meth:`Policies.set`."""
@@ -168,14 +115,6 @@ class Units:
         self._done(unit, durable=False, next_begins=True)
         return True
 
-    def _go_on_without(self, directory: Inode) -> None:
-        self.unprotected += 1
-        self._volume.event(
-            "unprotected",
-            "there is no room to remember what was in it: the change is made all the same",
-            ino=directory.ino,
-        )
-
     def _touch(self, unit: OpenUnit, writer: Hashable | None) -> None:
         unit.changed = self.clock()
         if writer is not None and writer not in unit.writers:
@@ -223,33 +162,11 @@ class Units:
             if unit.inode.parent == parent and same and not unit.followed and unit is not replaced:
                 unit.followed = self.pending = True
 
-    def operations_for(self, over: list[OpenUnit], begun: list[OpenUnit]) -> list[Operation]:
-        """What says that some units are over and others open."""
-        left = [unit for unit in self.opened.values() if unit not in over and not unit.kept]
-        value = unit_record.encode_units(unit.record for unit in [*left, *begun])
-        return [XattrSetOperation(ROOT_INO, UNITS_XATTR, value)]
-
-    def stored(self, ops: Sequence[Operation], over: list[OpenUnit], begun: list[OpenUnit]) -> None:
-        """The record of those operations is."""
-        root = self._namespace.get(ROOT_INO)
-        for op in ops:
-            if isinstance(op, XattrSetOperation) and op.name == UNITS_XATTR:
-                self._namespace.set_xattr(root, op.name, op.value)
-        for unit in over:
-            self.opened.pop(unit.inode.ino, None)
-            self.copyings.follow_no_more(unit.inode)
-            if unit.before is not None and all(unit.before is not b.before for b in begun):
-                self.copies.drop(unit.before)
-        for unit in begun:
-            self.opened[unit.inode.ino] = unit
-        self.opened.look()
-        self.places.units_changed()
-
     # --- verbs that are a beginning or an end themselves ---------------------------------------
 
     def making(self, parent: Inode, name: bytes, made: Inode) -> Transition:
         """A directory is about to be made: what its record says besides, if it is a unit."""
-        if self.unit_of(parent) is not None or self.copies.is_kept_aside(parent):
+        if self.unit_of(parent) is not None or self.copies.aside.is_kept_aside(parent):
             return NO_TRANSITION
         if self.places.rule_for(parent, None) is not None:
             return NO_TRANSITION
@@ -281,16 +198,6 @@ class Units:
     def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition:
         """See ``unit_transitions``."""
         return transition_of_names(self, names, replaced) if self.opened else NO_TRANSITION
-
-    def decide_named(self, named: Named) -> tuple[OpenUnit | None, Decision]:
-        """Where each file is a checkpoint: the unit, and what the name means for it."""
-        parent, name, inode = named
-        unit = self.places.unit_of(self._namespace.get(parent))
-        if unit is None or unit.kept or inode.live is None or not unit.each_file:
-            return None, Decision.WAIT
-        facts = self._facts(unit, closing=False, but=inode)
-        marked = unit.unclosed <= {inode.ino} and (unit.marked or unit.rule.ends_with(name))
-        return unit, unit_rules.decide(dataclasses.replace(facts, marked=marked))[0]
 
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None:
         """A file of that name is about to be published: a marker that lies beside units names them,
@@ -349,96 +256,6 @@ class Units:
             whole = reverted and unit.each_file and inode.ino not in unit.published
             unit.spoiled |= set() if whole else {inode.ino}
 
-    def killed(self, writer: Hashable) -> None:
-        """A process that is being killed has closed a file."""
-        if self.opened.has_writer(writer):
-            self._killed.add(writer)
-
-    # --- deciding -------------------------------------------------------------------------------
-
-    def settle(self, *, closing: bool = False) -> bool:
-        """Decide about every open unit; True when something was decided. Raises as
-        :meth:`Volume.commit`.
-        """
-        self.pending = False
-        worked = False
-        for unit in list(self.opened.values()):
-            decision, reason = unit_rules.decide(self._facts(unit, closing=closing))
-            if decision is Decision.DONE:
-                self._done(unit)
-            elif decision is Decision.BACK:
-                self._back(unit, reason)
-            elif decision is Decision.KEEP and not unit.kept:
-                self._keep(unit)
-            worked = worked or decision in {Decision.DONE, Decision.BACK}
-        if not self.opened:
-            self._killed.clear()
-        return worked
-
-    def _facts(self, unit: OpenUnit, *, closing: bool, but: Inode | None = None) -> Facts:
-        unit.spoiled = {ino for ino in unit.spoiled if self._is_below(ino, unit)}
-        spoiled = unit.spoiled - {but.ino if but is not None else 0}
-        return Facts(
-            expects_marker=unit.rule.expects_marker and unit.place is None,
-            each_file=unit.each_file,
-            marked=unit.marked and not unit.unclosed,
-            busy=self._is_busy(unit, but),
-            spoiled=bool(spoiled),
-            followed=unit.followed,
-            quiet=self.clock() - unit.changed >= unit.rule.quiet_seconds,
-            closing=closing,
-            endings=frozenset(self._ending_of(writer) for writer in unit.writers),
-        )
-
-    def _ending_of(self, writer: Hashable) -> Ending:
-        ending = self.ending_of(writer)
-        if ending in {Ending.UNKNOWN, Ending.BADLY} and writer in self._killed:
-            return Ending.KILLED
-        return ending
-
-    def _is_below(self, ino: int, unit: OpenUnit) -> bool:
-        inode = self._namespace.inodes.get(ino)
-        return inode is not None and inode.links > 0 and self.unit_of(inode) is unit
-
-    def _is_busy(self, unit: OpenUnit, but: Inode | None) -> bool:
-        """Something below it waits for its publication."""
-        return any(
-            inode.links > 0 and inode is not but and self.unit_of(inode) is unit
-            for inode in self._versions.open_versions.values()
-        )
-
-    # --- the two ends ---------------------------------------------------------------------------
-
-    def _done(self, unit: OpenUnit, *, durable: bool = True, next_begins: bool = False) -> None:
-        """One record: it is an ordinary directory. What there was before is wanted still where
-        another unit begins in it at once, and only what has changed is to be copied for that.
-        """
-        ops = self.operations_for([unit], [])
-        if not unit.kept:  # else the media do not name it any more
-            self._volume.commit(ops, durable=durable)
-        if next_begins and self.copyings.go_on(unit.inode, unit.before):
-            unit.before = None
-        self.stored(ops, [unit], [])
-
-    def _keep(self, unit: OpenUnit) -> None:
-        """One record: no crash takes it back. Durable when it returns."""
-        ops = self.operations_for([unit], [])
-        self._volume.commit(ops)
-        self.stored(ops, [], [])
-        unit.kept = True
-
-    def _back(self, unit: OpenUnit, reason: str) -> None:
-        """One record: what was there before is there again. Durable when it returns."""
-        if not self.returns.can_go_back(unit.record):
-            if unit.place is None:
-                self._go_on_without(unit.inode)
-            self._done(unit)
-            return
-        record, unit.before = unit.record, None
-        ops = self.operations_for([unit], [])
-        self.returns.back(record, ops, reason)
-        self.stored(ops, [unit], [])
-
     def drop_removed(self) -> bool:
         """What a user has removed cannot come back any more, the oldest first; False when nothing
         can. Raises as :meth:`Volume.commit`.
@@ -473,6 +290,7 @@ class Units:
             self._left = {record.ino for record in records}
             return len(records)
         try:
+            self.copies.aside.take_over()
             self.returns.all_back(records, lambda ops: self.stored(ops, [], []))
             self.active = self.policies.any_rule
             self.copies.find_garbage()

@@ -10,7 +10,7 @@ import pytest
 from cxlfs.errors import NoSpaceError
 from cxlfs.format.operations import XattrSetOperation
 from cxlfs.store import Store
-from cxlfs.store.unit_copies import ASIDE_NAME
+from cxlfs.store.unit_aside import ASIDE_NAME
 from cxlfs.store.unit_record import (
     BEFORE_XATTR,
     UNITS_XATTR,
@@ -20,7 +20,7 @@ from cxlfs.store.unit_record import (
 from cxlfs.store.unit_returns import Returns
 from cxlfs.store.unit_rules import UnitsMode
 from tests.support.shop import Shop, close, create, fill
-from tests.support.stores import read_file, write_file
+from tests.support.stores import write_file
 from tests.support.unit_scenes import (
     CHECKPOINT,
     MARKER,
@@ -166,27 +166,6 @@ def test_allocating_waits_for_a_dropped_copy_of_many_files(shop: Shop) -> None:
     store.allocate(handle, 0, size)
     assert not store.units.copies.is_removing
     close(store, handle)
-
-
-def test_what_a_user_has_in_the_place_makes_way(shop: Shop, store: Store) -> None:
-    write_file(store, 1, b".cxlfs-units", b"mine")
-    files = save(store, make(store, CHECKPOINT), shards(1), marker=None)
-    store = shop.reopen(store)
-    assert list(set_aside(store).values()) == [files]
-    assert read_file(store, find(store, b".cxlfs-units.user").ino) == b"mine"
-
-
-def test_a_copy_that_a_user_took_away(shop: Shop, store: Store) -> None:
-    """Then nothing can go back: what is there stays, and that is told."""
-    directory, old = saved(store)
-    write_file(store, directory, b"shard-0", b"new")
-    unit = store.units.open_units()[0]
-    assert unit.before is not None
-    store.rename(unit.before.parent, unit.before.name, 1, b"mine")
-    store = shop.reopen(store)
-    assert tree(store, CHECKPOINT) == {**old, b"shard-0": b"new"}
-    assert tree(store, b"mine") == old
-    assert UNITS_XATTR in (store.namespace.get(1).xattrs or {})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from cxlfs.errors import NotFoundError
 from cxlfs.store import Store
 from cxlfs.store.namespace import Inode
-from cxlfs.store.unit_copies import ASIDE_NAME
+from cxlfs.store.unit_aside import ASIDE_NAME
 from cxlfs.store.unit_rules import Ending
 from tests.support.stores import read_file, write_file
 

@@ -27,6 +27,7 @@ from cxlfs.media.crash import WORD_BYTES, CrashCursor, EventLog, Indexes, InFlig
 from cxlfs.native import EventKind
 from cxlfs.native.extents import Engine
 from cxlfs.store import Store
+from cxlfs.store.unit_aside import ASIDE_NAME, is_unlisted
 from cxlfs.verify import run_passes
 from tests.support.crash.footprint import Answers, Durable, Memory, words_read
 from tests.support.crash.readings import Question, Reading, ReadingMedia
@@ -277,6 +278,10 @@ def use(store: Store) -> None:
     store.units.clock = lambda: math.inf  # where a policy makes units, the removal was one
     while store.units.maintain():
         pass
+    place = store.aside.directory()
+    if place is not None:
+        delete_all(store, place.ino)
+        store.remove_directory(1, ASIDE_NAME)
     volume = store.volume
     volume.rollover()
     volume.rollover()
@@ -290,6 +295,8 @@ def use(store: Store) -> None:
 
 def delete_all(store: Store, ino: int) -> None:
     for name, child in list((store.namespace.get(ino).entries or {}).items()):
+        if is_unlisted(store.namespace.get(ino), name):
+            continue  # open units need what lies there
         if store.namespace.get(child).entries is not None:
             delete_all(store, child)
             store.remove_directory(ino, name)

@@ -15,7 +15,7 @@ from cxlfs.store import unit_copies, unit_copying
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind
 from cxlfs.store.space import LEASE_BYTES_LEAST
-from cxlfs.store.unit_copies import ASIDE_NAME
+from cxlfs.store.unit_aside import ASIDE_NAME
 from cxlfs.store.unit_rules import UnitsMode
 from tests.support.crash.bench import Bench
 from tests.support.crash.tape import State, committed_state
