@@ -70,11 +70,12 @@ class Owner(Protocol):
 
 
 class Handlers(Owner, Protocol):
-    """``caller``: the thread whose request is being served; 0: not known. ``pause``: lets others
-    have their turn between two steps of a request.
+    """``caller``: the thread whose request is being served; 0: not known. ``user``: whose it is;
+    None: likewise. ``pause``: lets others have their turn between two steps of a request.
     """
 
     caller: int
+    user: int | None
     pause: Callable[[], Awaitable[None]]
 
 
@@ -82,6 +83,12 @@ def caller_of(arguments: tuple[object, ...]) -> int:
     """A handler's last argument says it, where pyfuse3 gives it one that does."""
     context = arguments[-1] if arguments else None
     return context.pid if isinstance(context, pyfuse3.RequestContext) else 0
+
+
+def user_of(arguments: tuple[object, ...]) -> int | None:
+    """Likewise."""
+    context = arguments[-1] if arguments else None
+    return context.uid if isinstance(context, pyfuse3.RequestContext) else None
 
 
 _Self = TypeVar("_Self", bound=Handlers)
@@ -118,6 +125,7 @@ def request(
             try:
                 with self.lock:
                     self.caller = caller_of(args)
+                    self.user = user_of(args)
                     number, result = outcome_of(
                         self.failures, function.__name__, lambda: function(self, *args, **kwargs)
                     )

@@ -89,6 +89,7 @@ class Direct:
         handler = self._handlers.get(upcall.opcode, self._unknown)
         with requests.lock:
             requests.caller = upcall.pid
+            requests.user = upcall.uid
             try:
                 error, result = outcome_of(requests.failures, handler.__name__, handler, upcall)
             except UnfinishedError as unfinished:

@@ -100,6 +100,8 @@ class OpenFile:
     """Of writable ones: who decides, by being killed or not, whether a new version is published."""
     may_keep_set_id: bool
     """The opener was root, whose writes leave the set-ID bits alone."""
+    uid: int
+    """The opener's user, who makes all changes through it."""
     gid: int
     """The opener's group."""
     writers: set[Process] = dataclasses.field(default_factory=set)

@@ -72,6 +72,8 @@ class Requests:
         self.privileges = Privileges(store, self.files, self._processes, self.page_cache)
         self.caller = 0
         """The thread whose request is being served; 0: not known."""
+        self.user: int | None = None
+        """Whose request it is; None: not known."""
         self.visitor: int | None = None
         """While set, this process alone uses names."""
         self.pause: Callable[[], Awaitable[None]] = _no_pause
@@ -87,6 +89,7 @@ class Requests:
             store, self.files, self._processes, self.page_cache, self._concerned_by_writes
         )
         store.units.writer = store.overwrites.writer = self._writer
+        store.units.user = lambda: self.user
         store.units.ending_of = store.overwrites.ending_of = self._ending_of
         store.overwrites.is_exempt = self._continues_files
         store.units.copies.changed = self.page_cache.name_changed
@@ -288,6 +291,7 @@ class Requests:
                 appends=bool(flags & os.O_APPEND),
                 opener=opener,
                 may_keep_set_id=caller.uid == 0,
+                uid=caller.uid,
                 gid=caller.gid,
             ),
         )
@@ -348,6 +352,7 @@ class Requests:
     def _prepare(self, handle: int, done: int = 0) -> OpenFile:
         """The same for a file that may be written through ``handle``."""
         if (file := self.files.get(handle)).writable:
+            self.user = file.uid
             self.prepare_change(file.ino, done)
         return file
 

@@ -170,7 +170,11 @@ class InodeAttributes:
         if names + len(name) + 1 > layout.XATTR_LIST_BYTES_MAX:
             raise NoSpaceError("the names of the attributes are too long together")
         limit = min(layout.XATTR_VALUE_BYTES_MAX, self.volume.record_bytes_max - 1024)
-        total = sum(len(n) + len(v) + 1 for n, v in (inode.xattrs or {}).items() if n != name)
+        total = sum(
+            len(n) + len(v) + 1
+            for n, v in (inode.xattrs or {}).items()
+            if n != name and not n.startswith(HIDDEN_PREFIX)
+        )
         if len(value) > limit or total + len(name) + len(value) > layout.XATTRS_BYTES_MAX + limit:
             raise AttributeTooLargeError("the attribute is too large")
         self._require_room()

@@ -106,6 +106,7 @@ class Store:
         self.units = Units(
             volume, self.versions, aside, mode=options.units, require_room=require_room
         )
+        self.units.open_for_writing = self.files.writers
         self.versions.units = self.units
         self.overwrites.is_open = self.files.writers.__contains__
         self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None
@@ -344,12 +345,16 @@ class Store:
     def create(
         self, parent: int, name: bytes, mode: int, uid: int, gid: int, flags: int
     ) -> tuple[Attributes, int]:
-        inode = self.names.create(parent, name, mode, uid, gid)
+        appends = _appends(flags)
+        inode = self.names.create(parent, name, mode, uid, gid, appends=appends)
+        self.units.opening(inode, appends=appends)
         handle = self.files.open(inode, flags & ~os.O_TRUNC)
         return inode.attributes(), handle.id
 
     def open_file(self, ino: int, flags: int) -> int:
-        return self.files.open(self.namespace.get(ino), flags).id
+        inode = self.namespace.get(ino)
+        self.units.opening(inode, appends=_appends(flags))
+        return self.files.open(inode, flags).id
 
     def read(self, handle: int, offset: int, length: int) -> bytes | memoryview:
         return self.files.read(handle, offset, length)
@@ -472,3 +477,8 @@ class Store:
                     raise NotFoundError(f"no such path: {os.fsdecode(path)}")
                 inode = found
         return self.reporter.checkpoints(inode, b"/" + path.strip(b"/"), self.files.writers.inos())
+
+
+def _appends(flags: int) -> bool:
+    """The file is opened to write on at its end, as a log is."""
+    return bool(flags & os.O_APPEND) and not flags & os.O_TRUNC

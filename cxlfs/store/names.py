@@ -172,10 +172,15 @@ class Names:
             inode.live = FileMap(self.volume.engine, owner=inode.ino)
         return inode
 
-    def create(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> Inode:
-        """A regular file, not committed until its content is published. Raises ExistsError, ..."""
+    def create(
+        self, parent: int, name: bytes, mode: int, uid: int, gid: int, *, appends: bool = False
+    ) -> Inode:
+        """A regular file, not committed until its content is published. ``appends``: it is a log,
+        and belongs to no checkpoint unit. Raises ExistsError, ...
+        """
         directory = self._new_name(parent, name)
-        self._changing(directory, name)
+        if not appends:
+            self._changing(directory, name)
         mode = stat.S_IFREG | stat.S_IMODE(mode)
         inode = self._new_inode(directory, mode, uid, gid, 0)
         encode([inode.operation()])  # what no record can say later is refused at once
@@ -241,6 +246,8 @@ class Names:
         ops: list[Operation] = [UnlinkOperation(parent, name), self._touched(directory, now)]
         if inode.links > 1:
             ops.append(inode.operation(ctime_ns=now))
+        if self.versions.units.active:
+            ops += self.versions.units.unlinking(directory, name)
         self._commit(ops)
         inode.ctime_ns = now
         self._give_room_back(inode)

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
+from cxlfs.store.unit_members import UNKNOWN
 from cxlfs.store.unit_record import OpenRecord
 from cxlfs.store.unit_rules import Rule
 
@@ -29,6 +30,10 @@ class OpenUnit:
     before: Inode | None
     since_ns: int
     changed: float
+    uid: int = UNKNOWN
+    """Whose changes belong to it."""
+    lsn: int = 0
+    """Of the record that says that it is open: older contents were not born in it."""
     marked: bool = False
     kept: bool = False
     """What was written is there after a crash; the media say nothing of the unit any more."""
@@ -41,6 +46,12 @@ class OpenUnit:
     published: set[int] = dataclasses.field(default_factory=set)
     spoiled: set[int] = dataclasses.field(default_factory=set)
     unclosed: set[int] = dataclasses.field(default_factory=set)
+    apart: set[int] = dataclasses.field(default_factory=set)
+    """Inode numbers of files below it that do not belong to it."""
+    early: set[int] = dataclasses.field(default_factory=set)
+    """Of those that were open for writing when it began: its end does not wait for them."""
+    moved: dict[int, tuple[int, bytes]] = dataclasses.field(default_factory=dict)
+    """What was moved there from elsewhere: where it was."""
     each_file: bool = dataclasses.field(init=False)
     """The rule's ``ends_with_each_file``, which is asked for at every change."""
 
@@ -50,7 +61,10 @@ class OpenUnit:
     @property
     def record(self) -> OpenRecord:
         before = self.before.ino if self.before is not None else 0
-        return OpenRecord(self.inode.ino, before, self.since_ns)
+        return OpenRecord(
+            *(self.inode.ino, before, self.since_ns, self.uid, tuple(sorted(self.apart))),
+            tuple((ino, *place) for ino, place in self.moved.items()),
+        )
 
 
 class OpenUnits(dict[int, OpenUnit]):
@@ -62,6 +76,7 @@ class OpenUnits(dict[int, OpenUnit]):
         super().__init__()
         self.beside: list[OpenUnit] = []
         """Those whose marker lies in the directory above."""
+        self._removed: dict[tuple[int, bytes], OpenUnit] = {}
         self.has_each_file = False
         """In one of them each file is a checkpoint."""
         self.on_change: Callable[[], None] = lambda: None
@@ -72,13 +87,15 @@ class OpenUnits(dict[int, OpenUnit]):
         self.on_change()
         self.beside = [unit for unit in self.values() if unit.rule.done_beside]
         self.has_each_file = any(unit.each_file for unit in self.values())
+        self._removed = {unit.place: unit for unit in self.values() if unit.place is not None}
 
     def removed_at(self, parent: int, name: bytes) -> OpenUnit | None:
         """One that had this name, and whose removal is not over yet."""
-        for unit in self.values():
-            if unit.place == (parent, name):
-                return unit
-        return None
+        return self._removed.get((parent, name))
+
+    def of_user(self, uid: int) -> list[OpenUnit]:
+        """The oldest first."""
+        return sorted((u for u in self.values() if u.uid == uid), key=lambda u: u.since_ns)
 
     def has_writer(self, writer: Hashable) -> bool:
         """It has written to one of them."""

@@ -14,16 +14,18 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from cxlfs.format.operations import Operation, XattrSetOperation
-from cxlfs.store import unit_record, unit_rules
+from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation
+from cxlfs.store import unit_rules
 from cxlfs.store.open_unit import OpenUnit, OpenUnits
+from cxlfs.store.open_writers import Writers
 from cxlfs.store.unit_copies import Copies
 from cxlfs.store.unit_copying import Copyings
+from cxlfs.store.unit_members import UNKNOWN, never_belongs, path_below
 from cxlfs.store.unit_places import Places
 from cxlfs.store.unit_policies import Policies
-from cxlfs.store.unit_record import UNITS_XATTR
+from cxlfs.store.unit_record import UNIT_PREFIX, UNITS_XATTR, encode_unit, fits, unit_xattr
 from cxlfs.store.unit_returns import Returns
-from cxlfs.store.unit_rules import Decision, Ending, Facts, UnitsMode
+from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from cxlfs.store.unit_hooks import Named
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
+
+_NAMES = (UNITS_XATTR, UNIT_PREFIX)
 
 
 class DecidesUnits:
@@ -55,6 +59,12 @@ class DecidesUnits:
         self.copyings = Copyings(self.copies, volume, versions, require_room=require_room)
         self.writer: Callable[[], Hashable | None] = lambda: None
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.ALIVE
+        self.user: Callable[[], int | None] = lambda: None
+        """Who is making the present request; None: not known."""
+        self.open_for_writing = Writers()
+        """Of the store's files."""
+        self._appended: set[int] = set()
+        """Of those that are written on at their end, as logs are, and belong to no unit."""
         self.clock: Callable[[], float] = time.monotonic
         self.opened = OpenUnits()
         self._killed: set[Hashable] = set()
@@ -93,16 +103,22 @@ class DecidesUnits:
 
     def operations_for(self, over: list[OpenUnit], begun: list[OpenUnit]) -> list[Operation]:
         """What says that some units are over and others open."""
-        left = [unit for unit in self.opened.values() if unit not in over and not unit.kept]
-        value = unit_record.encode_units(unit.record for unit in [*left, *begun])
-        return [XattrSetOperation(ROOT_INO, UNITS_XATTR, value)]
+        named = {unit.inode.ino for unit in begun}
+        gone = [u.inode.ino for u in over if not u.kept and u.inode.ino not in named]
+        ops: list[Operation] = [XattrRemoveOperation(ROOT_INO, unit_xattr(ino)) for ino in gone]
+        for unit in begun:
+            value = encode_unit(unit.record)
+            ops.append(XattrSetOperation(ROOT_INO, unit_xattr(unit.inode.ino), value))
+        return ops
 
     def stored(self, ops: Sequence[Operation], over: list[OpenUnit], begun: list[OpenUnit]) -> None:
         """The record of those operations is."""
         root = self._namespace.get(ROOT_INO)
         for op in ops:
-            if isinstance(op, XattrSetOperation) and op.name == UNITS_XATTR:
+            if isinstance(op, XattrSetOperation) and op.name.startswith(_NAMES):
                 self._namespace.set_xattr(root, op.name, op.value)
+            elif isinstance(op, XattrRemoveOperation) and op.name.startswith(_NAMES):
+                self._namespace.remove_xattr(root, op.name)
         for unit in over:
             self.opened.pop(unit.inode.ino, None)
             self.copyings.follow_no_more(unit.inode)
@@ -110,6 +126,7 @@ class DecidesUnits:
                 self.copies.drop(unit.before)
         for unit in begun:
             self.opened[unit.inode.ino] = unit
+            unit.lsn = unit.lsn or self._volume.last_lsn
         self.opened.look()
         self.places.units_changed()
 
@@ -151,6 +168,7 @@ class DecidesUnits:
             followed=unit.followed,
             quiet=self.clock() - unit.changed >= unit.rule.quiet_seconds,
             closing=closing,
+            removed=unit.place is not None,
             endings=frozenset(self._ending_of(writer) for writer in unit.writers),
         )
 
@@ -165,11 +183,68 @@ class DecidesUnits:
         return inode is not None and inode.links > 0 and self.unit_of(inode) is unit
 
     def _is_busy(self, unit: OpenUnit, but: Inode | None) -> bool:
-        """Something below it waits for its publication."""
+        """Something that belongs to it waits for its publication."""
+        early = unit.early if unit.marked else ()
         return any(
-            inode.links > 0 and inode is not but and self.unit_of(inode) is unit
+            inode.links > 0
+            and inode is not but
+            and inode.ino not in early
+            and self.unit_of(inode) is unit
+            and self.belongs(unit, inode)
             for inode in self._versions.open_versions.values()
         )
+
+    # --- what belongs to a unit -----------------------------------------------------------------
+
+    def is_others(self, unit: OpenUnit) -> bool:
+        """The present request is by another user than the one whose changes belong to it."""
+        user = self.user()
+        return user is not None and unit.uid not in {UNKNOWN, user}
+
+    def belongs(self, unit: OpenUnit, inode: Inode) -> bool:
+        """A file below its directory is a part of it."""
+        if inode.ino in unit.apart or unit.uid not in {UNKNOWN, inode.uid}:
+            return False
+        is_directory = inode.entries is not None
+        if inode.parent == unit.inode.ino:
+            return not never_belongs((inode.name,), is_directory, unit.rule.done)
+        directory = self._namespace.inodes.get(inode.parent)
+        return directory is None or not self.is_never(
+            unit.inode, unit.rule, directory, inode.name, is_directory=is_directory
+        )
+
+    def is_never(
+        self, top: Inode, rule: Rule, directory: Inode, name: bytes, *, is_directory: bool = False
+    ) -> bool:
+        """The names that lead from the top of a unit to a name say that it never belongs to it."""
+        path = () if directory is top else path_below(self._namespace, top, directory)
+        if path is None:
+            return False
+        return never_belongs((*path, name), is_directory, rule.done)
+
+    def set_apart(self, unit: OpenUnit, inode: Inode) -> None:
+        """A file does not belong to it from now on. Raises as :meth:`Volume.commit`."""
+        if inode.ino in unit.apart:
+            return
+        unit.apart.add(inode.ino)
+        unit.spoiled.discard(inode.ino)
+        if unit.kept:
+            return
+        if not fits(unit.record):
+            self.leave(unit, "too many files in it belong to others, or are logs")
+            return
+        ops = self.operations_for([], [unit])
+        self._volume.commit(ops, durable=False)
+        self.stored(ops, [], [])
+
+    def leave(self, unit: OpenUnit, reason: str) -> None:
+        """What is there stays as it was written, whatever happens. Raises as
+        :meth:`Volume.commit`.
+        """
+        self.unprotected += 1
+        message = f"{reason}: what is written in it stays"
+        self._volume.event("unprotected", message, ino=unit.inode.ino)
+        self._done(unit, durable=False)
 
     def decide_named(self, named: Named) -> tuple[OpenUnit | None, Decision]:
         """Where each file is a checkpoint: the unit, and what the name means for it."""
@@ -193,8 +268,9 @@ class DecidesUnits:
         another unit begins in it at once, and only what has changed is to be copied for that.
         """
         ops = self.operations_for([unit], [])
-        if not unit.kept:  # else the media do not name it any more
+        if ops:  # else the media do not name it any more
             self._volume.commit(ops, durable=durable)
+        self._appended |= {ino for ino in unit.early if ino in self.open_for_writing}
         if next_begins and self.copyings.go_on(unit.inode, unit.before):
             unit.before = None
         self.stored(ops, [unit], [])

@@ -43,6 +43,8 @@ class UnitHooks(Protocol):
 
     def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition: ...
 
+    def unlinking(self, directory: Inode, name: bytes) -> Sequence[Operation]: ...
+
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None: ...
 
     def is_emptied_marker(self, inode: Inode) -> bool: ...
@@ -91,6 +93,10 @@ class NoUnits:
     def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition:
         del names, replaced
         return NO_TRANSITION
+
+    def unlinking(self, directory: Inode, name: bytes) -> Sequence[Operation]:
+        del directory, name
+        return ()
 
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None: ...
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from cxlfs.store.unit_archives import is_hollow
+from cxlfs.store.unit_members import is_others
 from cxlfs.store.unit_rules import may_be_empty
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ def is_marker_of(unit: OpenUnit, inode: Inode) -> bool:
     """One in the unit, behind another file."""
     if inode.parent != unit.inode.ino or inode.name not in unit.rule.done:
         return False
+    if not _is_born_in(unit, inode):
+        return False
     return bool(unit.published - {inode.ino}) and _says_something(inode, inode.name)
 
 
@@ -27,7 +30,7 @@ def named_by(
     units: Iterable[OpenUnit], inode: Inode, parent: int, name: bytes
 ) -> Iterator[OpenUnit]:
     """The units that have something, and that a marker in the directory ``parent`` ends."""
-    found = list(_beside(units, parent, name))
+    found = [unit for unit in _beside(units, parent, name) if _is_born_in(unit, inode)]
     if found and _says_something(inode, name):
         yield from found
 
@@ -39,6 +42,14 @@ def is_emptied(units: Iterable[OpenUnit], inode: Inode) -> bool:
     if not _is_emptied(inode, inode.name):
         return False
     return any(True for _ in _beside(units, inode.parent, inode.name))
+
+
+def _is_born_in(unit: OpenUnit, inode: Inode) -> bool:
+    """Its content was written by the unit's user since the unit began: an old marker that is
+    renamed or linked says nothing.
+    """
+    is_new = inode.uncommitted or inode.version is not None or inode.commit_lsn > unit.lsn
+    return is_new and not is_others(inode, unit.uid)
 
 
 def _beside(units: Iterable[OpenUnit], parent: int, name: bytes) -> Iterator[OpenUnit]:

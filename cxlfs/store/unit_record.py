@@ -1,13 +1,13 @@
 """What the media say of checkpoint units: which are open, and which directories have a policy.
 
 Both are extended attributes of the root directory under the hidden prefix (``health``), so that a
-program of any version reads the store, and opening looks at two values, whatever is in it.
+program of any version reads the store, and opening looks at few values, whatever is in it.
 
 Never here: inodes, deciding (``unit_rules``), committing (``units``).
 
 Invariants
 - What is read is not trusted: a value that makes no sense counts as none, whatever it holds.
-- Sizes are bounded: UNITS_MAX open units, POLICIES_MAX policies, ATTRIBUTE_BYTES_MAX each.
+- Sizes are bounded: UNITS_OF_ALL_MAX open units, POLICIES_MAX policies, ATTRIBUTE_BYTES_MAX each.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from cxlfs.store.health import HIDDEN_PREFIX
-from cxlfs.store.unit_rules import QUIET_SECONDS, QUIET_UNMARKED_SECONDS, Rule, has_pattern
+from cxlfs.store.unit_rules import POLICY, QUIET_SECONDS, QUIET_UNMARKED_SECONDS, Rule, has_pattern
 
 UNITS_XATTR: Final = HIDDEN_PREFIX + b"units"
+"""Of stores of earlier programs: all open units."""
+UNIT_PREFIX: Final = HIDDEN_PREFIX + b"unit-"
 POLICIES_XATTR: Final = HIDDEN_PREFIX + b"policies"
 BEFORE_XATTR: Final = HIDDEN_PREFIX + b"before"
 """On the copy of what was in a unit before: the inode number of the unit."""
@@ -31,21 +33,30 @@ PLACE_XATTR: Final = HIDDEN_PREFIX + b"place"
 """On the directory where the store keeps both: the store made it."""
 
 UNITS_MAX = 64
+"""Of one user."""
+UNITS_OF_ALL_MAX = 4096
 POLICIES_MAX = 64
 NAMES_MAX = 16
 ATTRIBUTE_BYTES_MAX = 8192
 QUIET_SECONDS_MAX = 86_400.0
 _TEXT_BYTES_MAX = 4096
 _NUMBER_MAX = 1 << 62
+_DIGITS_MAX = 18
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenRecord:
-    """An open unit: its directory, the copy of what it was before (0: nothing), since when."""
+    """An open unit: its directory, the copy of what it was before (0: nothing), since when, whose
+    changes belong to it (-1: everybody's), files below it that do not, and what was moved there
+    from elsewhere: inode number, directory and name before.
+    """
 
     ino: int
     before: int
     since_ns: int
+    uid: int = -1
+    apart: tuple[int, ...] = ()
+    moved: tuple[tuple[int, int, bytes], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +66,50 @@ class AsideRecord:
     path: bytes
     time_ns: int
     reason: str
+
+
+def unit_xattr(ino: int) -> bytes:
+    """The attribute of the root directory that tells of the open unit in a directory."""
+    return UNIT_PREFIX + b"%d" % ino
+
+
+def encode_unit(record: OpenRecord) -> bytes:
+    moved = [[ino, parent, os.fsdecode(name)] for ino, parent, name in record.moved]
+    return _json([record.before, record.since_ns, record.uid, list(record.apart), moved])
+
+
+def fits(record: OpenRecord) -> bool:
+    """The media can say it."""
+    return len(encode_unit(record)) <= ATTRIBUTE_BYTES_MAX
+
+
+def decode_unit(name: bytes, value: bytes) -> OpenRecord | None:
+    """What an attribute of the root directory says; None: nothing of a unit, or no sense."""
+    digits, fields = name.removeprefix(UNIT_PREFIX), _list(_parsed(value))
+    if digits == name or not digits.isdigit() or len(digits) > _DIGITS_MAX or len(fields) != 5:
+        return None
+    ino, before, since_ns = int(digits), _number(fields[0]), _number(fields[1])
+    uid = fields[2] if type(fields[2]) is int and -1 <= fields[2] < 1 << 32 else None
+    if not ino or min(before, since_ns) < 0 or uid is None:
+        return None
+    apart = [_number(item) for item in _list(fields[3])]
+    moved = [_moved(_list(item)) for item in _list(fields[4])]
+    return OpenRecord(
+        ino,
+        before,
+        since_ns,
+        uid,
+        tuple(item for item in apart if item > 0),
+        tuple(item for item in moved if item is not None),
+    )
+
+
+def _moved(fields: list[object]) -> tuple[int, int, bytes] | None:
+    names = _names(fields[2:])
+    if len(fields) != 3 or not names or names[0] in {b".", b".."}:
+        return None
+    ino, parent = _number(fields[0]), _number(fields[1])
+    return None if min(ino, parent) < 1 else (ino, parent, names[0])
 
 
 def encode_units(units: Iterable[OpenRecord]) -> bytes:
@@ -67,7 +122,7 @@ def decode_units(value: bytes) -> list[OpenRecord]:
     for item in _list(_parsed(value))[:UNITS_MAX]:
         numbers = [_number(field) for field in _list(item)]
         if len(numbers) == 3 and min(numbers) >= 0 and numbers[0]:
-            found.setdefault(numbers[0], OpenRecord(*numbers))
+            found.setdefault(numbers[0], OpenRecord(numbers[0], numbers[1], numbers[2]))
     return list(found.values())
 
 
@@ -112,7 +167,7 @@ def policy_rule(
     has_last_file = bool(names) and not has_pattern(names)
     quiet = QUIET_SECONDS if has_last_file else QUIET_UNMARKED_SECONDS
     return Rule(
-        name="policy",
+        name=POLICY,
         directories=tuple(patterns),
         done=names,
         quiet_seconds=quiet if quiet_seconds is None else quiet_seconds,

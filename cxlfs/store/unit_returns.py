@@ -25,6 +25,7 @@ from cxlfs.format.operations import (
 from cxlfs.store import unit_record
 from cxlfs.store.paths import path_of
 from cxlfs.store.unit_aside import ASIDE_NAME, apply_names
+from cxlfs.store.unit_carrying import Carrying
 from cxlfs.store.unit_copies import Copies
 from cxlfs.store.unit_record import (
     ASIDE_XATTR,
@@ -53,21 +54,38 @@ class Returns:
     def left_open(self) -> list[OpenRecord]:
         """What the media say was open."""
         xattrs = self._namespace.get(ROOT_INO).xattrs or {}
-        return unit_record.decode_units(xattrs.get(UNITS_XATTR, b""))
+        said = [unit_record.decode_unit(name, value) for name, value in xattrs.items()]
+        found = {record.ino: record for record in said if record is not None}
+        for record in unit_record.decode_units(xattrs.get(UNITS_XATTR, b"")):
+            found.setdefault(record.ino, record)
+        return list(found.values())
 
     def all_back(
         self, records: list[OpenRecord], stored: Callable[[list[Operation]], None]
     ) -> None:
         """After a crash, one record each; ``stored`` is told of it. Raises as Volume.commit."""
-        for number, record in enumerate(records):
-            rest = unit_record.encode_units(records[number + 1 :])
-            without: list[Operation] = [XattrSetOperation(ROOT_INO, UNITS_XATTR, rest)]
+        for record in records:
+            without = self._without(record)
             if self.can_go_back(record):
                 self.back(record, without, "it was being written at a crash")
             else:
                 self._volume.commit(without)
                 self._tell_left(record)
             stored(without)
+
+    def _without(self, record: OpenRecord) -> list[Operation]:
+        """What forgets a unit, in a store of an earlier program, too."""
+        xattrs = self._namespace.get(ROOT_INO).xattrs or {}
+        ops: list[Operation] = []
+        own = unit_record.unit_xattr(record.ino)
+        if own in xattrs:
+            ops.append(XattrRemoveOperation(ROOT_INO, own))
+        together = unit_record.decode_units(xattrs.get(UNITS_XATTR, b""))
+        rest = [other for other in together if other.ino != record.ino]
+        if len(rest) < len(together):
+            value = unit_record.encode_units(rest)
+            ops.append(XattrSetOperation(ROOT_INO, UNITS_XATTR, value))
+        return ops
 
     def _tell_left(self, record: OpenRecord) -> None:
         """It stays as a crash has left it."""
@@ -82,7 +100,7 @@ class Returns:
         if place is not None and before is not None:
             self._put_back(record.ino, before, place, without, reason)
         else:
-            self.take_back(self._namespace.get(record.ino), before, without, reason)
+            self.take_back(record, before, without, reason)
 
     def _is_removed(self, record: OpenRecord) -> bool:
         inode = self._namespace.inodes.get(record.ino)
@@ -125,8 +143,15 @@ class Returns:
         self._volume.event("unit-back", f"what was removed is back: {reason}", ino=before.ino)
 
     def take_back(
-        self, inode: Inode, before: Inode | None, without: list[Operation], reason: str
+        self, record: OpenRecord, before: Inode | None, without: list[Operation], reason: str
     ) -> None:
+        """The directory goes aside; what does not belong to the unit stays."""
+        inode = self._namespace.get(record.ino)
+        carrying = Carrying(self._volume, self._copies, inode, record, self._done_of(inode))
+        is_new = before is None
+        before = carrying.carry(before)
+        if is_new and before is not None:  # which a record of the unit's own has told
+            without = [*without, XattrRemoveOperation(ROOT_INO, unit_record.unit_xattr(inode.ino))]
         parent, name = inode.parent, inode.name
         path = path_of(self._namespace, inode.ino) or name
         place, ops = self._copies.aside.directory_or_new()
@@ -153,6 +178,8 @@ class Returns:
         self._volume.counters.reverts += 1
         where = f"/{os.fsdecode(ASIDE_NAME)}/{os.fsdecode(kept_name)}"
         message = f"what was there before is back: {reason}; what was written is in {where}"
+        if carrying.count:
+            message += f"; {carrying.count} names stay that do not belong to it"
         self._volume.event("unit-back", message, ino=inode.ino)
 
     def _commit_back(
@@ -167,6 +194,10 @@ class Returns:
             self._policies.stored(ops)
             if before is not None:
                 self._namespace.remove_xattr(before, BEFORE_XATTR)
+
+    def _done_of(self, directory: Inode) -> tuple[bytes, ...]:
+        rule = self._policies.rule_of(directory)
+        return rule.done if rule is not None else ()
 
     def copy_of(self, record: OpenRecord) -> Inode | None:
         """The copy that a record names, if it is one and is where copies are."""

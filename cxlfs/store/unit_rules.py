@@ -23,6 +23,8 @@ QUIET_UNMARKED_SECONDS = 10.0
 back, and between two files of one saver pass far less."""
 _NAMES_KNOWN = 4096
 """Names whose rule is remembered: it is asked at each change, and found in some 10 µs."""
+POLICY = "policy"
+"""The name of the rules of policies."""
 ITSELF = b"."
 """As a pattern of a policy: the directory that has the policy."""
 EACH_FILE = b"*"
@@ -50,6 +52,11 @@ class Rule:
     @property
     def expects_marker(self) -> bool:
         return bool(self.done or self.done_beside)
+
+    @property
+    def is_policy(self) -> bool:
+        """A user has asked for it."""
+        return self.name == POLICY
 
     @property
     def ends_with_each_file(self) -> bool:
@@ -200,7 +207,8 @@ class Facts:
     was closed by who lived. ``busy``: something below it is not
     published yet. ``spoiled``: a write failed, or a killed writer left something unfinished.
     ``followed``: its writers have begun the next one beside it. ``quiet``: nothing has changed for
-    the time of its rule. ``closing``: the store is about to be closed.
+    the time of its rule. ``closing``: the store is about to be closed. ``removed``: its directory
+    was.
     """
 
     expects_marker: bool
@@ -211,6 +219,7 @@ class Facts:
     followed: bool = False
     quiet: bool = False
     closing: bool = False
+    removed: bool = False
     endings: frozenset[Ending] = frozenset()
 
 
@@ -269,6 +278,9 @@ def _decide_closing(facts: Facts) -> tuple[Decision, str]:
     unfinished = facts.expects_marker and not facts.quiet
     if unfinished and facts.endings != frozenset({Ending.WELL}):
         return Decision.BACK, "its marker has not come"
+    half = not (facts.expects_marker or facts.removed or facts.followed or facts.quiet)
+    if half and Ending.ALIVE in facts.endings:
+        return Decision.BACK, "its writer had not ended"
     return Decision.DONE, "the store is closed"
 
 

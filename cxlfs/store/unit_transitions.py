@@ -47,9 +47,12 @@ class OpensAndEnds(Protocol):
 class Removal:
     """A transition (``unit_hooks``): the unit stays open, without a directory."""
 
-    def __init__(self, namespace: Namespace, unit: OpenUnit, place: tuple[int, bytes]) -> None:
+    def __init__(
+        self, namespace: Namespace, opened: OpenUnits, unit: OpenUnit, place: tuple[int, bytes]
+    ) -> None:
         invariant(unit.before is not None, "what was not there cannot come back")
         self._namespace = namespace
+        self._opened = opened
         self._unit = unit
         self._place = place
         self._value = encode_place(*place)
@@ -63,11 +66,12 @@ class Removal:
         self._unit.place = self._place
         self._unit.replaces = True
         self._unit.marked = self._unit.followed = False
+        self._opened.look()
 
 
 class UnitTransition:
     """Units that one record ends, others that it opens or makes stay (``OpenUnit.kept``); a policy
-    that it moves.
+    that it moves; units of which there is more to say (``noted``).
     """
 
     def __init__(
@@ -78,12 +82,14 @@ class UnitTransition:
         moved: Sequence[Operation] = (),
         *,
         kept: Sequence[OpenUnit] = (),
+        noted: Sequence[OpenUnit] = (),
     ) -> None:
         self._units = units
         self._over = over
         self._begun = begun
         self._kept = kept
-        self.operations = [*units.operations_for([*over, *kept], begun), *moved]
+        said = [unit for unit in noted if unit not in over and unit not in kept]
+        self.operations = [*units.operations_for([*over, *kept], [*begun, *said]), *moved]
 
     def stored(self) -> None:
         """In DRAM it is as the record says."""
@@ -94,7 +100,10 @@ class UnitTransition:
 
 
 def transition_of_names(
-    units: OpensAndEnds, names: Sequence[Named], replaced: Inode | None
+    units: OpensAndEnds,
+    names: Sequence[Named],
+    replaced: Inode | None,
+    noted: Sequence[OpenUnit] = (),
 ) -> Transition:
     """What gets a name, and what loses one to it: directories that are units are done then, a unit
     that was removed and had the name is, too, and a file may be a checkpoint.
@@ -105,7 +114,9 @@ def transition_of_names(
         unit, decision = units.decide_named(named)
         if unit is not None and unit not in over + kept:
             {Decision.DONE: over, Decision.KEEP: kept}.get(decision, []).append(unit)
-    return UnitTransition(units, over, [], kept=kept) if over or kept else NO_TRANSITION
+    if not (over or kept or noted):
+        return NO_TRANSITION
+    return UnitTransition(units, over, [], kept=kept, noted=noted)
 
 
 def _is_named(unit: OpenUnit, names: Sequence[Named], replaced: Inode | None) -> bool:

@@ -23,11 +23,13 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError, NoSpaceError
+from cxlfs.format.operations import Operation, UnlinkOperation
 from cxlfs.store import unit_markers, unit_record, unit_rules
 from cxlfs.store.namespace import Inode
 from cxlfs.store.open_unit import OpenUnit
 from cxlfs.store.unit_deciding import DecidesUnits
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
+from cxlfs.store.unit_members import UNKNOWN, counterpart, is_others, path_below
 from cxlfs.store.unit_report import set_problem
 from cxlfs.store.unit_rules import Decision, Rule
 from cxlfs.store.unit_transitions import Removal, UnitTransition, transition_of_names
@@ -68,13 +70,29 @@ class Units(DecidesUnits):
         Raises NoSpaceError (there is no room to remember it; whoever is ``removing`` goes on
         without), MediaError.
         """
-        if self._goes_on(directory):
+        if self._goes_on(directory, name):
             return False
+        return self._may_begin(directory, name, 0, removing=removing, in_steps=in_steps)
+
+    def _may_begin(
+        self,
+        directory: Inode,
+        name: bytes | None,
+        changed: int,
+        *,
+        removing: bool = False,
+        in_steps: bool = False,
+    ) -> bool:
+        """As :meth:`changing`, where no unit is open; ``changed``: the inode number of the file
+        whose content changes.
+        """
         found = self.places.rule_for(directory, name)
-        if found is None or found[0].links == 0:
+        if found is None or found[0].links == 0 or not self._acts(*found):
+            return False
+        if name is not None and self.is_never(*found, directory, name):
             return False
         try:
-            return self._begin(*found, in_steps=in_steps)
+            return self._begin(*found, changed, in_steps=in_steps)
         except NoSpaceError:
             if not removing:
                 raise
@@ -83,18 +101,53 @@ class Units(DecidesUnits):
 
     def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool:
         """The content of a file is about to change: as :meth:`changing`."""
-        if not inode.links or self._goes_on(inode):
-            return False
         directory = self._namespace.inodes.get(inode.parent)
-        if directory is None or directory.entries is None:
+        if not inode.links or directory is None or directory.entries is None:
             return False
-        return self.changing(directory, inode.name, in_steps=in_steps)
+        if inode.ino in self._appended and inode.ino in self.open_for_writing:
+            return False
+        if self._goes_on(directory, None, inode):
+            return False
+        return self._may_begin(directory, inode.name, inode.ino, in_steps=in_steps)
 
-    def _goes_on(self, inode: Inode) -> bool:
-        """An open unit that the inode is, or lies in, is being written on."""
+    def opening(self, inode: Inode, *, appends: bool) -> None:
+        """Somebody is about to get a writable handle, or a reading one. Raises as
+        :meth:`Volume.commit`.
+        """
+        if not self.active:
+            return
+        if not appends:
+            if inode.ino in self._appended and inode.ino not in self.open_for_writing:
+                self._appended.discard(inode.ino)
+            return
+        self._appended = {ino for ino in self._appended if ino in self.open_for_writing}
+        self._appended.add(inode.ino)
         unit = self.places.unit_of(inode)
+        if unit is not None and self.belongs(unit, inode):
+            self.set_apart(unit, inode)
+
+    def _acts(self, directory: Inode, rule: Rule) -> bool:
+        """A rule that nobody asked for acts for the owner of the directory alone."""
+        user = self.user()
+        return rule.is_policy or user is None or user == directory.uid
+
+    def _goes_on(
+        self, directory: Inode, name: bytes | None = None, inode: Inode | None = None
+    ) -> bool:
+        """An open unit that the directory is, or lies in, is being written on; or somebody changes
+        there what does not belong to it.
+        """
+        unit = self.places.unit_of(directory)
         if unit is None:
             return False
+        if self.is_others(unit):
+            if inode is not None and not is_others(inode, unit.uid):
+                self.set_apart(unit, inode)
+            return True
+        if inode is not None and not self.belongs(unit, inode):
+            return True
+        if name is not None and self.is_never(unit.inode, unit.rule, directory, name):
+            return True
         writer = self.writer()
         known = writer in unit.writers and not unit.kept  # at all changes but the first
         if not known and self._ends_before(unit, writer):
@@ -120,21 +173,26 @@ class Units(DecidesUnits):
         if writer is not None and writer not in unit.writers:
             unit.writers[writer] = None
 
-    def _begin(self, directory: Inode, rule: Rule, *, in_steps: bool) -> bool:
+    def _begin(self, directory: Inode, rule: Rule, changed: int, *, in_steps: bool) -> bool:
         """Remember what is in a directory, then say that it is an open unit. True: see
         :meth:`changing`.
         """
-        if len(self.opened) >= unit_record.UNITS_MAX:
-            self._go_on_without(directory)
-            return False
+        early = self._early(directory, changed)
         before = None
-        if self._has_committed(directory) or self.policies.has_own(directory):
+        if self._has_committed(directory) or self.policies.has_own(directory) or early:
             while self.copyings.step(directory, self.clock()):
                 if in_steps:
                     return True
             before = self.copyings.take(directory, follow=rule.ends_with_each_file)
+        if not self._make_way():
+            self._go_on_without(directory)
+            if before is not None:
+                self.copies.drop(before)
+            return False
         self._follow(directory.parent)
         unit = self._new(directory, rule, before)
+        unit.apart = {ino for ino in early if not rule.is_policy or ino in self._appended}
+        unit.early = early - unit.apart
         ops = self.operations_for([], [unit])
         try:
             self._volume.commit(ops, durable=False)
@@ -145,8 +203,35 @@ class Units(DecidesUnits):
         self.stored(ops, [], [unit])
         return False
 
+    def _early(self, directory: Inode, changed: int) -> set[int]:
+        """Files below a directory that are open for writing before a unit begins with the change
+        of another one.
+        """
+        found = set()
+        for ino in self.open_for_writing.inos():
+            inode = self._namespace.inodes.get(ino)
+            if inode is None or not inode.links or ino == changed:
+                continue
+            if self._namespace.is_below(inode.parent, directory.ino):
+                found.add(ino)
+        return found
+
+    def _make_way(self) -> bool:
+        """For one more unit of the present user; False: there are too many of others."""
+        own = self.opened.of_user(self._uid())
+        if len(own) >= unit_record.UNITS_MAX or len(self.opened) >= unit_record.UNITS_OF_ALL_MAX:
+            if not own:
+                return False
+            self.leave(own[0], f"its user has {len(own)} units open")
+        return True
+
+    def _uid(self) -> int:
+        user = self.user()
+        return UNKNOWN if user is None else user
+
     def _new(self, directory: Inode, rule: Rule, before: Inode | None) -> OpenUnit:
-        unit = OpenUnit(directory, rule, before, self._volume.now(), self.clock())
+        now = self._volume.now()
+        unit = OpenUnit(directory, rule, before, now, self.clock(), self._uid())
         self._touch(unit, self.writer())
         return unit
 
@@ -172,13 +257,15 @@ class Units(DecidesUnits):
             return NO_TRANSITION
         moved = self.policies.making(parent.ino, name, made)
         removed = self.opened.removed_at(parent.ino, name)
+        if removed is not None and self.is_others(removed):
+            removed = None
         if removed is not None and not self._ends_before(removed, self.writer()):
             self._follow(parent.ino, removed)
             begun = self._new(made, removed.rule, removed.before)
             begun.replaces = True
             return UnitTransition(self, [removed], [begun], moved)
         rule = self.policies.rule_of_new(parent, name)
-        if rule is None or len(self.opened) >= unit_record.UNITS_MAX:
+        if rule is None or not self._make_way():
             return UnitTransition(self, [], [], moved) if moved else NO_TRANSITION
         self._follow(parent.ino)
         return UnitTransition(self, [], [self._new(made, rule, None)], moved)
@@ -190,14 +277,57 @@ class Units(DecidesUnits):
         self.policies.removing(directory)
         unit = self.opened.get(directory.ino)
         writer = self.writer()
-        if unit is None or unit.before is None or self._ends_before(unit, writer):
+        if unit is None or unit.before is None or self.is_others(unit):
+            return self.naming((), directory)
+        if self._ends_before(unit, writer):
             return self.naming((), directory)
         self._touch(unit, writer)
-        return Removal(self._namespace, unit, (directory.parent, directory.name))
+        place = directory.parent, directory.name
+        return Removal(self._namespace, self.opened, unit, place)
 
     def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition:
         """See ``unit_transitions``."""
-        return transition_of_names(self, names, replaced) if self.opened else NO_TRANSITION
+        if not self.opened:
+            return NO_TRANSITION
+        return transition_of_names(self, names, replaced, self._note_moves(names))
+
+    def _note_moves(self, names: Sequence[Named]) -> list[OpenUnit]:
+        """Units into which something is moved from elsewhere, or in which a log gets another name;
+        they know of it now.
+        """
+        noted = []
+        for parent, _, inode in names:
+            unit = self.places.unit_of(self._namespace.get(parent))
+            if unit is None or unit.kept or inode is unit.inode or inode.uncommitted:
+                continue
+            if self.places.unit_of(inode) is not unit:
+                unit.moved[inode.ino] = inode.parent, inode.name
+            elif self.belongs(unit, inode) or inode.ino in unit.apart:
+                continue
+            else:
+                unit.apart.add(inode.ino)
+            if unit_record.fits(unit.record):
+                noted.append(unit)
+            else:
+                self.leave(unit, "too much was moved into it")
+        return noted
+
+    def unlinking(self, directory: Inode, name: bytes) -> Sequence[Operation]:
+        """A name is about to be removed: the same name in the copy, where what it means does not
+        belong to the unit, so that it does not come back.
+        """
+        unit = self.places.unit_of(directory)
+        child = self._namespace.find(directory.ino, name)
+        if unit is None or unit.before is None or unit.place is not None or child is None:
+            return ()
+        if self.belongs(unit, child) and not self.is_others(unit):
+            return ()
+        path = path_below(self._namespace, unit.inode, directory)
+        copy = None if path is None else counterpart(self._namespace, unit.before, path)
+        copied = None if copy is None else self._namespace.find(copy.ino, name)
+        if copy is None or copied is None or copied.entries is not None or copied.uncommitted:
+            return ()
+        return (UnlinkOperation(copy.ino, name),)
 
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None:
         """A file of that name is about to be published: a marker that lies beside units names them,
@@ -228,14 +358,19 @@ class Units(DecidesUnits):
 
     def closed(self, inode: Inode) -> None:
         """A file was closed by a writer that lives, or renamed."""
-        unit = self.places.unit_of(inode) if self.opened.has_each_file else None
+        unit = self._member_of(inode) if self.opened.has_each_file else None
         if unit is not None and unit.each_file and inode.ino in unit.published:
             unit.unclosed.discard(inode.ino)
             unit.marked |= unit.rule.ends_with(inode.name)
             self.pending |= unit.marked
 
-    def _seen(self, inode: Inode, writer: Hashable | None, *, incomplete: bool) -> None:
+    def _member_of(self, inode: Inode) -> OpenUnit | None:
+        """The unit that a file lies in and belongs to."""
         unit = self.places.unit_of(inode)
+        return unit if unit is not None and self.belongs(unit, inode) else None
+
+    def _seen(self, inode: Inode, writer: Hashable | None, *, incomplete: bool) -> None:
+        unit = self._member_of(inode)
         if unit is not None:
             self._touch(unit, writer)
             if unit.each_file:
@@ -251,7 +386,7 @@ class Units(DecidesUnits):
 
     def spoil(self, inode: Inode, *, reverted: bool = False) -> None:
         """A file could not be finished (``reverted``: what was committed is there again)."""
-        unit = self.unit_of(inode)
+        unit = self._member_of(inode)
         if unit is not None:
             whole = reverted and unit.each_file and inode.ino not in unit.published
             unit.spoiled |= set() if whole else {inode.ino}

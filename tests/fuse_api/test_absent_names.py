@@ -119,6 +119,7 @@ def test_those_that_were_renamed_last_are_known(caller: Caller) -> None:
 
 def test_while_a_unit_is_open_each_name_is_asked_for(caller: Caller) -> None:
     store = caller.plane.store
+    store.units.user = lambda: None
     rules = (policy_rule((b"checkpoint-*",), (MARKER,), None),)
     store.units.set_policy(store.namespace.get(ROOT), rules)
     save_by_rename(caller)
@@ -140,7 +141,7 @@ def test_while_a_directory_that_went_back_is_told_of_each_name_is_asked_for(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = caller.plane.operations
-    monkeypatch.setattr(requests.store.units.copies, "holds", lambda _ino: True)
+    monkeypatch.setattr(requests.store.aside, "holds", lambda _ino: True)
     requests.returned.gone(ROOT + 1_000_000)
     save_by_rename(caller)
     assert look(caller) == (0, True)

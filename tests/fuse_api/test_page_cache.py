@@ -78,6 +78,7 @@ def cache_with_reader(recorder: Recorder, ino: int) -> PageCache:
             appends=False,
             opener=None,
             may_keep_set_id=False,
+            uid=0,
             gid=0,
         ),
     )

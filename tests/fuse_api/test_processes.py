@@ -169,7 +169,14 @@ def test_a_real_process_is_identified_as_long_as_it_is_there() -> None:
 def test_writers_that_ended_are_not_remembered_for_ever() -> None:
     """A descriptor that a shell or a pool of workers keeps open, and thousands write to."""
     file = OpenFile(
-        1, writable=True, direct=True, appends=False, opener=None, may_keep_set_id=False, gid=0
+        1,
+        writable=True,
+        direct=True,
+        appends=False,
+        opener=None,
+        may_keep_set_id=False,
+        uid=0,
+        gid=0,
     )
     looks: list[Process] = []
     living = {Process(tgid, 1) for tgid in range(0, 10_000, 100)}

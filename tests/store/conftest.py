@@ -8,8 +8,11 @@ import pytest
 
 from cxlfs.media import Granularity
 from cxlfs.store import Store, unit_copying
+from cxlfs.store.unit_rules import Ending, UnitsMode
 from tests.support.shop import Shop
+from tests.support.unit_scenes import finish_work
 from tests.support.unit_steps import AT_ONCE
+from tests.support.unit_users import Back, Users
 
 
 @pytest.fixture
@@ -37,3 +40,25 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def store(shop: Shop, granularity: Granularity) -> Store:
     """An empty store."""
     return shop.new(granularity=granularity)
+
+
+@pytest.fixture
+def users(store: Store) -> Users:
+    return Users(store)
+
+
+@pytest.fixture(params=["the writer is killed", "a crash"])
+def back(request: pytest.FixtureRequest, shop: Shop) -> Back:
+    """What is open goes back."""
+
+    def go(store: Store) -> Store:
+        if request.param == "a crash":
+            store = shop.reopen(store, units=UnitsMode.AUTO)
+            finish_work(store)
+            return store
+        store.units.ending_of = lambda _writer: Ending.KILLED
+        store.units.settle()
+        finish_work(store)
+        return store
+
+    return go

@@ -64,10 +64,10 @@ def count_save(shop: Shop, save: Save, *, policy: bytes | None, again: bool) -> 
 @pytest.mark.parametrize(
     ("save", "again", "in_a_unit", "beside_units"),
     [
-        (plain, False, 25, 20),
-        (plain, True, 140, 25),
-        (by_rename, False, 50, 35),
-        (by_rename, True, 165, 35),
+        (plain, False, 35, 20),
+        (plain, True, 150, 25),
+        (by_rename, False, 75, 35),
+        (by_rename, True, 185, 35),
     ],
 )
 def test_saving_a_file_takes_few_calls_more(

@@ -161,9 +161,11 @@ def rename_and_end_in_two_records(patch: Patch) -> None:
         moved: tuple[Any, ...] = (),
         *,
         kept: tuple[Any, ...] = (),
+        noted: tuple[Any, ...] = (),
     ) -> None:
         self._units, self._over, self._begun, self._kept = owner, over, begun, kept
-        ops = owner.operations_for([*over, *kept], begun)
+        said = [unit for unit in noted if unit not in [*over, *kept]]
+        ops = owner.operations_for([*over, *kept], [*begun, *said])
         self._ops = [*ops, *moved]  # type: ignore[attr-defined]
         self.operations = []
 

@@ -1,0 +1,184 @@
+"""What ends a checkpoint unit, and what was moved into one that goes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from cxlfs.store import Store
+from cxlfs.store.unit_rules import Ending, UnitsMode
+from tests.support.shop import Shop
+from tests.support.stores import read_file, write_file
+from tests.support.unit_scenes import (
+    CHECKPOINT,
+    find,
+    open_count,
+    tree,
+)
+from tests.support.unit_users import (
+    ALICE,
+    BOB,
+    Back,
+    Users,
+    become,
+    create,
+    dcp,
+    directory_of,
+    saved_by_alice,
+)
+
+
+@pytest.fixture
+def store(shop: Shop) -> Store:
+    return shop.new(units=UnitsMode.AUTO)
+
+
+# --- markers and moves ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["renamed", "linked", "renamed twice", "exchanged"])
+def test_an_old_marker_says_nothing(store: Store, users: Users, how: str, back: Back) -> None:
+    """Its content was not born in this unit."""
+    directory = directory_of(store, ALICE, b"run")
+    create(store, 1, b"old", ALICE, b"of another save")
+    old = dcp(store, directory, b"a")
+    write_file(store, directory, b"__0_0.distcp", b"half")
+    if how == "renamed":
+        store.rename(1, b"old", directory, b".metadata")
+    elif how == "linked":
+        store.unlink(directory, b".metadata")
+        store.link(find(store, b"old").ino, directory, b".metadata")
+    elif how == "renamed twice":
+        store.rename(directory, b".metadata", directory, b"m")
+        store.rename(directory, b"m", directory, b".metadata")
+    else:
+        store.rename(1, b"old", directory, b".metadata", exchange=True)
+    assert open_count(store) == 1
+    store = back(store)
+    more = {b".metadata.moved-in": b"of another save"} if how == "exchanged" else {}
+    assert tree(store, b"run") == {**old, **more}, "its old name is taken"
+    assert users
+
+
+def test_an_old_tracker_says_nothing(store: Store, users: Users) -> None:
+    """Beside the units, renamed in or of another user."""
+    top = directory_of(store, ALICE, b"run")
+    create(store, top, b"before", ALICE, b"global_step1")
+    directory = directory_of(store, ALICE, b"global_step7", top)
+    create(store, directory, b"shard", ALICE, b"1")
+    store.rename(top, b"before", top, b"latest")
+    assert open_count(store) == 1
+    become(users, BOB)
+    store.unlink(top, b"latest")
+    create(store, top, b"latest", BOB, b"global_step7")
+    assert open_count(store) == 1
+    become(users, ALICE)
+    store.unlink(top, b"latest")
+    create(store, top, b"latest", ALICE, b"global_step7")
+    assert open_count(store) == 0
+
+
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_was_moved_in_goes_where_it_was(
+    store: Store, users: Users, back: Back, kind: str, over: bool
+) -> None:
+    if kind == "directory" and over:
+        over = False
+    archive = directory_of(store, ALICE, b"archive")
+    directory, old = saved_by_alice(store)
+    if kind == "file":
+        create(store, archive, b"best", ALICE, b"the only copy")
+    else:
+        create(store, directory_of(store, ALICE, b"best", archive), b"x", ALICE, b"the only copy")
+    before = tree(store, b"archive")
+    store.rename(archive, b"best", directory, b"shard-0" if over else b"best")
+    store = back(store)
+    assert tree(store, CHECKPOINT) == old
+    assert tree(store, b"archive") == before
+    assert users
+
+
+@pytest.mark.parametrize("why", ["the name is taken", "the directory is gone"])
+def test_what_was_moved_in_and_has_no_place_stays(
+    store: Store, users: Users, back: Back, why: str
+) -> None:
+    archive = directory_of(store, ALICE, b"archive")
+    create(store, archive, b"shard-0", ALICE, b"the only copy")
+    directory, old = saved_by_alice(store)
+    store.rename(archive, b"shard-0", directory, b"shard-0")
+    if why == "the name is taken":
+        create(store, archive, b"shard-0", ALICE, b"another")
+    else:
+        store.remove_directory(1, b"archive")
+    store = back(store)
+    assert tree(store, CHECKPOINT) == {**old, b"shard-0.moved-in": b"the only copy"}
+    assert users
+
+
+def test_what_was_linked_in_and_lost_its_old_name_gets_it_again(
+    store: Store, users: Users, back: Back
+) -> None:
+    ino = create(store, 1, b"best", ALICE, b"the only copy")
+    directory, old = saved_by_alice(store)
+    store.link(ino, directory, b"best")
+    store.unlink(1, b"best")
+    store = back(store)
+    assert tree(store, CHECKPOINT) == old
+    assert read_file(store, find(store, b"best").ino) == b"the only copy"
+    assert users
+
+
+def test_what_was_linked_in_keeps_its_old_name(store: Store, users: Users, back: Back) -> None:
+    ino = create(store, 1, b"best", ALICE, b"it")
+    directory, old = saved_by_alice(store)
+    store.link(ino, directory, b"best")
+    store = back(store)
+    assert tree(store, CHECKPOINT) == old
+    assert find(store, b"best").ino == ino
+    assert users
+
+
+def test_what_was_moved_into_a_new_directory(store: Store, users: Users, back: Back) -> None:
+    """Its old place is gone: the directory stays for it."""
+    archive = directory_of(store, ALICE, b"archive")
+    create(store, archive, b"best", ALICE, b"the only copy")
+    directory = directory_of(store, ALICE, CHECKPOINT)
+    create(store, directory, b"shard", ALICE, b"half")
+    store.rename(archive, b"best", directory, b"best")
+    store.remove_directory(1, b"archive")
+    store = back(store)
+    assert tree(store, CHECKPOINT) == {b"best": b"the only copy"}
+    assert users
+
+
+def test_more_is_moved_in_than_the_record_holds(shop: Shop, store: Store, users: Users) -> None:
+    """The unit is left as it is: nothing is lost, and that is told."""
+    archive = directory_of(store, ALICE, b"archive")
+    directory, _ = saved_by_alice(store)
+    names = [b"%d-" % number + b"n" * 200 for number in range(60)]
+    for name in names:
+        create(store, archive, name, ALICE, b"1")
+        store.rename(archive, name, directory, name)
+    assert "unprotected" in [event.kind for event in shop.events]
+    store = shop.reopen(store)
+    everywhere = {**(tree(store, b"archive") or {}), **(tree(store, CHECKPOINT) or {})}
+    assert set(names) <= set(everywhere)
+    assert users
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [Ending.ALIVE, Ending.WELL])
+def test_a_half_written_unit_without_a_marker_at_the_end_of_the_mount(
+    shop: Shop, store: Store, users: Users, ending: Ending
+) -> None:
+    directory = directory_of(store, ALICE, b"checkpoint_1")
+    create(store, directory, b"model", ALICE, b"1")
+    users.now += 11
+    store.units.settle()
+    assert open_count(store) == 0
+    write_file(store, directory, b"model", b"2")
+    users.endings["trainer"] = ending
+    store = shop.reopen(store, clean=True)
+    assert tree(store, b"checkpoint_1") == {b"model": b"1" if ending is Ending.ALIVE else b"2"}
