@@ -44,8 +44,9 @@ Options for -o, separated by commas:
   wakeup_latency=MICROSECONDS  let idle processors wake so fast while mounted (root; small files)
   allow_incomplete_overwrite   when two versions of a file do not fit, give up the old one
   torn=back|tell|off           a torn file: the version before comes back, is kept, or neither
-  units=policy|auto|off        directories that are done or undone as a whole: where a policy says
-                               so (see "cxlfs policy"), also by well-known names, or nowhere
+  units=auto|policy|off        directories that are done or undone as a whole: those of well-known
+                               frameworks and of policies (see "cxlfs policy"; the default), those
+                               of policies alone, or none
   tidy, tidy=off|unclean|always
                                set checkpoints aside that were not finished, as "cxlfs tidy --all
                                --structure-only" does, before anybody gets in: after a crash (what

@@ -54,7 +54,7 @@ class Options:
     allow_other: bool
     default_permissions: bool
     units: str
-    """Which directories are checkpoint units: policy, auto, off."""
+    """Which directories are checkpoint units: auto, policy, off."""
     tidy: str
     """When unfinished checkpoints are set aside at mounting: off, unclean, always."""
 
@@ -260,7 +260,7 @@ def options_from(options: Getter) -> Options:
         allow_incomplete_overwrite=options.truth("allow_incomplete_overwrite"),
         allow_other=options.truth("allow_other"),
         default_permissions=options.truth("default_permissions"),
-        units=options.text("units") or "policy",
+        units=options.text("units") or "auto",
         tidy=options.text("tidy") or "off",
     )
 

@@ -44,7 +44,7 @@ _TIMES = frozenset({"commit", "verified_for", "busy_poll", "wakeup_latency"})
 _CHOICES = {
     "verify": ("read", "off"),
     "transport": TRANSPORTS,
-    "units": ("policy", "auto", "off"),
+    "units": ("auto", "policy", "off"),
     "tidy": ("off", "unclean", "always"),
     "torn": ("back", "tell", "off"),
 }
@@ -52,7 +52,7 @@ _SHORT_FORMS = {"tidy": "tidy=unclean"}
 _KNOWN_TEXT = (
     "ro, rw, verify=read|off, verified_for=SECONDS, commit=SECONDS, allow_other, "
     "default_permissions, "
-    "allow_incomplete_overwrite, units=policy|auto|off, tidy=off|unclean|always, "
+    "allow_incomplete_overwrite, units=auto|policy|off, tidy=off|unclean|always, "
     "torn=back|tell|off, "
     "transport=native|pyfuse3, busy_poll=MICROSECONDS, "
     "wakeup_latency=MICROSECONDS, nosuid, nodev, noexec, noatime"
@@ -82,7 +82,7 @@ class MountConfig:
     """How often a file that stays open is committed, seconds."""
     allow_incomplete_overwrite: bool = False
     """When both versions of a file do not fit, give up the old one."""
-    units: str = "policy"
+    units: str = "auto"
     """Which directories are checkpoint units: see ``store.unit_rules.UnitsMode``."""
     tidy: str = "off"
     """When unfinished checkpoints are set aside before anybody gets in: ``unclean``, when the

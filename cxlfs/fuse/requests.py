@@ -167,6 +167,8 @@ class Requests:
         if inode is None:
             if self.store.units.opened.removed_at(parent, name) is not None:
                 raise NotFoundError("it may come back at any time")
+            if self.store.aside.is_place(parent, name):
+                raise NotFoundError("the store makes it by itself")
             return None
         self.releases.wait_for(inode.ino)
         self._wait_for_judge(inode.ino)

@@ -71,6 +71,10 @@ class Aside:
             return None
         return found
 
+    def is_place(self, parent: int, name: bytes) -> bool:
+        """The name is the store's, whether it means something or not."""
+        return name == ASIDE_NAME and parent == ROOT_INO
+
     def directory_or_new(self) -> tuple[Inode, list[Operation]]:
         """The same; where there is none, one that ``operations`` make."""
         found = self.directory()
@@ -163,7 +167,7 @@ class Aside:
 
     def check_made(self, directory: Inode, name: bytes) -> None:
         """Somebody wants a new name. Raises NotPermittedError."""
-        if directory.ino == ROOT_INO and name == ASIDE_NAME:
+        if self.is_place(directory.ino, name):
             self._refuse(directory, f"the store keeps the name {ASIDE_NAME.decode()} for itself")
         if self.is_kept_aside(directory):
             self._refuse(directory, "nothing can be put where the store keeps things aside" + _NEXT)

@@ -35,7 +35,7 @@ def test_what_a_mount_does_not_promise_is_said(run: Run, place: Workplace) -> No
         "allow_incomplete_overwrite": True,
         "allow_other": False,
         "default_permissions": False,
-        "units": "policy",
+        "units": "auto",
         "tidy": "off",
     }
     for text in texts:
