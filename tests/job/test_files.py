@@ -112,13 +112,15 @@ def test_what_cannot_be_removed_is_waited_for_by_nobody(
 
 def test_what_was_never_finished_goes_and_what_is_whole_stays(tmp_path: Path) -> None:
     """Shards that were being copied into an attempt that stays."""
-    digest = sealed(tmp_path)
-    for rank in (1, 2):
+    digests = {rank: sealed(tmp_path, rank) for rank in (0, 1)}
+    files.record_commit(tmp_path, ATTEMPT, 1, "votes")
+    for rank in (1, 2):  # rank 1 has a whole part, and a second copy of it in the making
         files.begin(tmp_path, ATTEMPT, rank)
     files.remove_unfinished(tmp_path, ATTEMPT, lambda rank: rank == 1)
     names = sorted(path.name for path in tmp_path.glob("step-*/*"))
-    assert names == ["rank-00000", "rank-00002.tmp"]
-    files.verify(tmp_path, ATTEMPT, 0, digest)
+    assert names == ["commit-00001.json", "rank-00000", "rank-00001", "rank-00002.tmp"]
+    for rank, digest in digests.items():
+        files.verify(tmp_path, ATTEMPT, rank, digest)
 
 
 def test_what_a_kill_left_in_an_attempt_goes_with_it(tmp_path: Path) -> None:
