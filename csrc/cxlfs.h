@@ -180,9 +180,9 @@ typedef struct {
     uint64_t chunks_verified;
     uint64_t refs_visited;   /* by cxl_engine_live_ranges, cxl_maps_move, copying maps, dropping them, images */
     uint64_t pieces_visited; /* of extents, looked at and moved to count what references cover */
-    uint64_t kept_bytes;     /* of extents that references cover, each byte once; of maps that count as ..., see */
-    uint64_t replaced_bytes; /* cxl_map_count_as: those that no map counted as kept covers, */
-    uint64_t aside_bytes;    /* and those that maps counted as aside cover alone */
+    /* of extents that references cover, each byte once, as the first kind that covers it: see cxl_map_count_as */
+    uint64_t kept_bytes, replaced_bytes, aside_bytes, held_bytes, past_bytes;
+    uint64_t past_refs;      /* of the references those of maps that count as held or past */
     uint64_t leased_bytes;   /* of open extents, whether covered or not */
     uint64_t uncounted_extents; /* since the engine began: that memory was too short for to go on counting them */
 } cxl_engine_stats;
@@ -192,7 +192,7 @@ int cxl_engine_new(cxl_media *media, uint64_t first, uint64_t segment_size, uint
                    cxl_engine **out);
 void cxl_engine_free(cxl_engine *engine);   /* all maps must be gone, else they are freed too */
 void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out);
-/* What tables take with so many bytes for each extent, reference and checksum that is known. */
+/* What tables take with so many bytes for each extent, reference and checksum but for those of history alone. */
 uint64_t cxl_engine_table_bytes(cxl_engine *engine, uint64_t extent_bytes, uint64_t ref_bytes, uint64_t crc_bytes);
 
 /* Define extents, or extend known ones (replay, image), all or none: -EINVAL on overlap of a segment
@@ -207,6 +207,9 @@ int64_t cxl_engine_dead_segments(cxl_engine *engine, uint64_t *indexes, uint64_t
  * are counted as they come and go. A read or a delta in flight may hold more: a segment is free when
  * cxl_engine_dead_segments says so. */
 int cxl_engine_usage(cxl_engine *engine, uint64_t *used, uint64_t segment_count);
+uint64_t cxl_engine_past_segments(cxl_engine *engine); /* of which nothing is used, and that something holds */
+/* The maps that count as past and refer to bytes in a segment, each once (malloc'ed: cxl_free). */
+int cxl_engine_past_maps(cxl_engine *engine, uint64_t segment, cxl_map ***maps, uint64_t *count);
 /* What maps refer to inside the spans (by media offset, apart, none beyond a segment), cut at their borders, by
  * (owner, file_offset): what owner has of it in the order of its file. Of several owners of a range the one
  * preferred is named, else the lowest. busy[i] is set, and nothing listed, where span i must not be moved (a
@@ -214,8 +217,7 @@ int cxl_engine_usage(cxl_engine *engine, uint64_t *used, uint64_t segment_count)
 int cxl_engine_live_ranges(cxl_engine *engine, const cxl_span *spans, uint64_t span_count, uint64_t preferred,
                            uint8_t *busy, cxl_live_range **ranges, uint64_t *count, uint64_t **owners,
                            uint64_t *owner_count);
-/* The same for the parts of the media that [offset, +length) of a map refers to, its owner preferred; *busy: some of
- * it must not be moved, and is not listed. */
+/* The same for what [offset, +length) of a map refers to, its owner preferred; *busy: some of it is not listed. */
 int cxl_map_live_ranges(cxl_map *map, uint64_t offset, uint64_t length, uint8_t *busy, cxl_live_range **ranges,
                         uint64_t *count, uint64_t **owners, uint64_t *owner_count);
 /* Drop every extent that nothing but its definition holds (after replay). */
@@ -227,8 +229,7 @@ void cxl_free(void *pointer);
  * -EEXIST: the id is known, -EINVAL: no such place, -EBUSY: the map has two already. */
 int cxl_engine_lease(cxl_engine *engine, uint64_t id, uint64_t media_offset, uint64_t capacity);
 int cxl_map_attach_lease(cxl_map *map, uint64_t id);
-/* Close the open extent that was attached last: *media_offset, *length is the unused room, from the next
- * multiple of 64 on (length 0: none). Returns how many there were. */
+/* Close the one that was attached last: *media_offset, *length (0: none) is its unused room. How many there were. */
 int cxl_map_close_lease(cxl_map *map, uint64_t *media_offset, uint64_t *length);
 /* 1: less than half of the only lease is left, so that the next one should be attached before it is needed. */
 int cxl_map_wants_lease(cxl_map *map);
@@ -238,17 +239,17 @@ int cxl_map_new(cxl_engine *engine, uint64_t owner, cxl_map **out);
 /* Promise room to ranges of the map (sorted, apart), instead of those before: as many blocks of 4096 bytes as
  * their holes would fill. -ENOMEM changes nothing. */
 int cxl_map_promise(cxl_map *map, const cxl_range *ranges, uint64_t count);
-/* Bytes promised to the map and not written yet; *inside: not 0 when some of them lie in [offset, +length). */
+/* Bytes promised to the map and not written yet; *inside: not 0: some lie in [offset, +length). */
 uint64_t cxl_map_promised(cxl_map *map, uint64_t offset, uint64_t length, uint64_t *inside);
 /* Bytes promised to all maps, in blocks: no walk. */
 uint64_t cxl_engine_promised(cxl_engine *engine);
-/* How what the map references counts: kept (0, as in the beginning), replaced (1) or aside (2). One walk. */
+/* How what the map references counts: kept (0, as in the beginning), replaced (1), aside (2), and of history, which is
+ * in no image, held (3) or past (4), which is neither used nor alive. One walk. */
 int cxl_map_count_as(cxl_map *map, int kind);
 /* From now on, where a map ends or is cut and more references than that go (in the beginning: never), they wait until
  * they are dropped in steps: their bytes count as covered, and their extents live, meanwhile. */
 void cxl_engine_discard(cxl_engine *engine, uint64_t refs_min);
-/* One step, of the work that dropping so many is; 0: none wait. */
-int cxl_engine_drop_discarded(cxl_engine *engine, uint64_t count);
+int cxl_engine_drop_discarded(cxl_engine *engine, uint64_t count); /* a step of so much work; 0: none wait */
 int cxl_map_clone(cxl_map *map, int kind, cxl_map **out); /* same content, clean, no lease; kind: see count_as */
 /* The same in parts: a new map of that owner, to which each further call adds up to count references, until it
  * returns 0: it is all there. -ENOMEM: as before. Meanwhile nothing may change either but cxl_maps_move of both. */
@@ -260,8 +261,7 @@ uint64_t cxl_map_ref_count(cxl_map *map);
 uint64_t cxl_map_allocated(cxl_map *map);    /* bytes that are not holes */
 uint64_t cxl_map_occupied(cxl_map *map, uint64_t *size); /* with holes that room is promised to; and the size */
 int cxl_map_is_dirty(cxl_map *map);          /* 1: differs from what was last taken as a delta */
-/* Set the size; cutting drops references beyond it. Marks dirty. */
-int cxl_map_truncate(cxl_map *map, uint64_t size);
+int cxl_map_truncate(cxl_map *map, uint64_t size); /* cutting drops references beyond it; marks dirty */
 /* Replay: no dirty mark; cuts references beyond. A new map without marks is clean from then on. */
 int cxl_map_set_size(cxl_map *map, uint64_t size);
 /* One replayed change, all or nothing: cut to cut bytes; ranges replaced by references, one after the other (extent 0:
@@ -292,8 +292,7 @@ int cxl_maps_move(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, 
 /* Many maps at once (image load): maps[i] takes refs [first[i], first[i+1]), owner owners[i], sizes[i]. */
 int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owners, const uint64_t *sizes,
                     const uint64_t *first, const cxl_ref *refs, cxl_map **out, uint64_t *bad);
-/* cxl_map_free of many maps. */
-void cxl_maps_free(cxl_map *const *maps, uint64_t map_count);
+void cxl_maps_free(cxl_map *const *maps, uint64_t map_count); /* cxl_map_free of many */
 /* The published state of many maps (image): references of all of them in order (counts[i] each), and every
  * published extent that anything holds, once, by id, with its published length and checksums (also those
  * that only a lease or another map holds: later deltas name them as known). -EINVAL when a reference is

@@ -4,8 +4,9 @@
  * Never: locks a map (its caller does), touches media bytes, decides what a kind means.
  *
  * Invariants
- * - A byte counts once, however many references cover it: as COVER_KEPT if one of these does, else as
- *   COVER_REPLACED, else as COVER_ASIDE.
+ * - A byte counts once, however many references cover it: as the first kind of these.
+ * - A closed extent that history alone refers to (COVER_HELD, COVER_PAST) is not published, as if no record had defined
+ *   it: an image leaves it out, and the delta that names it again defines it again, with the same number.
  * - The pieces of an extent are sorted, begin at 0, neighbours differ, and the last one covers nothing.
  * - A change takes its memory first. Where it must not fail and there is none, the counts of that extent
  *   stay as they are until it is gone: more counts as used than is, never less than before.
@@ -38,23 +39,56 @@ static bool grow(cxl_engine *engine, extent *x, uint32_t wanted)
     return true;
 }
 
+static void use_segment(cxl_engine *engine, extent *x, uint64_t more)
+{
+    uint64_t before = atomic_fetch_add_explicit(&segment_of(engine, x)->used, more, memory_order_relaxed);
+    if (more != 0 && before == 0)
+        atomic_fetch_add_explicit(&engine->used_segments, 1, memory_order_relaxed);
+    else if (more != 0 && before + more == 0)
+        atomic_fetch_sub_explicit(&engine->used_segments, 1, memory_order_relaxed);
+}
+
+static uint64_t covered_below(const extent *x, int kind)
+{
+    uint64_t bytes = 0;
+    while (kind > 0)
+        bytes += x->covered[--kind];
+    return bytes;
+}
+
+/* What refers to x has changed; the stripe is held, or nothing has x any more. */
+static void note_past(cxl_engine *engine, extent *x)
+{
+    bool past = !x->cover_stays && x->leased == 0 && covered_below(x, COVER_HELD) == 0 &&
+                covered_below(x, COVER_KINDS) != 0;
+    if (past == (x->past_chunks != 0))
+        return;
+    if (past) {
+        x->past_chunks = (uint32_t)chunks_of(engine, x->length);
+        x->published = 0;
+        atomic_fetch_add_explicit(&engine->past_extents, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&engine->past_crcs, x->past_chunks, memory_order_relaxed);
+    } else {
+        atomic_fetch_sub_explicit(&engine->past_extents, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&engine->past_crcs, x->past_chunks, memory_order_relaxed);
+        x->past_chunks = 0;
+    }
+}
+
 static void account(cxl_engine *engine, extent *x, const cover_change *change)
 {
-    segment_state *segment = segment_of(engine, x);
-    int64_t total = 0;
+    int64_t used = 0;
     for (int kind = 0; kind < COVER_KINDS; kind++) {
         if (change->bytes[kind] == 0)
             continue;
         atomic_fetch_add_explicit(&engine->covered[kind], (uint64_t)change->bytes[kind], memory_order_relaxed);
         x->covered[kind] += (uint64_t)change->bytes[kind];
-        total += change->bytes[kind];
+        used += kind < COVER_PAST ? change->bytes[kind] : 0;
     }
     atomic_fetch_add_explicit(&engine->pieces_visited, change->pieces, memory_order_relaxed);
-    if (total == 0)
-        return;
-    atomic_fetch_add_explicit(&segment->covered, (uint64_t)total, memory_order_relaxed);
-    if (x->leased != 0)
-        atomic_fetch_add_explicit(&segment->covered_open, (uint64_t)total, memory_order_relaxed);
+    if (x->leased == 0)
+        use_segment(engine, x, (uint64_t)used);
+    note_past(engine, x);
 }
 
 /* The stripe is held. Few pieces are changed on the stack, and memory is wanted only for more. */
@@ -111,6 +145,7 @@ static bool merge_locked(cxl_engine *engine, extent *x, const cover_range *range
 static void stay(cxl_engine *engine, extent *x)
 {
     x->cover_stays = true;
+    note_past(engine, x);
     atomic_fetch_add_explicit(&engine->uncounted, 1, memory_order_relaxed);
 }
 
@@ -140,6 +175,8 @@ int cover_change_ranges(cxl_engine *engine, const cover_range *ranges, uint64_t 
 {
     extent *x = ranges->extent;
     cover_change change = {.add = task.add, .remove = task.remove};
+    if (task.remove < COVER_HELD)
+        snapshot_keep(engine, x); /* it may not be published any more */
     pthread_mutex_lock(stripe_of(engine, x));
     bool done = x->cover_stays || (count > 1 && merge_locked(engine, x, ranges, count, scratch, &change));
     if (!done && (count == 1 || task.must)) {
@@ -231,7 +268,16 @@ void cover_set_kind(cxl_engine *engine, tree *content, int kind)
         return;
     visited(engine, content);
     cover_change_part(engine, content, 0, UINT64_MAX, (cover_task){kind, content->kind, 0, true});
+    cover_refs(engine, content, -(int64_t)content->refs);
     content->kind = (uint8_t)kind;
+    cover_refs(engine, content, (int64_t)content->refs);
+}
+
+void cover_refs(cxl_engine *engine, const tree *content, int64_t more)
+{
+    atomic_fetch_add(&engine->refs, (uint64_t)more);
+    if (content->kind >= COVER_HELD)
+        atomic_fetch_add_explicit(&engine->past_refs, (uint64_t)more, memory_order_relaxed);
 }
 
 /* --------------------------------------------------------------------------------------- extents */
@@ -253,8 +299,7 @@ void cover_destroy(cxl_engine *engine, extent *x)
 void cover_open(cxl_engine *engine, extent *x, uint64_t capacity)
 {
     pthread_mutex_lock(stripe_of(engine, x));
-    segment_state *segment = segment_of(engine, x);
-    atomic_fetch_add_explicit(&segment->leased, capacity, memory_order_relaxed);
+    use_segment(engine, x, capacity - covered_below(x, COVER_PAST));
     atomic_fetch_add_explicit(&engine->leased, capacity, memory_order_relaxed);
     x->leased = capacity;
     pthread_mutex_unlock(stripe_of(engine, x));
@@ -262,13 +307,12 @@ void cover_open(cxl_engine *engine, extent *x, uint64_t capacity)
 
 void cover_close(cxl_engine *engine, extent *x)
 {
+    snapshot_keep(engine, x);
     pthread_mutex_lock(stripe_of(engine, x));
-    segment_state *segment = segment_of(engine, x);
-    uint64_t covered = x->covered[COVER_KEPT] + x->covered[COVER_REPLACED] + x->covered[COVER_ASIDE];
-    atomic_fetch_sub_explicit(&segment->leased, x->leased, memory_order_relaxed);
+    use_segment(engine, x, covered_below(x, COVER_PAST) - x->leased);
     atomic_fetch_sub_explicit(&engine->leased, x->leased, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&segment->covered_open, covered, memory_order_relaxed);
     x->leased = 0;
+    note_past(engine, x);
     pthread_mutex_unlock(stripe_of(engine, x));
 }
 
@@ -288,10 +332,7 @@ int cxl_engine_usage(cxl_engine *engine, uint64_t *used, uint64_t segment_count)
 {
     if (segment_count != engine->segment_count)
         return -EINVAL;
-    for (uint64_t i = 0; i < segment_count; i++) {
-        segment_state *segment = &engine->segments[i];
-        used[i] = atomic_load(&segment->covered) + atomic_load(&segment->leased) -
-                  atomic_load(&segment->covered_open);
-    }
+    for (uint64_t i = 0; i < segment_count; i++)
+        used[i] = atomic_load(&engine->segments[i].used);
     return 0;
 }

@@ -104,7 +104,7 @@ uint32_t pieces_merge(const cover_piece *list, uint32_t count, const cover_range
     return made;
 }
 
-bool cover_run(const extent *x, uint64_t start, uint64_t end, uint64_t *first, uint64_t *last)
+bool cover_run(const extent *x, int below, uint64_t start, uint64_t end, uint64_t *first, uint64_t *last)
 {
     const cover_piece *list = x->cover != NULL ? x->cover : x->cover_few;
     uint32_t low = 0, high = x->cover_count;
@@ -119,12 +119,12 @@ bool cover_run(const extent *x, uint64_t start, uint64_t end, uint64_t *first, u
         else
             high = middle;
     }
-    for (; low < x->cover_count && kind_of(&list[low]) == COVER_KINDS; low++)
+    for (; low < x->cover_count && kind_of(&list[low]) >= below; low++)
         ;
     if (low == x->cover_count || list[low].start >= end)
         return false;
     *first = larger(start, list[low].start);
-    for (; low < x->cover_count && kind_of(&list[low]) != COVER_KINDS; low++)
+    for (; low < x->cover_count && kind_of(&list[low]) < below; low++)
         ;
     *last = low == x->cover_count ? end : smaller(end, list[low].start);
     return *first < *last;

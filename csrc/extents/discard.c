@@ -94,7 +94,7 @@ static void hand_over(cxl_engine *engine, tree *content, uint32_t first, uint64_
     content->leaf_count = first;
     content->refs -= refs;
     content->bytes -= bytes;
-    atomic_fetch_sub(&engine->refs, refs);
+    cover_refs(engine, content, -(int64_t)refs);
     atomic_fetch_add(&engine->discarded_refs, refs);
     pthread_mutex_lock(&engine->discards_lock);
     discard **last = &engine->discards;

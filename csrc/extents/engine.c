@@ -147,6 +147,9 @@ void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out)
     out->kept_bytes = atomic_load(&engine->covered[COVER_KEPT]);
     out->replaced_bytes = atomic_load(&engine->covered[COVER_REPLACED]);
     out->aside_bytes = atomic_load(&engine->covered[COVER_ASIDE]);
+    out->held_bytes = atomic_load(&engine->covered[COVER_HELD]);
+    out->past_bytes = atomic_load(&engine->covered[COVER_PAST]);
+    out->past_refs = atomic_load(&engine->past_refs);
     out->leased_bytes = atomic_load(&engine->leased);
     out->uncounted_extents = atomic_load(&engine->uncounted);
     out->memory = atomic_load(&engine->memory);
@@ -161,7 +164,8 @@ void cxl_engine_statistics(cxl_engine *engine, cxl_engine_stats *out)
 uint64_t cxl_engine_table_bytes(cxl_engine *engine, uint64_t extent_bytes, uint64_t ref_bytes, uint64_t crc_bytes)
 {
     pthread_mutex_lock(&engine->lock);
-    uint64_t bytes = engine->extent_count * extent_bytes;
+    uint64_t extents = engine->extent_count - atomic_load(&engine->past_extents);
     pthread_mutex_unlock(&engine->lock);
-    return bytes + atomic_load(&engine->refs) * ref_bytes + atomic_load(&engine->crcs) * crc_bytes;
+    return extents * extent_bytes + (atomic_load(&engine->refs) - atomic_load(&engine->past_refs)) * ref_bytes +
+           (atomic_load(&engine->crcs) - atomic_load(&engine->past_crcs)) * crc_bytes;
 }

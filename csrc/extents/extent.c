@@ -116,16 +116,17 @@ extent *extent_find_locked(cxl_engine *engine, uint64_t id)
     return x;
 }
 
-static void segment_add(segment_state *segment, extent *x)
+static void segment_add(cxl_engine *engine, segment_state *segment, extent *x)
 {
     x->segment_next = segment->first;
     if (x->segment_next != NULL)
         x->segment_next->segment_previous = x;
     segment->first = x;
-    segment->extents++;
+    if (segment->extents++ == 0)
+        atomic_fetch_add_explicit(&engine->occupied_segments, 1, memory_order_relaxed);
 }
 
-static void segment_remove(segment_state *segment, extent *x)
+static void segment_remove(cxl_engine *engine, segment_state *segment, extent *x)
 {
     if (x->segment_next != NULL)
         x->segment_next->segment_previous = x->segment_previous;
@@ -133,7 +134,8 @@ static void segment_remove(segment_state *segment, extent *x)
         x->segment_previous->segment_next = x->segment_next;
     else
         segment->first = x->segment_next;
-    segment->extents--;
+    if (--segment->extents == 0)
+        atomic_fetch_sub_explicit(&engine->occupied_segments, 1, memory_order_relaxed);
 }
 
 extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_offset,
@@ -158,7 +160,7 @@ extent *extent_create_locked(cxl_engine *engine, uint64_t id, uint64_t media_off
     x->next = *bucket;
     *bucket = x;
     engine->extent_count++;
-    segment_add(segment_of(engine, x), x);
+    segment_add(engine, segment_of(engine, x), x);
     return x;
 }
 
@@ -184,7 +186,7 @@ void extent_destroy_locked(cxl_engine *engine, extent *x, bool count_dead)
         link = &(*link)->next;
     *link = x->next;
     engine->extent_count--;
-    segment_remove(segment, x);
+    segment_remove(engine, segment, x);
     if (segment->extents == 0 && count_dead)
         queue_dead(engine, segment);
     atomic_fetch_sub(&engine->crcs, chunks_of(engine, x->length));
@@ -314,6 +316,14 @@ uint64_t extent_published(cxl_engine *engine, extent *x)
     uint64_t published = x->published;
     pthread_mutex_unlock(stripe_of(engine, x));
     return published;
+}
+
+bool extent_is_known(cxl_engine *engine, extent *x, uint64_t end)
+{
+    pthread_mutex_lock(stripe_of(engine, x));
+    bool known = end <= x->published || x->past_chunks != 0;
+    pthread_mutex_unlock(stripe_of(engine, x));
+    return known;
 }
 
 void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail)

@@ -46,8 +46,9 @@ enum {
 
 /* ------------------------------------------------------------------------------------ extents */
 
-/* How bytes count that references of a map cover. */
-enum { COVER_KEPT, COVER_REPLACED, COVER_ASIDE, COVER_KINDS };
+/* How bytes count that references of a map cover. Of those from COVER_HELD on no record and no image knows (history);
+ * those from COVER_PAST on count as free. */
+enum { COVER_KEPT, COVER_REPLACED, COVER_ASIDE, COVER_HELD, COVER_PAST, COVER_KINDS };
 enum { COVER_FEW = 2 };          /* pieces of most extents: what one reference covers, and nothing */
 
 /* From start to the next piece: how many references of each kind cover it. */
@@ -92,7 +93,9 @@ struct extent {
     uint32_t referrer_count;
     uint32_t referrer_capacity;
     _Atomic bool referrers_lost;
+    bool past_lost;           /* and those of history alone; stripe */
     bool cover_stays;         /* memory was short: nothing is counted any more; stripe */
+    uint32_t past_chunks;     /* not 0: history alone refers to it, and it had so many chunks then; stripe */
     uint32_t snapshot;        /* number of the last one that has it, or began before it; snapshots.lock */
     bool open;                /* has a lease; engine.lock */
     bool attached;            /* the lease belongs to a map; engine.lock */
@@ -105,9 +108,8 @@ typedef struct {
     extent *first;            /* of those that lie in the segment */
     uint32_t extents;         /* how many these are */
     uint32_t next_dead;       /* in the queue of dead segments; SEGMENT_NOT_QUEUED, SEGMENT_LAST */
-    _Atomic uint64_t covered; /* bytes that references cover, each once */
-    _Atomic uint64_t leased;  /* bytes of open extents, */
-    _Atomic uint64_t covered_open; /* and what is covered of them */
+    _Atomic uint64_t used;    /* bytes of open extents, and of others those that references of kinds below
+                               * COVER_PAST cover, each once */
 } segment_state;
 
 /* What the journal knew of extents when the snapshot that is being made began. */
@@ -166,6 +168,11 @@ struct cxl_engine {
     cxl_held *held;           /* held.c */
 
     _Atomic uint64_t covered[COVER_KINDS];
+    _Atomic uint64_t occupied_segments; /* in which an extent lies, */
+    _Atomic uint64_t used_segments; /* and those in which bytes are used */
+    _Atomic uint64_t past_extents; /* to which history alone refers, */
+    _Atomic uint64_t past_crcs; /* their checksums, */
+    _Atomic uint64_t past_refs; /* and its references */
     _Atomic uint64_t leased;
     _Atomic uint64_t uncounted; /* extents whose coverage was not counted any more */
     _Atomic uint64_t promised_blocks;
@@ -225,6 +232,8 @@ void extent_drop_locked(cxl_engine *engine, extent *x);
 /* The end of a lease, and of its hold; *media_offset, *length: room that was not used. */
 void extent_close(cxl_engine *engine, extent *x, uint64_t *media_offset, uint64_t *length);
 uint64_t extent_published(cxl_engine *engine, extent *x);
+/* The journal knows its bytes up to end, or did when something but history referred to it. */
+bool extent_is_known(cxl_engine *engine, extent *x, uint64_t end);
 void extent_set_published(cxl_engine *engine, extent *x, uint64_t length, uint32_t tail);
 
 /* leases.c */
@@ -382,8 +391,10 @@ int cover_replace(cxl_engine *engine, const tree *content, uint64_t start, uint6
 void cover_restore(cxl_engine *engine, const tree *content, uint64_t start, uint64_t end, const reference *with,
                    size_t count);
 void cover_set_kind(cxl_engine *engine, tree *content, int kind);
-/* The first run of bytes in [start, end) that anything covers; false: there is none. The stripe is held. */
-bool cover_run(const extent *x, uint64_t start, uint64_t end, uint64_t *first, uint64_t *last);
+/* More references (or, negative, fewer) than before. */
+void cover_refs(cxl_engine *engine, const tree *content, int64_t more);
+/* The first run of bytes in [start, end) that a kind below that one covers; false: none. The stripe is held. */
+bool cover_run(const extent *x, int below, uint64_t start, uint64_t end, uint64_t *first, uint64_t *last);
 
 /* A growing list of equal items (report.c); count stays right when memory runs out. */
 typedef struct {

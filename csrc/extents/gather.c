@@ -5,6 +5,7 @@
  *
  * Invariants
  * - Bytes that several references share are one range, with every owner of any of them.
+ * - What history refers to and may lose (COVER_PAST) is not alive.
  *
  * Cost of cxl_engine_live_ranges: the extents in the segments that the spans are part of, and a search for what each of
  * those in the spans says of who refers to it (referrers.c); where that is lost, one look at each reference there is.
@@ -122,7 +123,8 @@ static int find_places(gathering_state *state)
         uint64_t first = span_at(state, x->media_offset), behind = span_at(state, end - 1);
         if (behind < state->count && state->spans[behind].media_offset < end)
             behind++;
-        if (!referrers_find(state->engine, x, &state->spans[first], behind - first, &state->places, &result))
+        if (!referrers_find(state->engine, x, COVER_PAST, &state->spans[first], behind - first, &state->places,
+                            &result))
             state->anywhere = true;
     }
     places_sort(&state->places);
@@ -139,7 +141,7 @@ static int add_shares(gathering_state *state, const cxl_map *map, const referenc
         uint64_t to = smaller(end, span->media_offset + span->length);
         if (state->busy[i])
             continue;
-        if (to - x->media_offset > extent_published(state->engine, ref->extent)) {
+        if (!extent_is_known(state->engine, ref->extent, to - x->media_offset)) {
             state->busy[i] = 1;
             continue;
         }
@@ -174,6 +176,8 @@ static int collect_owner(gathering_state *state, const referrer_place *places, u
     for (cxl_map *map = map_of_owner(engine, places->owner, NULL); map != NULL && result == 0;
          map = map_of_owner(engine, places->owner, map)) {
         map_visit visit = {state, map};
+        if (map->content.kind == COVER_PAST)
+            continue;
         pthread_rwlock_rdlock(&map->lock);
         result = places_visit(&map->content, places, count, visit_part, &visit, &looked_at);
         pthread_rwlock_unlock(&map->lock);
@@ -214,7 +218,7 @@ static int collect_maps(gathering_state *state)
         result = collect_owner(state, &places[i], count);
     }
     for (cxl_map *map = engine->map_list; map != NULL && result == 0 && state->anywhere; map = map->next)
-        result = collect_map(state, map);
+        result = map->content.kind == COVER_PAST ? 0 : collect_map(state, map);
     pthread_mutex_unlock(&engine->maps_lock);
     return result;
 }

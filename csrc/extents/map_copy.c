@@ -96,7 +96,7 @@ static void append(cxl_engine *engine, tree *copy, tree *part)
     copy->leaf_count += part->leaf_count;
     copy->refs += part->refs;
     copy->bytes += part->bytes;
-    atomic_fetch_add(&engine->refs, part->refs);
+    cover_refs(engine, copy, (int64_t)part->refs);
     part->leaf_count = 0;
 }
 

@@ -101,7 +101,7 @@ static int find_places(cxl_engine *engine, move_table *table, extent *source, ui
         uint64_t to = smaller(move->source_offset + move->length, source->length);
         spans[i - first] = (cxl_span){source->media_offset + from, to - from};
     }
-    if (!referrers_find(engine, source, spans, end - first, &table->places, &result))
+    if (!referrers_find(engine, source, COVER_PAST, spans, end - first, &table->places, &result))
         table->anywhere = true;
     free(spans);
     return result;

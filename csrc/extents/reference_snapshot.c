@@ -46,7 +46,7 @@ static void take_down(cxl_engine *engine, snapshot_slot *slot)
     cxl_ref *row = slot->in->rows + slot->row;
     for (uint32_t i = 0; i < of->count; i++) {
         const reference *ref = &of->refs[i];
-        if (ref->extent_offset + ref->length > extent_published(engine, ref->extent))
+        if (!extent_is_known(engine, ref->extent, ref->extent_offset + ref->length))
             slot->in->failed = true;
         row[i] = (cxl_ref){ref->file_offset, ref->length, ref->extent->id, ref->extent_offset};
     }

@@ -93,8 +93,10 @@ static void tidy(cxl_engine *engine, extent *x)
     uint32_t kept = 0;
     uint64_t from, to;
     for (uint32_t i = 0; i < x->referrer_count; i++) {
-        if (cover_run(x, list[i].start, list[i].end, &from, &to))
+        if (cover_run(x, COVER_PAST, list[i].start, list[i].end, &from, &to))
             list[kept++] = list[i];
+        else if (cover_run(x, COVER_KINDS, list[i].start, list[i].end, &from, &to))
+            x->past_lost = true; /* who has it is no concern of those who move what is alive */
     }
     x->referrer_count = kept;
     if (kept > GONE_MAX) {
@@ -163,10 +165,10 @@ uint64_t span_behind(const cxl_span *spans, uint64_t count, uint64_t media_offse
     return first;
 }
 
-/* Those runs of [start, end) of what a note says that something covers. */
-static int add_places(extent *x, const referrer *note, uint64_t start, uint64_t end, growing_list *places)
+/* Those runs of [start, end) of what a note says that something of those kinds covers. */
+static int add_places(extent *x, int below, const referrer *note, uint64_t start, uint64_t end, growing_list *places)
 {
-    for (uint64_t from, to = start; cover_run(x, to, end, &from, &to);) {
+    for (uint64_t from, to = start; cover_run(x, below, to, end, &from, &to);) {
         referrer_place *place = list_add(places);
         if (place == NULL)
             return -ENOMEM;
@@ -175,8 +177,8 @@ static int add_places(extent *x, const referrer *note, uint64_t start, uint64_t 
     return 0;
 }
 
-bool referrers_find(cxl_engine *engine, extent *x, const cxl_span *spans, uint64_t count, growing_list *places,
-                    int *error)
+bool referrers_find(cxl_engine *engine, extent *x, int below, const cxl_span *spans, uint64_t count,
+                    growing_list *places, int *error)
 {
     const uint64_t base = x->media_offset;
     pthread_mutex_lock(stripe_of(engine, x));
@@ -188,7 +190,7 @@ bool referrers_find(cxl_engine *engine, extent *x, const cxl_span *spans, uint64
              at < count && spans[at].media_offset < end && *error == 0; at++) {
             uint64_t from = larger(begin, spans[at].media_offset);
             uint64_t to = smaller(end, spans[at].media_offset + spans[at].length);
-            *error = add_places(x, &list[i], from - base, to - base, places);
+            *error = add_places(x, below, &list[i], from - base, to - base, places);
         }
     }
     pthread_mutex_unlock(stripe_of(engine, x));

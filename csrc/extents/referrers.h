@@ -20,10 +20,10 @@ void referrers_gone(cxl_engine *engine, extent *x);
 void referrers_destroy(cxl_engine *engine, extent *x);
 /* Of spans of the media, sorted and apart, the first that ends behind a place; count: none. */
 uint64_t span_behind(const cxl_span *spans, uint64_t count, uint64_t media_offset);
-/* Add where the parts of an extent that lie in spans of the media (sorted, apart) may be referred to; false: anywhere
- * else, too. */
-bool referrers_find(cxl_engine *engine, extent *x, const cxl_span *spans, uint64_t count, growing_list *places,
-                    int *error);
+/* Add where the parts of an extent that lie in spans of the media (sorted, apart), and that a kind below that one
+ * covers, may be referred to; false: anywhere else, too. */
+bool referrers_find(cxl_engine *engine, extent *x, int below, const cxl_span *spans, uint64_t count,
+                    growing_list *places, int *error);
 /* By owner and file offset. */
 void places_sort(growing_list *places);
 /* Of sorted ones those of an owner. */

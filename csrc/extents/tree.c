@@ -109,7 +109,7 @@ void tree_clear(cxl_engine *engine, tree *content)
     promise_clear(engine, content);
     tree_unreserve(engine, content);
     tree_free_leaves(engine, content);
-    atomic_fetch_sub(&engine->refs, content->refs);
+    cover_refs(engine, content, -(int64_t)content->refs);
     tree_init(content, content->owner);
 }
 
@@ -155,7 +155,7 @@ int tree_copy(cxl_engine *engine, const tree *source, int kind, tree *target)
         return result;
     }
     copy_references(source, target);
-    atomic_fetch_add(&engine->refs, target->refs);
+    cover_refs(engine, target, (int64_t)target->refs);
     return 0;
 }
 

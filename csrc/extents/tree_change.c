@@ -101,7 +101,7 @@ static void account(cxl_engine *engine, tree *content, const change *work)
         removed++;
     }
     content->refs += work->count - removed;
-    atomic_fetch_add(&engine->refs, work->count - removed);
+    cover_refs(engine, content, (int64_t)(work->count - removed));
 }
 
 /* Put count leaves in the place of leaves [first, end) of the row, which has room. */

@@ -71,17 +71,22 @@ class Counting(enum.IntEnum):
     """The committed content behind a live one that will be published."""
     ASIDE = 2
     """Kept aside until the room is needed."""
+    HELD = 3
+    """History that is not given back: counts as used. Images do not know it, nor PAST."""
+    PAST = 4
+    """History that is given back when its room is needed: counts as free, is not alive."""
 
 
 class EngineStatistics(NamedTuple):
     """Counts of what the engine holds now, and sums since it began. Sizes in bytes.
 
-    ``kept_bytes``, ``replaced_bytes``, ``aside_bytes``: what contents refer to, each byte once; see
-    Counting. ``leased_bytes``: of open extents, whether anything refers to them or not.
-    ``uncounted_extents``: since the engine began, those that memory was too short for to go on
-    counting them; too much is counted while they last. ``refs_visited``: by looking for what is
-    alive, by moving it, by copying and dropping contents. ``pieces_visited``: of extents, by
-    counting what references cover. ``discarded_refs``: of no content, and not dropped yet.
+    ``kept_bytes`` to ``past_bytes``: what contents refer to, each byte once; see Counting.
+    ``past_refs``: the references of contents that count as held or past. ``leased_bytes``: of open
+    extents, whether anything refers to them or not. ``uncounted_extents``: since the engine began,
+    those that memory was too short for to go on counting them; too much is counted while they last.
+    ``refs_visited``: by looking for what is alive, by moving it, by copying and dropping contents.
+    ``pieces_visited``: of extents, by counting what references cover. ``discarded_refs``: of no
+    content, and not dropped yet.
     """
 
     extents: int
@@ -99,6 +104,9 @@ class EngineStatistics(NamedTuple):
     kept_bytes: int
     replaced_bytes: int
     aside_bytes: int
+    held_bytes: int
+    past_bytes: int
+    past_refs: int
     leased_bytes: int
     uncounted_extents: int
 
@@ -376,6 +384,23 @@ class Engine:
         if code != 0:
             raise failure(code, "count what is used")
         return used
+
+    @property
+    def past_segments(self) -> int:
+        """Segments without used bytes that history, or a reader, keeps from being free."""
+        return int(lib.cxl_engine_past_segments(self.handle))
+
+    def past_contents(self, segment: int) -> Sequence[int]:
+        """``FileMap.address`` of each content that counts as PAST and refers to bytes in a segment.
+
+        Raises OutOfMemoryError.
+        """
+        out, count = ffi.new("cxl_map ***"), ffi.new("uint64_t *")
+        code = lib.cxl_engine_past_maps(self.handle, segment, out, count)
+        if code != 0:
+            raise failure(code, "find what history holds")
+        found: Sequence[int] = take_array(out[0], count[0], np.dtype(np.uintp)).tolist()
+        return found
 
     def live_ranges(self, spans: Rows, *, preferred: int = 0) -> LiveRanges:
         """What maps refer to inside spans (SPAN_DTYPE, sorted, apart, none beyond a segment), by

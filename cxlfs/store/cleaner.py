@@ -37,6 +37,7 @@ from cxlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
     from cxlfs.native.extents import LiveRanges, Rows
+    from cxlfs.store.past_space import PastSpace
     from cxlfs.store.room import Room
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
@@ -69,10 +70,12 @@ _DYING = 0.5
 class Cleaner:
     """One for each volume. ``unmovable``: segments with damage, left where they are."""
 
-    def __init__(self, volume: Volume, versions: Versions, room: Room) -> None:
+    def __init__(self, volume: Volume, versions: Versions, room: Room, history: PastSpace) -> None:
         self.volume = volume
         self.versions = versions
         self.room = room
+        self.history = history
+        room.give_up_held = history.give_up_held
         self.mover = Mover(volume, versions)
         self.unmovable: set[int] = set()
         self._running = False
@@ -162,7 +165,7 @@ class Cleaner:
             return True
         self._running = True
         try:
-            return self._step()
+            return self.history.step() or self._step()
         except NoSpaceError:
             return False
         finally:
@@ -206,10 +209,10 @@ class Cleaner:
         space = self.volume.space
         reserve = self.volume.refresh_reserve()
         low = max(reserve + 1, len(space.states) // _LOW)
-        if space.free_count >= low:
+        if space.reachable_count >= low:
             return False
         dead = space.collect_dead()
-        spare = space.free_count - reserve
+        spare = space.reachable_count - reserve
         if dead and spare <= dead // _LOW:
             return self._free_dead()
         scarce = len(space.states) / _SCARCE
@@ -350,6 +353,7 @@ class Cleaner:
         """Nothing in them is referred to any more."""
         for index in self._victims:
             log.debug("segment %d is empty", index)
+            self.versions.past.forget_in(index)
         self.volume.counters.cleaned_segments += len(self._victims)
         self._victims, self._position = {}, 0
         self._emptied = True

@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -34,14 +33,15 @@ from cxlfs.store.health import Health
 from cxlfs.store.making import format_store
 from cxlfs.store.names import Names
 from cxlfs.store.namespace import Attributes, FileKind
-from cxlfs.store.overwrites import Overwrites, TornMode
+from cxlfs.store.options import StoreOptions
+from cxlfs.store.overwrites import Overwrites
+from cxlfs.store.past_space import PastSpace
 from cxlfs.store.paths import path_of
 from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
 from cxlfs.store.room import Room
 from cxlfs.store.unit_aside import Aside
-from cxlfs.store.unit_rules import UnitsMode
 from cxlfs.store.units import Units
 from cxlfs.store.version import Version
 from cxlfs.store.versions import Versions
@@ -53,22 +53,6 @@ if TYPE_CHECKING:
     from cxlfs.media import Media
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StoreOptions:
-    """How to open a store.
-
-    ``commit_interval_s``: what stays open longer is committed that often. With
-    ``allow_incomplete_overwrite`` an overwrite gives up the old content at once.
-    """
-
-    read_only: bool = False
-    verify_reads: bool = True
-    commit_interval_s: float = 30.0
-    allow_incomplete_overwrite: bool = False
-    units: UnitsMode = UnitsMode.POLICY
-    torn: TornMode = TornMode.OFF
 
 
 class Store:
@@ -85,12 +69,13 @@ class Store:
         self.options = options
         self.superblock = volume.superblock
         self.namespace = volume.namespace
-        self.versions = Versions(volume)
+        self.versions = Versions(volume, history=options.history)
+        self.past = self.versions.past
         self.overwrites = Overwrites(volume, self.versions, options.torn)
         self.versions.overwrites = self.overwrites
         self.commits = Commits(self.versions, self.options.commit_interval_s)
         self.room = room = Room(volume, self.versions, self.commits)
-        self.cleaner = Cleaner(volume, self.versions, room)
+        self.cleaner = Cleaner(volume, self.versions, room, PastSpace(volume, self.past))
         self.defragmenter = Defragmenter(volume, self.cleaner.mover, room)
         self.files = Files(
             volume,
@@ -111,6 +96,7 @@ class Store:
         self.overwrites.is_open = self.files.writers.__contains__
         self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None
         room.units, room.drop_removed = self.units.copies, self.units.drop_removed
+        self.past.left_out = aside.holds
         self.attributes = InodeAttributes(
             volume,
             self.files.damaged,
@@ -188,6 +174,7 @@ class Store:
                 self.units.finish()
                 self.settle_all()
                 self.overwrites.finish()
+            self.past.forget_all()
             if not self.read_only:
                 self.room.drop_all_discarded()  # else the image would name what nobody has
                 self.volume.close_cleanly()

@@ -106,13 +106,13 @@ class Defragmenter:
 
     def _has_room(self) -> bool:
         space = self.volume.space
-        spare = space.free_count - self.volume.refresh_reserve()
+        spare = space.reachable_count - self.volume.refresh_reserve()
         dead = space.collect_dead()
         if spare + dead < len(space.states) // _ROOM:
             return False
         if spare < len(space.states) // _ROOM_FREE and dead:
             self.room.free_dead()
-            spare = space.free_count - self.volume.refresh_reserve()
+            spare = space.reachable_count - self.volume.refresh_reserve()
         return spare > 0
 
     # --- which ------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class Mover:
             inos = owners[first : first + count].tolist()
             for ino in inos:
                 if ino not in known:
-                    known[ino] = _is_known(inodes[ino])
+                    known[ino] = ino in inodes and _is_known(inodes[ino])
             names = tuple(ino for ino in inos if known[ino])
             source_id, start, length, _, position = row
             ops.append(MoveOperation(source_id, start, length, target_id, position, names))
@@ -111,7 +111,8 @@ class Mover:
         volume.commit(ops)
         volume.engine.publish(target_id)
         part_of = self.versions.clones.part_of
-        contents = [c for ino in known for c in _contents(inodes[ino], part_of(ino))]
+        contents = [c for ino in known for c in _contents(inodes.get(ino), part_of(ino))]
+        contents += [c for ino in known for c in self.versions.past.held_contents(ino)]
         self._re_aim(contents, moves)
 
     def _re_aim(self, contents: list[FileMap], moves: Rows) -> None:
@@ -128,6 +129,8 @@ def _is_known(inode: Inode) -> bool:
     return inode.links > 0 and not inode.uncommitted
 
 
-def _contents(inode: Inode, part: FileMap | None) -> list[FileMap]:
-    """``part``: its second map in the making (``clones``)."""
+def _contents(inode: Inode | None, part: FileMap | None) -> list[FileMap]:
+    """``part``: its second map in the making (``clones``). None: only held history has it."""
+    if inode is None:
+        return []
     return [c for c in (inode.live, inode.committed, inode.aside, part) if c is not None]

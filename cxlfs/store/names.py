@@ -38,6 +38,7 @@ from cxlfs.format.operations import (
 from cxlfs.native.maps import FileMap
 from cxlfs.store.handle import UnfinishedError
 from cxlfs.store.namespace import FileKind, Inode
+from cxlfs.store.past_rows import Death
 from cxlfs.store.unit_hooks import NO_TRANSITION
 from cxlfs.types import ROOT_INO
 
@@ -94,7 +95,7 @@ class Names:
     def require_metadata_room(self) -> None:
         """The next image may be larger than this one; raises NoSpaceError."""
         volume = self.volume
-        if volume.space.free_count < volume.refresh_reserve() and not self._reclaim(0):
+        if not volume.metadata_room() and not self._reclaim(0):
             volume.counters.no_space_errors += 1
             volume.health.refuse(0)
             raise NoSpaceError("the metadata of this store has no room to grow")
@@ -127,27 +128,39 @@ class Names:
 
     def _commit(self, ops: list[Operation], prepared: Prepared | None = None) -> None:
         """Write the record (durable when it publishes content), then apply names and times."""
+        first, death = 0, Death.REMOVED
         if prepared is not None:
-            self.versions.commit(prepared, [*prepared.operations, *ops])
+            first = len(prepared.operations)
+            lsn, time_ns = self.versions.commit(prepared, [*prepared.operations, *ops])
         else:
-            self.volume.commit(ops, durable=False)
+            lsn, time_ns = self.volume.commit(ops, durable=False)
             self.volume.note_committed(ops)
         with self.volume.applying:
-            self._apply(ops)
+            self._apply(ops, first, death, (lsn, time_ns))
 
-    def _apply(self, ops: list[Operation]) -> None:
-        unlinked: list[int] = []
-        for op in ops:
+    def _apply(
+        self, ops: list[Operation], first: int, death: Death, committed: tuple[int, int]
+    ) -> None:
+        """``first``: the number of the first operation in its record; ``committed``: the record's
+        LSN and time.
+        """
+        lsn, time_ns = committed
+        unlinked: list[tuple[int, UnlinkOperation | LinkOperation, Inode]] = []
+        for number, op in enumerate(ops, first):
             if type(op) is InodeOperation:
                 self._set_live(op)
             elif type(op) is UnlinkOperation:
-                unlinked.append(self.namespace.unlink(op.parent, op.name).ino)
+                unlinked.append((number, op, self.namespace.unlink(op.parent, op.name)))
             elif type(op) is LinkOperation:
                 replaced = self.namespace.link(op.parent, op.name, op.ino)
+                death = Death.RENAMED_OVER
                 if replaced is not None:
-                    unlinked.append(replaced.ino)
-        for ino in unlinked:
-            self.namespace.reap(ino)
+                    unlinked.append((number, op, replaced))
+        for number, gone, inode in unlinked:
+            if not inode.links:
+                key = (lsn, number)
+                self.versions.past.died(inode, gone.parent, gone.name, key, time_ns, death)
+            self.namespace.reap(inode.ino)
 
     def _set_live(self, op: InodeOperation) -> None:
         inode = self.namespace.get(op.ino)

@@ -108,7 +108,7 @@ class Ranges:
         growth_bytes = count * layout.REF_DTYPE.itemsize
         volume = self.volume
         if not self._make_room(
-            lambda: volume.space.free_count >= volume.refresh_reserve(growth_bytes),
+            lambda: volume.space.has_free(volume.refresh_reserve(growth_bytes)),
             steps_of=steps_of,
         ):
             raise NoSpaceError("the metadata of this store has no room to grow")

@@ -14,7 +14,19 @@ Cost: a binary search and a move of the sorted list for each call.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from collections.abc import Callable
+
+
+@dataclasses.dataclass(slots=True)
+class Head:
+    """Where data is written now: a segment and the first byte not handed out."""
+
+    index: int
+    position: int
+    end: int
+    empty: bool = False
+    """The engine has said since the last lease here that nothing is left in the segment."""
 
 
 class Remnants:

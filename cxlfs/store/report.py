@@ -148,8 +148,9 @@ class Reporter:
         promises = self.versions.promises
         promised = promises.bytes_open()
         engine = volume.engine.statistics()
-        used = engine.kept_bytes + promised
-        used += self._kept_for_cleaning(engine.refs - engine.maps, engine.kept_bytes)
+        used = engine.kept_bytes + engine.held_bytes + promised
+        pieces = engine.refs - engine.past_refs - engine.maps + self.versions.past.content_count
+        used += self._kept_for_cleaning(pieces, engine.kept_bytes)
         overhead = _METADATA_SETS * volume.metadata_set_segments() + 1
         free = max(0, min((count - overhead) * payload - used, total))
         inodes = len(volume.namespace.inodes)

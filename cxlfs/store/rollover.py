@@ -350,4 +350,4 @@ class Rollovers:
         journals = len(volume.current.journal_segments) // JOURNAL_SEGMENTS
         worth = min(volume.image_bytes_estimate() // 2, JOURNAL_BYTES_MAX)
         plenty = volume.refresh_reserve() + len(volume.space.states) // 4 + JOURNAL_SEGMENTS
-        return (journals + 1) * payload <= worth and volume.space.free_count >= plenty
+        return (journals + 1) * payload <= worth and volume.space.reachable_count >= plenty

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from cxlfs.errors import CxlfsError
 from cxlfs.native.discards import discard_in_steps, drop_discarded
 from cxlfs.store.clones import REFS_AT_ONCE
+from cxlfs.store.past_space import POOL_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,8 @@ class Room:
         self.units: KeptSets = NoSets()
         self.drop_removed: Callable[[], bool] = lambda: False
         """Give up what a user has removed; whether something was."""
+        self.give_up_held: Callable[[], bool] = lambda: False
+        """Give up history that was to be kept; whether some was."""
         self.close_slips: Callable[[], None] = lambda: None
         """Take back what programs that write by themselves have not used."""
         discard_in_steps(volume.engine, REFS_AT_ONCE)
@@ -96,6 +99,8 @@ class Room:
 
         Raises NoSpaceError, MediaError, ReadOnlyError.
         """
+        if self.volume.space.history.make_free(self.volume.refresh_reserve() + POOL_MIN):
+            return True
         before = self._measure(needed_bytes)
         self.versions.leases.close_all()
         self.close_slips()
@@ -127,7 +132,7 @@ class Room:
         False when there is none. Raises as :meth:`make`.
         """
         if not self.drop_removed():
-            return False
+            return self.give_up_held()
         self.units.remove_some()
         self.free_dead()
         return True

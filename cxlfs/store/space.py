@@ -19,20 +19,21 @@ from __future__ import annotations
 
 import bisect
 import collections
-import dataclasses
 import enum
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import NoSpaceError, invariant
 from cxlfs.format import layout, segments
-from cxlfs.store.remnants import Remnants
+from cxlfs.store.past_hooks import NO_HISTORY
+from cxlfs.store.remnants import Head, Remnants
 from cxlfs.units import KIB, MIB, format_size
 
 if TYPE_CHECKING:
     from cxlfs.format.superblock import Superblock
     from cxlfs.media import Media
     from cxlfs.native.extents import Engine
+    from cxlfs.store.past_hooks import History
 
 
 class State(enum.IntEnum):
@@ -59,17 +60,6 @@ _YOUNG_SEGMENTS = 4
 because what is written at different times is mostly deleted at different times."""
 _BEGUN_SEGMENTS = 2
 """The one that data goes to, and the one that the cleaner moves to."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Head:
-    """Where data is written now: a segment and the first byte not handed out."""
-
-    index: int
-    position: int
-    end: int
-    empty: bool = False
-    """The engine has said since the last lease here that nothing is left in the segment."""
 
 
 class Space:
@@ -112,8 +102,9 @@ class Space:
         """How often segments that were dead or given up became free."""
         self._data: set[int] = set()
         self._dead: set[int] = set()
-        self._head: _Head | None = None
-        self._cleaner_head: _Head | None = None
+        self.history: History = NO_HISTORY
+        self._head: Head | None = None
+        self._cleaner_head: Head | None = None
         self._young: collections.deque[int] = collections.deque(maxlen=_YOUNG_SEGMENTS)
         self._remnants = Remnants(
             least_bytes=LEASE_BYTES_LEAST,
@@ -176,12 +167,23 @@ class Space:
     @property
     def is_scarce(self) -> bool:
         """Less than a quarter of the segments is free: what is left is used, wherever it lies."""
-        return len(self._free) <= self.reserve + len(self.states) // 4
+        return self.reachable_count <= self.reserve + len(self.states) // 4
 
     @property
     def free_count(self) -> int:
         """Those that can be handed out."""
         return len(self._free)
+
+    @property
+    def reachable_count(self) -> int:
+        """The same, with those that history gives back when they are needed."""
+        return len(self._free) + self.history.segments
+
+    def has_free(self, wanted: int) -> bool:
+        """So many segments are free, after history was given back where it must be."""
+        return len(self._free) >= wanted or (
+            self.history.make_free(wanted) and len(self._free) >= wanted
+        )
 
     @property
     def held_free_count(self) -> int:
@@ -219,7 +221,7 @@ class Space:
 
     def take(self, state: State) -> int:
         """A free segment for metadata or the cleaner, from the reserve if need be."""
-        if not self._free:
+        if not self.has_free(1):
             raise NoSpaceError("no free segment is left for metadata")
         index = self._free.pop(0)
         self._set(index, state)
@@ -227,7 +229,7 @@ class Space:
 
     def take_pair(self, state: State) -> tuple[int, int]:
         """Two segments as far apart as the free ones allow: copies should not share a fault."""
-        if len(self._free) < 2:
+        if not self.has_free(2):
             raise NoSpaceError("no free segments are left for the journal")
         first, second = self._free.pop(0), self._free.pop()
         self._set(first, state)
@@ -245,8 +247,8 @@ class Space:
         self.next_epoch += 1
         return epoch
 
-    def _open_head(self, *, privileged: bool) -> _Head:
-        if not privileged and len(self._free) <= self.reserve:
+    def _open_head(self, *, privileged: bool) -> Head:
+        if not privileged and not self.has_free(self.reserve + 1):
             raise NoSpaceError("every segment is in use")
         index = self.take(State.DATA)
         header = segments.SegmentHeader(
@@ -257,7 +259,7 @@ class Space:
             self.media.fence()
         self.born[index] = 0 if privileged else header.epoch
         start = self.superblock.segment_offset(index)
-        return _Head(
+        return Head(
             index, start + layout.SEGMENT_HEADER_BYTES, start + self.superblock.segment_size_bytes
         )
 
@@ -269,7 +271,7 @@ class Space:
         head = self._head
         rest = 0 if head is None else max(0, head.end - head.position - LEASE_BYTES_LEAST)
         whole = self._payload_bytes - LEASE_BYTES_LEAST
-        free = max(0, self.free_count - self.reserve) * whole
+        free = max(0, self.reachable_count - self.reserve) * whole
         return free + rest + self._remnants.total_bytes
 
     @property
@@ -315,7 +317,7 @@ class Space:
         head = self._head
         if head is not None and head.end - head.position >= least_bytes:
             return head.position, head.end - head.position
-        if len(self._free) <= self.reserve:
+        if not self.has_free(self.reserve + 1):
             return 0, 0
         start = self.superblock.segment_offset(self._free[0]) + layout.SEGMENT_HEADER_BYTES
         return start, self._payload_bytes
@@ -326,7 +328,7 @@ class Space:
         if head is None or head.end - head.position < least:
             self._close_head(head)
             self._head = None
-            if len(self._free) <= self.reserve:
+            if not self.has_free(self.reserve + 1):
                 return self._take_last_remnant(wanted_bytes)
             self._head = head = self._open_head(privileged=False)
             self._young.append(head.index)
@@ -388,7 +390,7 @@ class Space:
     def _round(self, size_bytes: int) -> int:
         return -(-size_bytes // self.align_bytes) * self.align_bytes
 
-    def _cut(self, head: _Head, size_bytes: int) -> tuple[int, int]:
+    def _cut(self, head: Head, size_bytes: int) -> tuple[int, int]:
         length = min(self._round(size_bytes), head.end - head.position)
         offset = head.position
         head.position += length
@@ -409,7 +411,7 @@ class Space:
                 return
         self._remnants.add(start, end - start)
 
-    def _close_head(self, head: _Head | None) -> None:
+    def _close_head(self, head: Head | None) -> None:
         """Its segment becomes an ordinary one."""
         if head is None:
             return
@@ -489,7 +491,7 @@ class Space:
 
     def shortfall(self, needed_bytes: int, kept_bytes: int = 0) -> NoSpaceError:
         """The error for so many bytes that find no room beside what is kept for others."""
-        whole = max(0, self.free_count - self.reserve) * self._payload_bytes
+        whole = max(0, self.reachable_count - self.reserve) * self._payload_bytes
         available = max(0, whole - kept_bytes)
         return NoSpaceError(
             f"no room for {format_size(needed_bytes)}: {format_size(available)} can be written",

@@ -34,6 +34,7 @@ from cxlfs.store.clones import Clones, count_committed
 from cxlfs.store.held import drop_operations, hold_operations, undecided_operation
 from cxlfs.store.leases import Leases
 from cxlfs.store.overwrite_hooks import NoOverwrites, OverwriteHooks
+from cxlfs.store.past import Past
 from cxlfs.store.promises import Promises
 from cxlfs.store.unit_hooks import NoUnits, UnitHooks
 from cxlfs.store.version import Version
@@ -56,7 +57,16 @@ _RECORD_REST_BYTES = 1024
 class Prepared:
     """A publication whose operations wait for their record: then ``done``, else ``cancel``."""
 
-    __slots__ = ("_delta", "_flags", "_held", "_inode", "_keeps", "_versions", "operations")
+    __slots__ = (
+        "_delta",
+        "_flags",
+        "_held",
+        "_inode",
+        "_keeps",
+        "_number",
+        "_versions",
+        "operations",
+    )
 
     def __init__(
         self,
@@ -68,8 +78,10 @@ class Prepared:
         held: Held | None,
         *,
         keeps: bool,
+        number: int,
     ) -> None:
         self.operations = ops
+        self._number = number
         self._versions = versions
         self._inode = inode
         self._delta = delta
@@ -87,18 +99,20 @@ class Prepared:
         version = inode.version
         if not isinstance(version, Version):
             raise InvariantError("what is published has a version")
-        before, inode.committed = inode.committed, None
-        if version.atomic or version.staged or before is None:
+        key, before = (lsn, self._number), inode.committed
+        whole = version.atomic or version.staged or before is None
+        if self._held is not None:
             self._delta.apply(live, None)
+            inode.committed = None
+        elif whole or self._versions.past.wants(inode, self._delta):
+            self._delta.apply(live, None)
+            self._versions.past.replaced(inode, key, time_ns, whole=whole)
         else:
             self._delta.apply(live, before)
-            inode.committed = before
         if inode.aside is not None and not self._keeps:
-            self._versions.drop_aside_map(inode)
+            self._versions.end_aside(inode, key, time_ns)
         if self._held is not None:
             inode.aside = before
-        elif inode.committed is None:
-            self._versions.close_map(before)
         if version.whole and inode.damaged:
             self._versions.volume.health.replaced(inode)
         self._versions.volume.namespace.set_committed(inode)
@@ -118,7 +132,7 @@ class Prepared:
 class Versions:
     """The verbs over versions; one for each volume. ``asides``: inodes with content kept aside."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Volume, *, history: bool = True) -> None:
         self.volume = volume
         self.units: UnitHooks = NoUnits()
         self.overwrites: OverwriteHooks = NoOverwrites()
@@ -129,6 +143,7 @@ class Versions:
         self.promises = Promises(volume.engine, lease_bytes_max=volume.space.lease_bytes_max)
         self.leases = Leases(volume, self.promises)
         self.clones = Clones(self.close_map)
+        self.past = Past(volume, self.leases, is_on=history)
         self._new_names: dict[int, bytes] = {}
         """Of uncommitted inodes: each has the one name that it was created with."""
         volume.namespace.on_drop = self._forget
@@ -145,6 +160,7 @@ class Versions:
         self.promises.drop(inode)
         if inode.live is not None:
             self.leases.close(inode.live)
+            self.past.dropping(inode)
         self.volume.health.forget(inode)
 
     # --- beginning --------------------------------------------------------------------------
@@ -275,12 +291,13 @@ class Versions:
         held = None if incomplete or version.staged else self.overwrites.to_hold(inode, version)
         keeps = held is None and not version.staged
         keeps = keeps and (incomplete or self.overwrites.keeps(inode, version))
+        number = len(ops) + version.staged  # of the operation that ends the content before
         content = ContentOperation(
             inode.ino, version.staged, delta.cut, delta.size, delta.references
         )
         ops.extend(_content_operations(inode, content, held, keeps=keeps))
         ops.extend(self.volume.health.removal(inode, whole=version.whole))
-        return Prepared(self, inode, delta, ops, flags, held, keeps=keeps)
+        return Prepared(self, inode, delta, ops, flags, held, keeps=keeps, number=number)
 
     def _take_delta(self, content: FileMap) -> Delta:
         try:
@@ -306,8 +323,10 @@ class Versions:
             if spoiled:
                 self.units.spoil(inode)
 
-    def commit(self, prepared: Prepared, ops: list[Operation]) -> None:
-        """One record: ``ops`` include those of the publication. Durable when it returns."""
+    def commit(self, prepared: Prepared, ops: list[Operation]) -> tuple[int, int]:
+        """One record: ``ops`` begin with those of the publication. Durable when it returns: its LSN
+        and time.
+        """
         try:
             self.fence_data()
             lsn, time_ns = self.volume.commit(ops)
@@ -317,6 +336,7 @@ class Versions:
         with self.volume.applying:
             prepared.done(lsn, time_ns)
             self.volume.note_committed(ops)
+        return lsn, time_ns
 
     def fence_data(self) -> None:
         """Page media: file data reaches the media before the record that names it."""
@@ -459,7 +479,18 @@ class Versions:
     def drop_aside(self, inode: Inode) -> None:
         """Give up what is kept aside: its space is needed. One record."""
         if inode.aside is not None and inode.links:
-            self.volume.commit(drop_operations(inode.ino, inode.held), durable=False)
+            operations = drop_operations(inode.ino, inode.held)
+            lsn, time_ns = self.volume.commit(operations, durable=False)
+            self.end_aside(inode, (lsn, 0), time_ns)
+        else:
+            self.drop_aside_map(inode)
+
+    def end_aside(self, inode: Inode, key: tuple[int, int], time_ns: int) -> None:
+        """A record has dropped what is kept aside: of a version before history has a row now."""
+        content, held = inode.aside, inode.held
+        if content is not None and held is not None:
+            inode.aside = None
+            self.past.outlived(inode, content, held, key, time_ns)
         self.drop_aside_map(inode)
 
     def drop_aside_map(self, inode: Inode) -> None:

@@ -349,7 +349,7 @@ class Volume:
         self.space.reserve = reserve = self._reserve_segments(now, wanted)
         if ahead != wanted:
             reserve = max(reserve, self._reserve_segments(now, ahead))
-        return self.space.free_count - reserve < LAST_SEGMENTS
+        return self.space.reachable_count - reserve < LAST_SEGMENTS
 
     @property
     def metadata_has_shrunk(self) -> bool:
@@ -362,7 +362,7 @@ class Volume:
 
     def metadata_room(self) -> bool:
         """There is room for a larger image than now."""
-        return self.space.free_count >= self.refresh_reserve()
+        return self.space.has_free(self.refresh_reserve())
 
     def release_dead(self) -> bool:
         """Segments in which nothing is alive are free again; False when there are none.
@@ -413,7 +413,7 @@ class Volume:
 
         A store without room for them gives up its fallback before it stops working.
         """
-        if self.space.free_count < count + (0 if closing else 2):
+        if not self.space.has_free(count + (0 if closing else 2)):
             self.space.give_up(list(self.fallback.segments))
             self.fallback = MetadataSet()
         taken: list[int] = []

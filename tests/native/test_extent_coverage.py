@@ -16,7 +16,7 @@ from tests.native.test_extent_memory import one_extent
 from tests.native.test_extent_writes import refs_of
 from tests.support.extents import Room, import_maps, nothing_held, room, seeds
 
-KINDS = (Counting.KEPT, Counting.REPLACED, Counting.ASIDE)
+KINDS = tuple(Counting)
 EXTENTS = 6
 EXTENT_BYTES = 20_000
 MIB = 1 << 20
@@ -28,6 +28,8 @@ class Counted:
     def __init__(self, place: Room) -> None:
         self.engine = place.engine
         self.contents: dict[FileMap, Counting] = {}
+        self.known = set(range(1, EXTENTS + 1))
+        """Extents that history has not had for itself: an image has them, if anything has."""
         for number in range(EXTENTS):
             one_extent(self.engine, EXTENT_BYTES, extent_id=number + 1, segment=number)
 
@@ -38,7 +40,7 @@ class Counted:
         return content
 
     def expected(self) -> npt.NDArray[np.uint8]:
-        """The kind of each byte of each extent; 3: nothing refers to it."""
+        """The kind of each byte of each extent; the number of kinds: nothing refers to it."""
         kinds = np.full((EXTENTS, EXTENT_BYTES), len(KINDS), dtype=np.uint8)
         for content, counting in self.contents.items():
             for _, length, extent_id, offset in refs_of(content):
@@ -49,10 +51,40 @@ class Counted:
     def check(self) -> None:
         kinds, found = self.expected(), self.engine.statistics()
         counted = [found.kept_bytes, found.replaced_bytes, found.aside_bytes]
+        counted += [found.held_bytes, found.past_bytes]
         assert counted == [int((kinds == kind).sum()) for kind in KINDS]
-        used = (kinds < len(KINDS)).sum(axis=1).tolist()
+        used = (kinds < Counting.PAST).sum(axis=1).tolist()
         assert self.engine.usage().tolist()[:EXTENTS] == used
         assert found.uncounted_extents == 0
+        self.check_history(kinds)
+
+    def check_history(self, kinds: npt.NDArray[np.uint8]) -> None:
+        """What history alone refers to is in no image and no estimate of one; the rest is."""
+        past = [c for c, counting in self.contents.items() if counting >= Counting.HELD]
+        past_refs = sum(content.ref_count for content in past)
+        assert self.engine.statistics().past_refs == past_refs
+        alone = {
+            number + 1
+            for number, row in enumerate(kinds)
+            if (row >= Counting.HELD).all() and (row < len(KINDS)).any()
+        }
+        others = len(self.engine.list()) - len(alone)
+        refs = self.engine.statistics().refs - past_refs
+        assert self.engine.table_bytes(1000, 1, 0) == 1000 * others + refs
+        self.known -= alone
+        covered = {number + 1 for number, row in enumerate(kinds) if (row < len(KINDS)).any()}
+        assert set(self.engine.export_maps([])[2]["id"].tolist()) == self.known & covered
+        for number in range(EXTENTS):
+            there = {
+                content.address
+                for content, counting in self.contents.items()
+                if counting is Counting.PAST and any(r[2] == number + 1 for r in refs_of(content))
+            }
+            found = self.engine.past_contents(number)
+            assert len(found) == len(set(found))
+            assert set(found) == there
+        unused = (kinds >= Counting.PAST).all(axis=1).sum()
+        assert self.engine.past_segments == unused
 
     def end(self) -> None:
         for content in self.contents:
@@ -176,7 +208,8 @@ def test_it_needs_no_memory(name: str, later: bool) -> None:
             if found.uncounted_extents == 0:
                 counted.check()
             used = int((counted.expected() < len(KINDS)).sum())
-            assert found.kept_bytes + found.replaced_bytes + found.aside_bytes >= used
+            counted_bytes = found.kept_bytes + found.replaced_bytes + found.aside_bytes
+            assert counted_bytes + found.held_bytes + found.past_bytes >= used
             failures += reached
             counted.end()
         if not reached:

@@ -159,7 +159,7 @@ def test_unlinked_open_file_moves(store: Store, rng: random.Random) -> None:
 
 
 def test_maintain_cleans_when_space_is_low(shop: Shop, rng: random.Random) -> None:
-    store = shop.new(granularity=Granularity.LINE)
+    store = shop.new(granularity=Granularity.LINE, history=False)
     contents = {}
     number = 0
     while store.volume.space.free_count > store.volume.refresh_reserve() + 3:

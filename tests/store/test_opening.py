@@ -119,7 +119,7 @@ def test_rollover_between_any_two_verbs(shop: Shop, store: Store) -> None:
     roll()
     overwrite = open_for_overwrite(store, b"a", b"half")
     roll()
-    store = shop.reopen(store)
+    store = shop.reopen(store, history=False)
     assert read_file(store, ino) == b"one"
     roll = store.volume.rollover
     overwrite = open_for_overwrite(store, b"a", b"half")
@@ -127,7 +127,7 @@ def test_rollover_between_any_two_verbs(shop: Shop, store: Store) -> None:
     roll()
     store.write(overwrite, 4, b"more")
     roll()
-    store = shop.reopen(store)
+    store = shop.reopen(store, history=False)
     assert read_file(store, ino) == b"one"
     assert [e.size_bytes for e in store.list_checkpoints() if e.kept_aside] == [4]
     roll = store.volume.rollover

@@ -234,6 +234,7 @@ def test_promises_against_a_count_of_holes(store: Store, rng: random.Random) -> 
 
 def test_allocating_makes_room(store: Store) -> None:
     """What is dead or kept aside is given back for it."""
+    store.past.is_on = False
     for number in range(10):
         write_file(store, 1, b"f%d" % number, data_of(200_000, number))
     for number in range(0, 10, 2):

@@ -235,6 +235,7 @@ def test_the_last_record_before_a_later_journal_is_missed(
 @pytest.mark.usefixtures("always_in_steps", "shop")
 def test_what_dies_behind_the_image_stays_until_the_next_one(store: Store) -> None:
     rng = random.Random(7)
+    store.past.is_on = False
     write_file(store, 1, b"large", rng.randbytes(300_000))
     write_file(store, 1, b"after", rng.randbytes(100_000))
     whole = data_segment_of(store, b"large") - data_segment_of(store, b"after")
@@ -250,7 +251,7 @@ def test_what_dies_behind_the_image_stays_until_the_next_one(store: Store) -> No
 
 
 def test_dead_segments_are_free_without_an_image(shop: Shop, granularity: Granularity) -> None:
-    store = shop.new(granularity=granularity)
+    store = shop.new(granularity=granularity, history=False)
     write_file(store, 1, b"large", b"x" * 300_000)
     write_file(store, 1, b"after", b"x" * 100_000)
     whole = data_segment_of(store, b"large") - data_segment_of(store, b"after")
@@ -274,7 +275,7 @@ def make_names(store: Store) -> int:
 
 def test_a_segment_is_not_worth_a_large_image(shop: Shop, granularity: Granularity) -> None:
     """A nearly full store that rolls over for each one writes images, and nothing else."""
-    store = shop.new(4 << 20, granularity=granularity)
+    store = shop.new(4 << 20, granularity=granularity, history=False)
     write_file(store, 1, b"small", b"x" * 100_000)
     write_file(store, 1, b"large", b"x" * 1_000_000)
     write_file(store, 1, b"after", b"x" * 100_000)

@@ -1,0 +1,332 @@
+"""History: one row for each fact that died, in the order of death.
+
+A row keeps what a file, directory, symbolic link or special file was before a record changed it.
+Its data stays where it is and counts as free (csrc/extents/coverage.c). Other modules give it back
+(``past_space``, ``past_order``) and bring it back (``past_restore``).
+
+Invariants
+- A row follows from the state and the operations of the record that killed it. Its key is the LSN
+  of that record and the number of the operation in it.
+- A row exists for committed facts only. What no record has published leaves none.
+- A death takes no record, no fence and no copy of data.
+- While a segment is referred to by a row, it is not used again: the row's content holds it.
+- Rows live in DRAM: closing the store drops them, and recovery finds none.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cxlfs.native.extents import Counting
+from cxlfs.store.clones import REFS_AT_ONCE
+from cxlfs.store.past_order import Limits, Order
+from cxlfs.store.past_rows import Death, Row
+
+if TYPE_CHECKING:
+    from cxlfs.native.maps import Delta, FileMap
+    from cxlfs.store.held import Held
+    from cxlfs.store.leases import Leases
+    from cxlfs.store.namespace import Inode
+    from cxlfs.store.volume import Volume
+
+IN_PLACE_REFS_MAX = 64
+"""A content with more references leaves no row when it changes in place: it would be copied."""
+_ROWS_PER_BLOCK = 4096
+
+
+def _is_short(content: FileMap) -> bool:
+    """True if it can be counted anew at once; a longer one ends in steps, without a row."""
+    return content.ref_count <= REFS_AT_ONCE
+
+
+class _Block:
+    """Some thousand rows, and the columns that queries look through."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.inos, self.parents = array.array("Q"), array.array("Q")
+        self.names = array.array("q")
+        self.live = 0
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.inos.append(row.ino)
+        self.parents.append(row.parent)
+        self.names.append(hash(row.name))
+        self.live += 1
+
+    def find(self, column: array.array[int], value: int) -> list[int]:
+        """Places where a column has the value."""
+        return np.flatnonzero(np.frombuffer(column, column.typecode) == value).tolist()
+
+
+class Past:
+    """History of one volume. ``is_on`` False: nothing is kept."""
+
+    def __init__(self, volume: Volume, leases: Leases, *, is_on: bool = True) -> None:
+        self.volume = volume
+        self.is_on = is_on
+        self.limits = Limits.of(
+            volume.superblock.segment_count * volume.superblock.segment_payload_bytes
+        )
+        self.order = Order()
+        self.memory_bytes = 0
+        self.left_out: Callable[[int], bool] = lambda _ino: False
+        """True if what the directory holds leaves no rows."""
+        self._leases = leases
+        self._rows: dict[tuple[int, int], Row] = {}
+        self._blocks = [_Block()]
+        self._unnamed: dict[int, Row] = {}
+        """Rows of inodes that live on without a name."""
+        self._contents: dict[int, Row] = {}
+        """Rows with a content, by its address in the engine."""
+        self._held: dict[int, list[Row]] = {}
+        """Held rows of each inode."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def content_count(self) -> int:
+        return len(self._contents)
+
+    # --- deaths -----------------------------------------------------------------------------
+
+    def wants(self, inode: Inode, delta: Delta) -> bool:
+        """True if a change in place leaves a row: it changes bytes that were there, of a content
+        that is cheap to copy. The row takes the second map, which the next change makes anew.
+        """
+        old = inode.committed
+        if not self.is_on or old is None or not inode.commit_lsn:
+            return False
+        size = old.size
+        first = int.from_bytes(delta.references[:8], "little") if delta.references else size
+        return min(delta.cut, first) < size and old.ref_count < IN_PLACE_REFS_MAX
+
+    def replaced(
+        self, inode: Inode, key: tuple[int, int], died_ns: int, *, whole: bool = True
+    ) -> None:
+        """The committed content of a file was replaced by a record; it ends here, or is kept."""
+        content, inode.committed = inode.committed, None
+        if content is None:
+            return
+        self._leases.close(content)
+        if not (self.is_on and inode.commit_lsn and content.size and _is_short(content)):
+            content.close()
+            return
+        if self.left_out(inode.parent):
+            content.close()
+            return
+        content.count_as(Counting.PAST)
+        death = Death.OVERWRITTEN if whole else Death.CHANGED
+        self._add(Row(key, died_ns, death, inode, inode.parent, inode.name, content))
+
+    def outlived(
+        self, inode: Inode, content: FileMap, held: Held, key: tuple[int, int], died_ns: int
+    ) -> None:
+        """The version before of a file was held after it was overwritten, and is not any more."""
+        self._leases.close(content)
+        if not (self.is_on and held.commit_lsn and content.size and _is_short(content)):
+            content.close()
+            return
+        if self.left_out(inode.parent):
+            content.close()
+            return
+        content.count_as(Counting.PAST)
+        row = Row(key, died_ns, Death.OVERWRITTEN, inode, inode.parent, inode.name, content)
+        row.mtime_ns, row.born_lsn, row.born_ns = held.mtime_ns, held.commit_lsn, held.commit_ns
+        row.flags = 0
+        self._add(row)
+
+    def died(
+        self,
+        inode: Inode,
+        parent: int,
+        name: bytes,
+        key: tuple[int, int],
+        died_ns: int,
+        death: Death,
+    ) -> None:
+        """A record took the last name of an inode. Call it before the inode is reaped."""
+        if not self.is_on or inode.uncommitted or self.left_out(parent):
+            return
+        row = Row(key, died_ns, death, inode, parent, name, None)
+        if row.is_incomplete and not row.born_lsn:
+            return
+        if inode.live is None:
+            row.inode = None
+        else:
+            self._unnamed[inode.ino] = row
+        self._add(row)
+
+    def dropping(self, inode: Inode) -> None:
+        """An inode without a name is about to go: its row takes the committed content over."""
+        row = self._unnamed.pop(inode.ino, None)
+        if row is None:
+            return
+        row.inode = None
+        content = inode.committed or inode.live
+        if row.is_gone or content is None:
+            return
+        if inode.port is not None or not _is_short(content):
+            self.forget(row)
+            return
+        if content is inode.committed:
+            inode.committed = None
+        else:
+            inode.live = None
+        self._leases.close(content)
+        content.count_as(Counting.HELD if row.is_held else Counting.PAST)
+        row.content = content
+        self._contents[content.address] = row
+        self.memory_bytes += row.measure() - row.memory_bytes
+        row.memory_bytes = row.measure()
+
+    def _add(self, row: Row) -> None:
+        self._rows[row.key] = row
+        if row.content is not None:
+            self._contents[row.content.address] = row
+        block = self._blocks[-1]
+        if len(block.rows) == _ROWS_PER_BLOCK:
+            block = _Block()
+            self._blocks.append(block)
+        block.add(row)
+        self.order.add(row)
+        self.memory_bytes += row.memory_bytes
+        while len(self._rows) > self.limits.rows or self.memory_bytes > self.limits.memory_bytes:
+            oldest = self.order.next()
+            if oldest is None:
+                break
+            self.forget(oldest)
+
+    # --- ends of rows -----------------------------------------------------------------------
+
+    def forget(self, row: Row) -> None:
+        """Drop a row and what it holds of the media, held or not. Idempotent."""
+        if row.is_gone:
+            return
+        row.is_gone = True
+        del self._rows[row.key]
+        self.order.remove(row)
+        self.memory_bytes -= row.memory_bytes
+        if row.is_held:
+            self._drop_hold(row)
+        if row.inode is not None:
+            self._unnamed.pop(row.ino, None)
+            row.inode = None
+        content, row.content = row.content, None
+        if content is not None:
+            del self._contents[content.address]
+            content.close()
+        self._shrink(row)
+
+    def _shrink(self, row: Row) -> None:
+        """Drop blocks whose rows are gone, and join two neighbours that one has room for."""
+        index = self._block_of(row)
+        block = self._blocks[index]
+        block.live -= 1
+        behind = index + 1
+        if behind < len(self._blocks) and (
+            block.live + self._blocks[behind].live <= _ROWS_PER_BLOCK // 2
+            and len(block.rows) + len(self._blocks[behind].rows) > _ROWS_PER_BLOCK
+        ):
+            joined = _Block()
+            for left in (*block.rows, *self._blocks[behind].rows):
+                if not left.is_gone:
+                    joined.add(left)
+            self._blocks[index : behind + 1] = [joined]
+        elif not block.live and len(self._blocks) > 1:
+            del self._blocks[index]
+
+    def _block_of(self, row: Row) -> int:
+        low, high = 0, len(self._blocks)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._blocks[middle].rows and self._blocks[middle].rows[0].key <= row.key:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def forget_all(self) -> None:
+        for row in list(self._rows.values()):
+            self.forget(row)
+
+    def forget_in(self, segment: int) -> None:
+        """Drop the rows whose content refers to bytes in a segment, but for held ones."""
+        for address in self.volume.engine.past_contents(segment):
+            row = self._contents.get(address)
+            if row is not None:
+                self.forget(row)
+
+    # --- holds ------------------------------------------------------------------------------
+
+    def hold(self, row: Row, *, pinned: bool = False) -> None:
+        """Keep a row: it counts as used, and goes only before a write would fail; never if it is
+        pinned. :meth:`release` ends one hold.
+        """
+        row.holds += 1
+        row.is_pinned = row.is_pinned or pinned
+        if row.holds == 1 and not row.is_gone:
+            self.order.remove(row)
+            self._held.setdefault(row.ino, []).append(row)
+            if row.content is not None:
+                row.content.count_as(Counting.HELD)
+
+    def release(self, row: Row) -> None:
+        row.holds -= 1
+        if row.holds or row.is_gone:
+            return
+        row.is_pinned = False
+        self._drop_hold(row)
+        self.order.put_back(row)
+        if row.content is not None:
+            row.content.count_as(Counting.PAST)
+
+    def _drop_hold(self, row: Row) -> None:
+        held = self._held[row.ino]
+        held.remove(row)
+        if not held:
+            del self._held[row.ino]
+
+    def oldest_held(self) -> Row | None:
+        """The oldest held row that may be given up."""
+        held = (row for rows in self._held.values() for row in rows if not row.is_pinned)
+        return min(held, default=None)
+
+    def held_contents(self, ino: int) -> list[FileMap]:
+        """Contents of held rows of an inode: what moves data moves them too."""
+        return [row.content for row in self._held.get(ino, ()) if row.content is not None]
+
+    # --- questions --------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Row]:
+        """All rows, in the order of death."""
+        return iter(self._rows.values())
+
+    def get(self, key: tuple[int, int]) -> Row | None:
+        return self._rows.get(key)
+
+    def versions_of(self, parent: int, name: bytes) -> list[Row]:
+        """What a name meant, in the order of death."""
+        wanted = hash(name)
+        return [
+            row
+            for block in self._blocks
+            for row in (block.rows[i] for i in block.find(block.names, wanted))
+            if row.parent == parent and row.name == name and not row.is_gone
+        ]
+
+    def of_inode(self, ino: int) -> list[Row]:
+        """What an inode was, in the order of death."""
+        found = ((block, block.find(block.inos, ino)) for block in self._blocks)
+        return [b.rows[i] for b, places in found for i in places if not b.rows[i].is_gone]
+
+    def died_in(self, directory: int) -> list[Row]:
+        """What the names in a directory meant, in the order of death."""
+        found = ((block, block.find(block.parents, directory)) for block in self._blocks)
+        return [b.rows[i] for b, places in found for i in places if not b.rows[i].is_gone]
