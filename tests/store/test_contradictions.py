@@ -118,7 +118,7 @@ def test_one_that_is_there_costs_nothing_before_it(
 def test_a_store_whose_memory_differs_from_its_media_writes_no_more(
     shop: Shop, filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Names, ops: list[Operation]) -> None:
+    def fails(self: Names, ops: list[Operation], *_: object) -> None:
         raise RuntimeError(f"{len(ops)} operations of {self}")
 
     with monkeypatch.context() as patch:
