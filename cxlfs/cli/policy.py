@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import click
@@ -16,15 +15,14 @@ import click
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.cli.target import mounted_place
 from cxlfs.control.client import control_request
-from cxlfs.control.mountinfo import FILE_SYSTEM_TYPE, read_mounts
 from cxlfs.errors import (
     LimitError,
     MediaUnavailableError,
     NoDaemonError,
     NotFoundError,
     ReadOnlyError,
-    UsageError,
 )
 
 HELP = """Say which directories are checkpoint units: done as a whole, or back to what was there.
@@ -188,21 +186,8 @@ def unset(path: str, *, as_json: bool) -> None:
 def _ask(path: str, wanted: Mapping[str, object] | None, *, as_json: bool) -> None:
     """``--json`` may stand before the second verb or behind it."""
     as_json = as_json or bool(click.get_current_context().obj)
-    mountpoint, inside = _place(path)
+    mountpoint, inside = mounted_place(path)
     parameters = {"path": inside} | ({} if wanted is None else {"set": wanted})
     messages = control_request(mountpoint, "policy", parameters)
     found = tuple(Policy.from_message(message) for message in messages)
     Output(as_json=as_json).report(Policies(os.fsencode(mountpoint), found))
-
-
-def _place(path: str) -> tuple[str, str]:
-    """The mount of ours that ``path`` lies in, and where in it. Symbolic links are followed."""
-    real = Path(os.path.realpath(path))
-    mounts = {mount.mountpoint: mount for mount in read_mounts()}
-    around = next((str(d) for d in (real, *real.parents) if str(d) in mounts), None)
-    if around is None or mounts[around].file_system_type != FILE_SYSTEM_TYPE:
-        raise UsageError(
-            f"{path} does not lie in a mounted store",
-            next_step="mount the store first, and name a directory in it",
-        )
-    return around, "/" + str(real.relative_to(around)).removeprefix(".")

@@ -1,12 +1,13 @@
-"""``cxlfs restore``: the version of a file that is kept aside becomes its content.
+"""``cxlfs restore``: an earlier version of a file becomes its content.
 
-Never here: what is kept aside, and when (``store.overwrites``). The mount does the work, with the
-rights of the caller.
+Never here: what is kept aside (``store.overwrites``), what history keeps (``store.past``). The
+mount brings back what is kept aside, with the rights of the caller. The daemon does the rest.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import errno
 import os
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import click
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.cli.target import mounted_place
+from cxlfs.control.client import control_request
 from cxlfs.errors import (
     BusyError,
     NotFoundError,
@@ -30,19 +33,22 @@ from cxlfs.units import format_size
 RESTORE_XATTR = "user.cxlfs.restore"
 STATE_XATTR = "user.cxlfs.state"
 
-HELP = """Bring back the version of a file that a mounted store keeps aside.
+HELP = """Bring back an earlier version of a file.
 
-A store keeps a version aside in two cases. A program left a torn file in place of a whole one: the
-whole one is kept while the torn one stays, and the torn one after the whole one came back. Or a
-program was killed while it overwrote a file: what it had written is kept. "cxlfs list" shows both.
+Without options this is the version that the store keeps aside: the whole one where a program left
+a torn file, or what a killed program had written; "cxlfs list" shows both. The two change places,
+so the same command undoes it. The right to write the file is enough. If nothing is kept aside, it
+is the newest version that "cxlfs history" shows.
 
-The two versions change places, so the same command undoes it. No data is copied. You need the
-right to write the file.
+With --at it is the version that was there at a commit, or at a time. It replaces the present
+content, which history keeps. No data is copied. For what history has, root and the user of the
+daemon may ask.
 
 \b
 Examples:
   cxlfs restore /mnt/ckpt/model.pt
-  cxlfs list /mnt/ckpt/model.pt
+  cxlfs restore /mnt/ckpt/model.pt --at 1204
+  cxlfs restore /mnt/ckpt/model.pt --at 2026-11-26T08:00:00Z --to /mnt/ckpt/before.pt
 """
 
 
@@ -59,7 +65,7 @@ class Restored(Report):
     def lines(self, style: Style, /) -> Iterator[str]:
         del style
         size = format_size(self.size_bytes)
-        yield f"restored {quote(self.path)}: {size}, {self.state}; the same command undoes it"
+        yield f"restored {quote(self.path)}: {size}, {self.state}"
 
 
 @click.command(
@@ -71,17 +77,66 @@ class Restored(Report):
     ),
 )
 @click.argument("path", type=ANY_PATH)
+@click.option("--at", metavar="COMMIT|TIME", help="The version that was there then.")
+@click.option("--to", type=ANY_PATH, metavar="PATH", help="Another name for it.")
 @common_options
-def command(path: str, *, as_json: bool) -> None:
+def command(path: str, at: str | None, to: str | None, *, as_json: bool) -> None:
     """See HELP."""
+    target = path if to is None else to
+    if at is not None or to is not None or not _exchanged(path):
+        _from_history(path, at, target)
+    state, size = _state_of(target)
+    Output(as_json=as_json).report(Restored(os.fsencode(target), state, size))
+
+
+def _exchanged(path: str) -> bool:
+    """The content and what is kept aside have changed places. False: nothing is kept aside."""
     try:
-        state = os.getxattr(path, STATE_XATTR).decode()
+        os.getxattr(path, STATE_XATTR)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise _failure(path, error) from error
+    try:
         os.setxattr(path, RESTORE_XATTR, b"")
-        state = os.getxattr(path, STATE_XATTR).decode()
-        size = Path(path).stat().st_size
+    except OSError as error:
+        if error.errno == errno.ENODATA:
+            return False
+        raise _failure(path, error) from error
+    return True
+
+
+def _from_history(path: str, at: str | None, target: str) -> None:
+    mountpoint, inside = mounted_place(path)
+    parameters: dict[str, object] = {"path": inside, "at": None if at is None else _moment(at)}
+    if target != path:
+        other, parameters["to"] = mounted_place(target)
+        if other != mountpoint:
+            raise UsageError(
+                f"--to {target}: in another store", next_step="name a path in the same mount"
+            )
+    for _ in control_request(mountpoint, "restore", parameters):
+        pass
+
+
+def _moment(text: str) -> int:
+    """A commit number, or a time in ns. Raises UsageError."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        return int(dt.datetime.fromisoformat(text).timestamp() * 10**9)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"--at {text}: neither a commit nor a time",
+            next_step="give a number of cxlfs history, or a time like 2026-11-26T08:00:00Z",
+        ) from error
+
+
+def _state_of(path: str) -> tuple[str, int]:
+    try:
+        return os.getxattr(path, STATE_XATTR).decode(), Path(path).stat().st_size
     except OSError as error:
         raise _failure(path, error) from error
-    Output(as_json=as_json).report(Restored(os.fsencode(path), state, size))
 
 
 def _failure(path: str, error: OSError) -> Exception:
@@ -96,20 +151,7 @@ def _failure(path: str, error: OSError) -> Exception:
         )
     if error.errno == errno.EROFS:
         return ReadOnlyError(f"cannot restore {path}: the store is read-only")
-    if error.errno == errno.ENODATA and error.filename2 is None and _is_ours(path):
-        return NotFoundError(
-            f"cannot restore {path}: no other version of it is kept",
-            next_step=f"run cxlfs list {path} to see what there is",
-        )
     return UsageError(
         f"cannot restore {path}: it is not a file of a mounted store",
         next_step="mount the store, and name a file in it",
     )
-
-
-def _is_ours(path: str) -> bool:
-    try:
-        os.getxattr(path, STATE_XATTR)
-    except OSError:
-        return False
-    return True

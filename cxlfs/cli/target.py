@@ -29,6 +29,7 @@ from cxlfs.errors import (
     NotACxlfsError,
     NotPersistentError,
     UnsupportedFormatError,
+    UsageError,
 )
 
 OPEN_EXIT_CODES = tuple(
@@ -147,3 +148,19 @@ def naming_the_mount(source: str) -> Iterator[None]:
             f"{source} is mounted on {registration.mountpoint} (process {registration.pid})",
             next_step=f"unmount it first: cxlfs umount {registration.mountpoint}",
         ) from error
+
+
+def mounted_place(path: str) -> tuple[str, str]:
+    """The mount of ours that ``path`` lies in, and where in it; it need not be there.
+
+    Symbolic links are followed. Raises UsageError.
+    """
+    real = Path(os.path.realpath(path))
+    mounts = {mount.mountpoint: mount for mount in mountinfo.read_mounts()}
+    around = next((str(d) for d in (real, *real.parents) if str(d) in mounts), None)
+    if around is None or mounts[around].file_system_type != mountinfo.FILE_SYSTEM_TYPE:
+        raise UsageError(
+            f"{path} does not lie in a mounted store",
+            next_step="mount the store first, and name something in it",
+        )
+    return around, "/" + str(real.relative_to(around)).removeprefix(".")

@@ -33,6 +33,7 @@ from cxlfs.daemon.control_server import ControlServer, Message, status
 from cxlfs.daemon.detach import detach
 from cxlfs.daemon.first_visit import FirstVisit
 from cxlfs.daemon.garbage import GarbageCollector
+from cxlfs.daemon.history_request import HANDLERS as HISTORY_HANDLERS
 from cxlfs.daemon.judge import Judge
 from cxlfs.daemon.judging import Judging
 from cxlfs.daemon.options import MountConfig, fuse_options
@@ -199,6 +200,8 @@ class _Server:
         self._control = ControlServer(service.store, operations)
         self._control.register("verify", verify)
         self._control.register("policy", policy)
+        for name, handler in HISTORY_HANDLERS.items():
+            self._control.register(name, handler)
         self._control.register("remount", remount_handler(service.config, is_root=linux.is_root()))
         self._control.register("status", self._status)
         self._first_visit = FirstVisit(service.config, service.store, operations)

@@ -1,0 +1,189 @@
+"""The control requests about history: what a name meant before, and bringing it back.
+
+``history``: ``path``. The answer: one ``version`` for each version of the name, and for a directory
+of each name that was removed from it, the oldest death first.
+``restore``: ``path``, ``at`` (a commit number, a time in ns, or null: the newest version that
+history has) and ``to`` (a path, or null: the same). ``undelete``: ``path``; a directory with what
+was removed with it. ``forget``: ``path``; what history has of it and of everything below it. Each
+answers with one ``done``: ``path`` and ``count``; ``undelete`` says ``progress`` meanwhile.
+
+Other modules keep history (``store.past``) and bring it back (``store.past_restore``). The control
+socket lets in root and the daemon's user alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from cxlfs.daemon.control_server import Message
+from cxlfs.errors import ExistsError, NotFoundError, UsageError
+from cxlfs.store import Store
+from cxlfs.store.namespace import FileKind, Inode
+from cxlfs.store.past_rows import Death, Row
+from cxlfs.types import ROOT_INO
+
+TIME_NS_MIN = 10**17
+"""A number that is larger is a time (1973), not a commit."""
+_PROGRESS_EVERY = 100
+_HOW = {
+    Death.OVERWRITTEN: "overwritten",
+    Death.CHANGED: "changed in place",
+    Death.REMOVED: "removed",
+    Death.RENAMED_OVER: "renamed over",
+}
+_LAST_NAMES = (Death.REMOVED, Death.RENAMED_OVER)
+
+
+def history(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+    """See the module. Raises UsageError, NotFoundError."""
+    path = _text(parameters, "path")
+    inode, rows = _versions(store, path)
+    found = [(path, row) for row in rows]
+    if inode is not None and inode.entries is not None:
+        base = path.rstrip(b"/") + b"/"
+        removed = (row for row in store.past.died_in(inode.ino) if row.death in _LAST_NAMES)
+        found += [(base + row.name, row) for row in removed]
+    for each, row in sorted(found, key=lambda item: item[1].key):
+        yield {
+            "message_type": "version",
+            "path": os.fsdecode(each),
+            "kind": row.kind.name.lower(),
+            "size_bytes": row.size,
+            "commit": row.born_lsn,
+            "commit_time_ns": row.born_ns or row.birth_ns,
+            "ended_commit": row.died_lsn,
+            "ended_time_ns": row.died_ns,
+            "how": _HOW[row.death],
+            "state": "incomplete" if row.is_incomplete else "complete",
+            "uid": row.uid,
+        }
+
+
+def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+    """See the module. Raises UsageError, NotFoundError, ExistsError, BusyError, NoSpaceError."""
+    path = _text(parameters, "path")
+    to = parameters.get("to")
+    target = path if to is None else os.fsencode(str(to))
+    row = _chosen(store, path, parameters.get("at"))
+    above, _, name = target.rstrip(b"/").rpartition(b"/")
+    directory = _live(store, above)
+    if row.kind is FileKind.DIRECTORY:
+        raise UsageError(
+            f"{os.fsdecode(path)} was a directory", next_step="bring it back with cxlfs undelete"
+        )
+    inode = store.history.restore(row, directory.ino, name)
+    yield {"message_type": "done", "path": os.fsdecode(target), "count": 1, "ino": inode.ino}
+
+
+def undelete(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+    """See the module. Raises as :func:`restore`."""
+    path = _text(parameters, "path")
+    inode, rows = _versions(store, path)
+    if inode is not None:
+        raise ExistsError(f"{os.fsdecode(path)} is there")
+    gone = [row for row in rows if row.death in _LAST_NAMES]
+    if not gone:
+        raise NotFoundError(f"history has nothing of {os.fsdecode(path)}")
+    count = 1
+    if gone[-1].kind is FileKind.DIRECTORY:
+        for step, made in enumerate(store.history.undelete_tree(gone[-1])):
+            count = made
+            if step % _PROGRESS_EVERY == 0:
+                yield {"message_type": "progress", "count": made}
+    else:
+        store.history.undelete(gone[-1])
+    yield {"message_type": "done", "path": os.fsdecode(path), "count": count}
+
+
+def forget(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+    """See the module. Raises UsageError, NotFoundError."""
+    path = _text(parameters, "path")
+    inode, rows = _versions(store, path)
+    wanted = {row.key: row for row in rows}
+    tops = {row.ino for row in rows if row.kind is FileKind.DIRECTORY}
+    if inode is not None and inode.entries is not None:
+        tops |= {each.ino for each in store.namespace.walk(inode.ino) if each.entries is not None}
+    for top in tops:
+        wanted |= {row.key: row for row in store.history.died_below(top)}
+    count = len(wanted)
+    store.history.forget(wanted.values())
+    if inode is not None and inode.aside is not None and not store.read_only:
+        store.versions.drop_aside(inode)
+        count += 1
+        left = store.past.of_inode(inode.ino)
+        store.history.forget(left)
+    yield {"message_type": "done", "path": os.fsdecode(path), "count": count}
+
+
+def _text(parameters: Mapping[str, object], key: str) -> bytes:
+    value = parameters.get(key)
+    if not isinstance(value, str):
+        raise UsageError(f"history: {key} must be text")
+    return os.fsencode(value)
+
+
+def _live(store: Store, path: bytes) -> Inode:
+    """A directory that is there. Raises NotFoundError."""
+    inode = store.namespace.get(ROOT_INO)
+    for part in filter(None, path.split(b"/")):
+        found = store.namespace.find(inode.ino, part)
+        if found is None:
+            raise NotFoundError(f"no such path: {os.fsdecode(path)}")
+        inode = found
+    return store.namespace.directory(inode.ino)
+
+
+def _versions(store: Store, path: bytes) -> tuple[Inode | None, list[Row]]:
+    """What the path means now, and what it meant before, in the order of death. Directories above
+    it may be gone: then it is what the last of them held. Raises NotFoundError.
+    """
+    parts = [part for part in path.split(b"/") if part]
+    if not parts:
+        return store.namespace.get(ROOT_INO), []
+    directory: int = ROOT_INO
+    for part in parts[:-1]:
+        directory = _directory_in(store, directory, part, path)
+    above = store.namespace.inodes.get(directory)
+    is_there = above is not None and above.entries is not None and above.links
+    inode = store.namespace.find(directory, parts[-1]) if is_there else None
+    rows = {row.key: row for row in store.past.versions_of(directory, parts[-1])}
+    if inode is not None:  # also what it was under other names
+        rows |= {row.key: row for row in store.past.of_inode(inode.ino)}
+    return inode, [rows[key] for key in sorted(rows)]
+
+
+def _directory_in(store: Store, directory: int, name: bytes, path: bytes) -> int:
+    above = store.namespace.inodes.get(directory)
+    if above is not None and above.entries is not None and name in above.entries:
+        return above.entries[name]
+    rows = store.past.versions_of(directory, name)
+    gone = [row for row in rows if row.kind is FileKind.DIRECTORY]
+    if not gone:
+        raise NotFoundError(f"no such path, and history has none: {os.fsdecode(path)}")
+    return gone[-1].ino
+
+
+def _chosen(store: Store, path: bytes, at: object) -> Row:
+    """The version that was there at a commit or a time; without one the newest."""
+    if at is not None and not isinstance(at, int):
+        raise UsageError("history: at must be a number")
+    _, rows = _versions(store, path)
+    for row in reversed(rows):
+        if at is None:
+            return row
+        born, died = (
+            (row.born_ns or row.birth_ns, row.died_ns)
+            if at >= TIME_NS_MIN
+            else (row.born_lsn, row.died_lsn)
+        )
+        if born <= at < died:
+            return row
+    when = "" if at is None else " of that time"
+    raise NotFoundError(
+        f"history has no version{when}: {os.fsdecode(path)}",
+        next_step="run cxlfs history PATH to see what there is",
+    )
+
+
+HANDLERS = {"history": history, "restore": restore, "undelete": undelete, "forget": forget}
