@@ -35,6 +35,7 @@ from cxlfs.store.names import Names
 from cxlfs.store.namespace import Attributes, FileKind
 from cxlfs.store.options import StoreOptions
 from cxlfs.store.overwrites import Overwrites
+from cxlfs.store.past_restore import PastVerbs
 from cxlfs.store.past_space import PastSpace
 from cxlfs.store.paths import path_of
 from cxlfs.store.ranges import Ranges
@@ -92,6 +93,7 @@ class Store:
             volume, self.versions, aside, mode=options.units, require_room=require_room
         )
         self.units.open_for_writing = self.files.writers
+        self.history = PastVerbs(volume, self.versions, self.names)
         self.versions.units = self.units
         self.overwrites.is_open = self.files.writers.__contains__
         self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None

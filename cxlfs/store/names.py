@@ -40,6 +40,7 @@ from cxlfs.store.handle import UnfinishedError
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_rows import Death
 from cxlfs.store.unit_hooks import NO_TRANSITION
+from cxlfs.store.versions import xattr_operations
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -204,9 +205,20 @@ class Names:
         return inode
 
     def make(
-        self, parent: int, name: bytes, mode: int, uid: int, gid: int, *, rdev: int, target: bytes
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        uid: int,
+        gid: int,
+        *,
+        rdev: int,
+        target: bytes,
+        dress: Callable[[Inode], None] = lambda _inode: None,
     ) -> Inode:
-        """A directory, special file, symbolic link, or empty file; committed on return."""
+        """A directory, special file, symbolic link, or empty file; committed on return. ``dress``
+        sets more of its attributes before they are.
+        """
         directory = self._new_name(parent, name)
         if stat.S_ISDIR(mode) and directory.nlink >= layout.LINK_COUNT_MAX:
             raise TooManyLinksError("too many subdirectories")
@@ -215,12 +227,14 @@ class Names:
         self._changing(directory, name)
         inode = self._new_inode(directory, mode, uid, gid, rdev)
         now = inode.birth_ns
+        dress(inode)
         transition = self._units_making(directory, name, inode)
         ops: list[Operation] = [
             inode.operation(),
             LinkOperation(parent, inode.ino, name),
             self._touched(directory, now),
             *transition.operations,
+            *xattr_operations(inode),
         ]
         if stat.S_ISLNK(mode):
             ops.insert(1, SymlinkOperation(inode.ino, target))
@@ -229,6 +243,8 @@ class Names:
             self._commit(ops)
         except BaseException:
             self.namespace.withdraw(inode)
+            for given in list(inode.xattrs or ()):
+                self.namespace.remove_xattr(inode, given)
             if inode.live is not None:
                 inode.live.close()
             raise

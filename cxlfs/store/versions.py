@@ -284,7 +284,7 @@ class Versions:
             inode.operation(flags=flags, mtime_ns=inode.mtime_ns, ctime_ns=inode.ctime_ns)
         ]
         if inode.uncommitted:
-            ops.extend(_xattr_operations(inode))
+            ops.extend(xattr_operations(inode))
             if with_name:
                 ops.extend(self._name_operations(inode))
         ops.extend(extent_operations(delta.definitions, delta.sums))
@@ -362,7 +362,7 @@ class Versions:
         """Before a new file's content is staged: its name, empty and marked incomplete."""
         flags = inode.flags | layout.INODE_INCOMPLETE
         attributes = inode.operation(flags=flags, mtime_ns=inode.mtime_ns, ctime_ns=inode.ctime_ns)
-        ops = [attributes, *_xattr_operations(inode), *self._name_operations(inode)]
+        ops = [attributes, *xattr_operations(inode), *self._name_operations(inode)]
         self.volume.commit(ops)
         self.volume.note_committed(ops)
         inode.flags = flags
@@ -546,7 +546,7 @@ def _is_staged(inode: Inode) -> bool:
     return isinstance(inode.version, Version) and inode.version.staged
 
 
-def _xattr_operations(inode: Inode) -> list[Operation]:
+def xattr_operations(inode: Inode) -> list[Operation]:
     return [XattrSetOperation(inode.ino, n, v) for n, v in (inode.xattrs or {}).items()]
 
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cxlfs.errors import NoSpaceError
+from cxlfs.errors import BusyError, NoSpaceError
 from cxlfs.media import Granularity, SimulatedMedia
 from cxlfs.store import Store
 from cxlfs.verify import run_passes
@@ -55,6 +55,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.directories: dict[bytes, int] = {b"": 1}
         self.files: dict[tuple[bytes, bytes], ModelFile] = {}
         self.handles: dict[int, ModelHandle] = {}
+        self.once_committed: set[bytes] = set()
+        """Contents that files had committed after some step."""
+        self.died: dict[tuple[int, int], bytes] = {}
+        """What rows of history said when they came."""
 
     granularity = Granularity.LINE
 
@@ -243,6 +247,25 @@ class StoreMachine(RuleBasedStateMachine):
         for place in [p for p in self.files if p[0] == old]:
             self.files[name, place[1]] = self.files.pop(place)
 
+    @precondition(lambda self: len(self.store.past))
+    @rule(data=st.data(), name=names)
+    def restore(self, data: st.DataObject, name: bytes) -> None:
+        row = data.draw(st.sampled_from(list(self.store.past)))
+        directory = data.draw(st.sampled_from(sorted(self.directories)))
+        if not directory and name in self.directories:
+            return
+        file = self.files.get((directory, name))
+        if file is not None and bytes(file.live) != file.committed:
+            return
+        try:
+            self.store.history.restore(row, self.parent(directory), name)
+        except BusyError:
+            return
+        file = self.files.setdefault((directory, name), ModelFile())
+        file.live = bytearray(self.died[row.key])
+        file.publish()
+        file.incomplete = row.is_incomplete
+
     # --- the store --------------------------------------------------------------------------
 
     @rule()
@@ -310,6 +333,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _opened(self, store: Store) -> None:
         self.store = store
+        self.died.clear()
+        assert len(self.store.past) == 0
         assert self.store.read_only_reason is None
         assert self.store.recovery.problems == []
         self.handles.clear()
@@ -318,6 +343,18 @@ class StoreMachine(RuleBasedStateMachine):
             file.live = bytearray(file.committed or b"")
 
     # --- what must hold ---------------------------------------------------------------------
+
+    @invariant()
+    def same_history(self) -> None:
+        """A row is what was committed after some step before, and stays as it was."""
+        for row in self.store.past:
+            data = b"" if row.data is None else bytes(row.data.read(0, row.data.size))
+            if row.key not in self.died:
+                assert data in self.once_committed, row.key
+            assert self.died.setdefault(row.key, data) == data
+        for file in self.files.values():
+            if file.committed is not None:
+                self.once_committed.add(file.committed)
 
     @invariant()
     def same_state(self) -> None:

@@ -282,6 +282,7 @@ def use(store: Store) -> None:
     if place is not None:
         delete_all(store, place.ino)
         store.remove_directory(1, ASIDE_NAME)
+    store.past.forget_all()
     volume = store.volume
     volume.rollover()
     volume.rollover()

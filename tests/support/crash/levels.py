@@ -31,6 +31,7 @@ from tests.support.crash.direct_operations import DIRECT_OPERATIONS
 from tests.support.crash.direct_situations import DIRECT_SITUATIONS
 from tests.support.crash.held_operations import HELD_OPERATIONS
 from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
+from tests.support.crash.past_operations import PAST_OPERATIONS
 from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.runner import FAILURES_MAX, Failure, Limits, Result, cut_everywhere
@@ -56,6 +57,7 @@ BY_NAME: dict[str, single.Workload] = {
     for work in (
         *OPERATIONS,
         *RANGE_OPERATIONS,
+        *PAST_OPERATIONS,
         *DIRECT_OPERATIONS,
         *SECOND_ONLY,
         *HELD_OPERATIONS,
@@ -67,6 +69,7 @@ _EACH = [
     *(work for work in _ALONE if work not in LONG_WORKLOADS),
     *OPERATIONS,
     *RANGE_OPERATIONS,
+    *PAST_OPERATIONS,
     *DIRECT_OPERATIONS,
     *HELD_OPERATIONS,
     *LONG_WORKLOADS,
@@ -135,6 +138,7 @@ def _t1(_seed: int) -> Iterator[str]:
             yield f"two/{_MEDIA[i % 2]}/{first.__name__}+{second.__name__}"
     yield from _pairs_of(DIRECT_OPERATIONS)
     yield from _pairs_of(HELD_OPERATIONS)
+    yield from _pairs_of(PAST_OPERATIONS)
     others = [*OPERATIONS, *RANGE_OPERATIONS]
     for i, unit in enumerate(UNIT_OPERATIONS):
         for j, other in enumerate((*UNIT_OPERATIONS, *others, *SECOND_ONLY)):

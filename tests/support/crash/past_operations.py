@@ -1,0 +1,128 @@
+"""Operations on history: what was overwritten or removed is brought back.
+
+An extent that only history refers to is in no image and, after a crash, nowhere. So each operation
+is one that a recovery gets wrong if the record of the restore does not say all of it.
+"""
+
+from __future__ import annotations
+
+from cxlfs.errors import CorruptionError, NotFoundError
+from cxlfs.store.past_rows import Row
+from tests.support.crash import operations
+from tests.support.crash.bench import Bench
+from tests.support.crash.operations import BIG, TRUNCATE, Operation
+
+
+def row_of(bench: Bench, name: bytes) -> Row:
+    """The last row of a name."""
+    rows = [row for row in bench.store.past if row.name == name]
+    if not rows:
+        raise NotFoundError("history has no such row")
+    return rows[-1]
+
+
+def known(bench: Bench, path: bytes) -> bytes:
+    """What a file holds before it is overwritten or removed."""
+    try:
+        return bytes(bench.content(bench.inode(path)))
+    except (NotFoundError, AssertionError):
+        return b""
+
+
+def restore(bench: Bench, name: bytes, path: bytes, expected: bytes) -> None:
+    """``expected``: the content that comes back."""
+
+    def action() -> None:
+        inode = bench.store.history.restore(row_of(bench, name), *bench.place(path))
+        try:
+            found = bytes(inode.content.read(0, inode.content.size))
+        except CorruptionError as error:
+            raise AssertionError("what came back is damaged") from error
+        assert found == expected, "what came back is not what was there"
+        bench.contents[inode.ino] = bytearray(expected)
+
+    bench.do("restore", action, commits=True, steps=True)
+
+
+def restore_over_the_new_content(bench: Bench) -> None:
+    before = known(bench, b"old")
+    bench.save(b"old", BIG)
+    restore(bench, b"old", b"old", before)
+    bench.save(b"third", 3000)
+
+
+def restore_after_a_rollover(bench: Bench) -> None:
+    """The image does not know the extents; what dies later is written over."""
+    before = known(bench, b"old")
+    bench.save(b"old", 700)
+    operations.rollover(bench)
+    restore(bench, b"old", b"back", before)
+    operations.rollover(bench)
+    bench.unlink(b"back")
+    bench.save(b"third", 9000)
+
+
+def restore_a_removed_file(bench: Bench) -> None:
+    before = known(bench, b"old")
+    bench.unlink(b"old")
+    operations.rollover(bench)
+    restore(bench, b"old", b"old", before)
+
+
+def restore_what_a_rename_replaced(bench: Bench) -> None:
+    before = known(bench, b"old")
+    bench.save(b"new", 5000)
+    bench.rename(b"new", b"old")
+    restore(bench, b"old", b"new", before)
+    bench.rename(b"new", b"old")
+
+
+def restore_a_change_in_place(bench: Bench) -> None:
+    before = known(bench, b"old")
+    handle = bench.open(b"old")
+    bench.write(handle, 100, 33)
+    bench.close(handle)
+    restore(bench, b"old", b"old", before)
+
+
+def restore_what_an_exchange_replaced(bench: Bench) -> None:
+    before = known(bench, b"old")
+    bench.save(b"new", 100)
+    handle = bench.open(b"old", TRUNCATE)
+    bench.write(handle, 0, 4000)
+    bench.rename(b"old", b"new", exchange=True)
+    bench.close(handle)
+    restore(bench, b"old", b"back", before)
+
+
+def undelete_a_tree(bench: Bench) -> None:
+    bench.save(b"dir/more", 5000)
+    for name in (b"dir/more", b"dir/below"):
+        bench.unlink(name)
+    bench.do("rmdir", lambda: bench.store.remove_directory(*bench.place(b"dir")))
+    operations.rollover(bench)
+
+    def action() -> None:
+        for _ in bench.store.history.undelete_tree(row_of(bench, b"dir")):
+            pass
+
+    bench.do("undelete", action, commits=True, steps=True)
+    bench.save(b"third", 3000)
+
+
+def reuse_what_history_had(bench: Bench) -> None:
+    """Oldest first, as room is wanted; what is left comes back."""
+    for number in range(2):
+        bench.save(b"many", 9000 + number)
+    before = known(bench, b"many")
+    bench.unlink(b"many")
+    for number in range(22):
+        bench.save(b"fill", 32_000 + number)
+    restore(bench, b"many", b"back", before)
+
+
+PAST_OPERATIONS: list[Operation] = [
+    restore_over_the_new_content, restore_after_a_rollover, restore_a_removed_file,
+    restore_what_a_rename_replaced, restore_a_change_in_place, restore_what_an_exchange_replaced,
+    undelete_a_tree, reuse_what_history_had,
+]  # fmt: skip
