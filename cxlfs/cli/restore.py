@@ -83,9 +83,10 @@ class Restored(Report):
 def command(path: str, at: str | None, to: str | None, *, as_json: bool) -> None:
     """See HELP."""
     target = path if to is None else to
-    if at is not None or to is not None or not _exchanged(path):
-        _from_history(path, at, target)
-    state, size = _state_of(target)
+    if at is None and to is None and _exchanged(path):
+        state, size = _state_of(path)
+    else:
+        state, size = _from_history(path, at, target)
     Output(as_json=as_json).report(Restored(os.fsencode(target), state, size))
 
 
@@ -106,7 +107,8 @@ def _exchanged(path: str) -> bool:
     return True
 
 
-def _from_history(path: str, at: str | None, target: str) -> None:
+def _from_history(path: str, at: str | None, target: str) -> tuple[str, int]:
+    """State and size of what was restored."""
     mountpoint, inside = mounted_place(path)
     parameters: dict[str, object] = {"path": inside, "at": None if at is None else _moment(at)}
     if target != path:
@@ -115,8 +117,9 @@ def _from_history(path: str, at: str | None, target: str) -> None:
             raise UsageError(
                 f"--to {target}: in another store", next_step="name a path in the same mount"
             )
-    for _ in control_request(mountpoint, "restore", parameters):
-        pass
+    (done,) = control_request(mountpoint, "restore", parameters)
+    size = done.get("size_bytes")
+    return str(done.get("state")), size if isinstance(size, int) else 0
 
 
 def _moment(text: str) -> int:

@@ -5,7 +5,8 @@ of each name that was removed from it, the oldest death first.
 ``restore``: ``path``, ``at`` (a commit number, a time in ns, or null: the newest version that
 history has) and ``to`` (a path, or null: the same). ``undelete``: ``path``; a directory with what
 was removed with it. ``forget``: ``path``; what history has of it and of everything below it. Each
-answers with one ``done``: ``path`` and ``count``; ``undelete`` says ``progress`` meanwhile.
+answers with one ``done``: ``path`` and ``count`` (and of a restored file ``state``,
+``size_bytes``); ``undelete`` says ``progress`` meanwhile.
 
 Other modules keep history (``store.past``) and bring it back (``store.past_restore``). The control
 socket lets in root and the daemon's user alone.
@@ -19,12 +20,14 @@ from collections.abc import Iterator, Mapping
 from cxlfs.daemon.control_server import Message
 from cxlfs.errors import ExistsError, NotFoundError, UsageError
 from cxlfs.store import Store
+from cxlfs.store.attributes import content_state
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_rows import Death, Row
 from cxlfs.types import ROOT_INO
 
 TIME_NS_MIN = 10**17
 """A number that is larger is a time (1973), not a commit."""
+_SHOWN_NS = 1_000_000
 _PROGRESS_EVERY = 100
 _HOW = {
     Death.OVERWRITTEN: "overwritten",
@@ -73,7 +76,13 @@ def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
             f"{os.fsdecode(path)} was a directory", next_step="bring it back with cxlfs undelete"
         )
     inode = store.history.restore(row, directory.ino, name)
-    yield {"message_type": "done", "path": os.fsdecode(target), "count": 1, "ino": inode.ino}
+    yield {
+        "message_type": "done",
+        "path": os.fsdecode(target),
+        "count": 1,
+        "state": content_state(inode),
+        "size_bytes": inode.attributes().size,
+    }
 
 
 def undelete(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
@@ -168,6 +177,8 @@ def _chosen(store: Store, path: bytes, at: object) -> Row:
     """The version that was there at a commit or a time; without one the newest."""
     if at is not None and not isinstance(at, int):
         raise UsageError("history: at must be a number")
+    if isinstance(at, int) and at >= TIME_NS_MIN and at % _SHOWN_NS == 0:
+        at += _SHOWN_NS - 1  # times are shown without what follows
     _, rows = _versions(store, path)
     for row in reversed(rows):
         if at is None:

@@ -93,12 +93,13 @@ class Requests:
         store.units.ending_of = store.overwrites.ending_of = self._ending_of
         store.overwrites.is_exempt = self._continues_files
         store.units.copies.changed = self.page_cache.name_changed
+        store.history.changed = self.page_cache.name_changed
         store.names.in_steps = True
         self._directories: dict[int, int] = {}
 
     def on_store_event(self, event: StoreEvent) -> None:
         """The store says that it did something by itself; only reverts concern the kernel."""
-        if event.kind == "reverted" and event.ino is not None:
+        if event.kind in {"reverted", "restored"} and event.ino is not None:
             self.page_cache.content_replaced(event.ino)
         elif event.kind == "unit-back" and event.ino is not None:
             self.returned.gone(event.ino)

@@ -14,9 +14,10 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import logging
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import BusyError, ExistsError, InvariantError, NotFoundError, invariant
@@ -24,6 +25,7 @@ from cxlfs.format.operations import InodeOperation, XattrRemoveOperation, XattrS
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind
 from cxlfs.store.past_rows import Death, Row
+from cxlfs.store.unit_hooks import NoUnits
 
 if TYPE_CHECKING:
     from cxlfs.format.operations import Operation
@@ -46,6 +48,8 @@ class PastVerbs:
         self.versions = versions
         self.names = names
         self.past = versions.past
+        self.changed: Callable[[int, bytes], None] = lambda _parent, _name: None
+        """Called with a directory and a name that means something without a request for it."""
         self._reborn: dict[int, int] = {}
         """Directories that were made anew: the inode number before, and now."""
 
@@ -62,10 +66,11 @@ class PastVerbs:
         self.volume.require_writable()
         if row.is_gone:
             raise NotFoundError("that version was given back")
-        with self._pinned(row):
+        with self._pinned(row), self._outside_units():
             target = self.volume.namespace.find(parent, name)
             if target is None:
                 inode = self._make(row, parent, name)
+                self.changed(parent, name)
             elif target.kind is FileKind.FILE and row.kind is FileKind.FILE:
                 inode = self._replace(row, target)
             else:
@@ -101,6 +106,15 @@ class PastVerbs:
         finally:
             row.is_pinned = was_pinned
             self.past.release(row)
+
+    @contextlib.contextmanager
+    def _outside_units(self) -> Iterator[None]:
+        """What a user brings back is no save: it begins no checkpoint unit and belongs to none."""
+        units, self.versions.units = self.versions.units, NoUnits()
+        try:
+            yield
+        finally:
+            self.versions.units = units
 
     def _directory(self, ino: int) -> int:
         """A directory that was there, or the one that took its place."""
@@ -177,6 +191,8 @@ class PastVerbs:
             raise
         self._follow(target, row, mode, changes)
         self.versions.finish(target)
+        message = "an earlier version is the content: a user asked for it"
+        self.volume.event("restored", message, ino=target.ino, level=logging.INFO)
         return target
 
     def _prepare(self, target: Inode, *, incomplete: bool) -> Prepared:

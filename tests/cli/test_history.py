@@ -1,0 +1,112 @@
+"""``cxlfs history``, ``undelete``, ``forget``, ``restore --at``: what was there before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Run
+from tests.support.mount import Workplace
+
+
+@pytest.fixture
+def mnt(place: Workplace) -> Path:
+    place.mount()
+    return place.mountpoint
+
+
+def versions(run: Run, path: Path) -> list[dict[str, object]]:
+    found = run("history", path, "--json").document["versions"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_a_wrong_overwrite(run: Run, mnt: Path) -> None:
+    """As weights that have become NaN: whole by their format, and worth nothing."""
+    path = mnt / "model.bin"
+    for content in (b"one", b"two", b"three"):
+        path.write_bytes(content)
+    found = versions(run, path)
+    assert [v["size_bytes"] for v in found] == [3, 3]
+    assert {v["how"] for v in found} == {"overwritten"}
+    shown = run("history", path).stdout.splitlines()
+    assert shown[0].split() == ["COMMIT", "COMMITTED", "ENDED", "SIZE", "STATE", "PATH"]
+    assert len(shown) == 3
+    said = run("restore", path)
+    assert (said.code, said.stderr) == (0, "")
+    assert path.read_bytes() == b"two"
+    first = found[0]["commit"]
+    assert run("restore", path, "--at", first, "--to", mnt / "old.bin").code == 0
+    assert (mnt / "old.bin").read_bytes() == b"one"
+    assert path.read_bytes() == b"two"
+    assert run("restore", path, "--at", found[0]["commit_time"]).code == 0
+    assert path.read_bytes() == b"one"
+    assert len(versions(run, path)) == 4, "what was replaced by restoring is there, too"
+
+
+def test_a_wrong_removal(run: Run, mnt: Path) -> None:
+    top = mnt / "run1"
+    (top / "checkpoint-1" / "deep").mkdir(parents=True)
+    contents = {}
+    for number in range(30):
+        path = top / "checkpoint-1" / ("deep" if number % 2 else "") / f"{number}.bin"
+        contents[path] = b"%d" % number * 1000
+        path.write_bytes(contents[path])
+    (top / "latest").symlink_to("checkpoint-1")
+    shutil.rmtree(top)
+    assert [v["path"] for v in versions(run, mnt)] == ["/run1"]
+    said = run("undelete", top)
+    assert (said.code, said.stderr) == (0, "")
+    assert said.stdout == f"brought back {top} and 33 below it\n"
+    assert {path: path.read_bytes() for path in contents} == contents
+    assert (top / "latest").readlink() == Path("checkpoint-1")
+    assert "is there" in run("undelete", top).stderr
+
+
+def test_deleted_before_the_next_one_is_saved(run: Run, mnt: Path) -> None:
+    """As accelerate does with ``total_limit``; and one file of a directory that is gone."""
+    old = mnt / "checkpoint_0"
+    old.mkdir()
+    (old / "state.pkl").write_bytes(b"state")
+    (old / "other.pkl").write_bytes(b"other")
+    shutil.rmtree(old)
+    assert run("undelete", old / "state.pkl").code == 0
+    assert [path.name for path in old.iterdir()] == ["state.pkl"]
+    assert (old / "state.pkl").read_bytes() == b"state"
+
+
+def test_secrets_are_forgotten(run: Run, mnt: Path) -> None:
+    directory = mnt / "d"
+    directory.mkdir()
+    path = directory / "token.json"
+    path.write_bytes(b"secret")
+    path.write_bytes(b"{}")
+    said = run("forget", path)
+    assert said.stdout == f"dropped 1 version of {path}\n"
+    assert path.read_bytes() == b"{}"
+    assert versions(run, path) == []
+    path.unlink()
+    assert json.loads(run("forget", directory, "--json").stdout)["count"] == 1
+    assert "history has nothing" in run("undelete", path).stderr
+    assert run("history", path).stdout == "history has nothing of it\n"
+
+
+def test_what_cannot_be(run: Run, mnt: Path, tmp_path: Path) -> None:
+    (mnt / "file").write_bytes(b"data")
+    for arguments, code, text in (
+        (("restore", mnt / "file", "--at", "yesterday"), 2, "neither a commit nor a time"),
+        (("restore", mnt / "file", "--at", "99999"), 1, "no version of that time"),
+        (("restore", mnt / "file", "--to", tmp_path / "x"), 2, "mounted store"),
+        (("undelete", mnt / "file"), 1, "is there"),
+        (("undelete", mnt / "none"), 1, "history has nothing"),
+        (("history", mnt / "none" / "below"), 1, "history has none"),
+        (("history", tmp_path), 2, "mounted store"),
+        (("forget", tmp_path), 2, "mounted store"),
+    ):
+        said = run(*arguments)
+        assert said.code == code, arguments
+        assert text in said.stderr, arguments
+        assert "next: " in said.stderr
