@@ -133,7 +133,7 @@ def test_the_guide_says_what_was_tried(name: str) -> None:
     framework = FRAMEWORKS[name]
     words = [word for word in framework.unit if word != "--quiet"]
     words = [word for word in words if word != str(QUIET_SECONDS)]
-    tried = shlex.join(words) or "units=auto"
+    tried = shlex.join(words) or "default"
     page = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
     guide = page[page.index("## Checkpoint directories") : page.index(table.BEGIN)]
     said = [line for line in guide.splitlines() if line.startswith(f"| {framework.title} |")]

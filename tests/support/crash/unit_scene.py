@@ -62,6 +62,10 @@ class Scene:
         """Units that were removed and can come back, the oldest first: by whom."""
         self._followed: set[bytes] = set()
         """Those behind which their remover has begun the next one beside them."""
+        self.stays: dict[bytes, bytes] = {}
+        """Paths of what belongs to no unit: where it is when the unit has gone back."""
+        self.gone: set[bytes] = set()
+        """Of what did not, and was removed."""
         self._drop_removed = bench.store.room.drop_removed
         bench.store.room.drop_removed = self._give_up_oldest
         bench.tape.view = user_view
@@ -70,9 +74,11 @@ class Scene:
     def _committed(self) -> State:
         state = user_view(committed_state(self.bench.store))
         for path, before in self._open.items():
-            for gone in _below(state, path):
+            below = _below(state, path)
+            for gone in below:
                 del state[gone]
-            state |= before
+            state |= {place: entry for place, entry in before.items() if place not in self.gone}
+            state |= {to: below[at] for at, to in self.stays.items() if at in below}
         return state
 
     def begin(self, path: bytes) -> None:
@@ -139,6 +145,15 @@ class Scene:
         self.bench.do("rmdir", lambda: store.remove_directory(*place))
         if self._open.get(path):
             self._removed[path] = self.units.writer()
+
+    def move_in(self, old: bytes, new: bytes) -> None:
+        """From elsewhere to a name in an open unit."""
+
+        def action() -> None:
+            self.bench.store.rename(*self.bench.place(old), *self.bench.place(new))
+            self.stays[b"/" + new] = b"/" + old
+
+        self.bench.do("move in", action, commits=True)
 
     def close(self, handle: int) -> None:
         self._let_stand()
@@ -239,7 +254,7 @@ class Scene:
 
     def back(self, path: bytes) -> None:
         """The store takes the unit back by itself: after a cut it is as before in any case."""
-        before = self._open[path]
+        before = _below(self._committed(), path)
 
         def whole() -> None:
             assert self.units.settle(), "nothing was decided"

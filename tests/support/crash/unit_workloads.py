@@ -10,6 +10,7 @@ from cxlfs.store.unit_rules import Ending
 from tests.support.crash.bench import Bench
 from tests.support.crash.unit_ending_workloads import ENDING_WORKLOADS
 from tests.support.crash.unit_file_workloads import FILE_WORKLOADS, unit_of_files
+from tests.support.crash.unit_member_workloads import MEMBER_WORKLOADS
 from tests.support.crash.unit_removal_workloads import LONG_REMOVAL_WORKLOADS, REMOVAL_WORKLOADS
 from tests.support.crash.unit_scene import MARKER, SET, Scene, complete_set, short_steps
 
@@ -333,7 +334,7 @@ UNIT_WORKLOADS = [
     unit_marker_first,
     unit_marker_before_a_file_is_closed, unit_marker_twice, unit_marker_renamed,
     unit_marker_beside, unit_renamed, unit_under_a_moved_directory, units_in_each_other,
-    units_side_by_side, unit_of_files, *REMOVAL_WORKLOADS, *ENDING_WORKLOADS,
+    units_side_by_side, unit_of_files, *REMOVAL_WORKLOADS, *ENDING_WORKLOADS, *MEMBER_WORKLOADS,
     unit_back_with_several_writers, unit_back_twice, unit_that_no_marker_ends,
     unit_on_a_full_store, unit_at_the_close_of_the_store, *LONG_WORKLOADS,
 ]  # fmt: skip
