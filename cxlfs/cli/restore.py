@@ -30,6 +30,7 @@ from cxlfs.errors import (
 )
 from cxlfs.units import format_size
 
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 RESTORE_XATTR = "user.cxlfs.restore"
 STATE_XATTR = "user.cxlfs.state"
 
@@ -127,7 +128,8 @@ def _moment(text: str) -> int:
     if text.isdecimal():
         return int(text)
     try:
-        return int(dt.datetime.fromisoformat(text).timestamp() * 10**9)
+        moment = dt.datetime.fromisoformat(text).astimezone(dt.UTC)
+        return (moment - _EPOCH) // dt.timedelta(microseconds=1) * 1000
     except (ValueError, OverflowError) as error:
         raise UsageError(
             f"--at {text}: neither a commit nor a time",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ def mnt(place: Workplace) -> Path:
     return place.mountpoint
 
 
+def wait_until_next_millisecond() -> None:
+    """Times are shown without what follows."""
+    shown = time.time_ns() // 10**6
+    while time.time_ns() // 10**6 == shown:
+        pass
+
+
 def versions(run: Run, path: Path) -> list[dict[str, object]]:
     found = run("history", path, "--json").document["versions"]
     assert isinstance(found, list)
@@ -29,6 +37,7 @@ def test_a_wrong_overwrite(run: Run, mnt: Path) -> None:
     path = mnt / "model.bin"
     for content in (b"one", b"two", b"three"):
         path.write_bytes(content)
+        wait_until_next_millisecond()
     found = versions(run, path)
     assert [v["size_bytes"] for v in found] == [3, 3]
     assert {v["how"] for v in found} == {"overwritten"}

@@ -122,7 +122,7 @@ def test_who_writes_has_the_next_room_mapped_at_once(monkeypatch: pytest.MonkeyP
 
 
 def test_a_mount_has_somebody_for_each_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maintenance, room ahead, and word of every lease for whoever maps it."""
+    """Maintenance, room ahead, torn files, and word of every lease for whoever maps it."""
     begun, ended = set[str](), trio.Event()
     daemon = object.__new__(server._Server)
 
@@ -131,7 +131,7 @@ def test_a_mount_has_somebody_for_each_of_these(monkeypatch: pytest.MonkeyPatch)
 
     def begin(name: str) -> None:
         begun.add(name)
-        if len(begun) == 4:
+        if len(begun) == 5:
             ended.set()
 
     def task(name: str) -> Callable[[], Awaitable[None]]:
@@ -160,6 +160,7 @@ def test_a_mount_has_somebody_for_each_of_these(monkeypatch: pytest.MonkeyPatch)
         "_maintain": task("maintain"),
         "_announce": task("announce"),
         "_populater": types.SimpleNamespace(run=task("populate"), wake=wake),
+        "_judging": types.SimpleNamespace(run=task("judge")),
         "_workers": Workers(),
         "_operations": types.SimpleNamespace(
             page_cache=types.SimpleNamespace(start=lambda: None), store=None, direct_access=None
@@ -171,4 +172,4 @@ def test_a_mount_has_somebody_for_each_of_these(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(server.pyfuse3, "terminate", lambda: None)
     trio.run(daemon._serve_mount)
     assert daemon._failure is None
-    assert begun == {"announce", "data", "maintain", "populate"}
+    assert begun == {"announce", "data", "judge", "maintain", "populate"}

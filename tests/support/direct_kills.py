@@ -29,6 +29,7 @@ from tests.support import saver
 from tests.support.direct_saver import HUNG, HUNG_PATTERN
 from tests.support.kill_campaign import (
     ERRORS_OF_A_DEAD_MOUNT,
+    GIVEN_UP,
     REVERTED,
     Campaign,
     Outcome,
@@ -65,7 +66,7 @@ class DirectCampaign(Campaign):
     """See the module."""
 
     store_bytes = 224 * MIB
-    announced = (REVERTED, "no-space", r"reverted: .* a write failed \(no room")
+    announced = (REVERTED, GIVEN_UP, "no-space", r"reverted: .* a write failed \(no room")
 
     def _make_models(self) -> list[Model]:
         place, kind = self.place, self.outcome.kind

@@ -51,6 +51,7 @@ MOUNTING_INSTANTS = (
 )
 """From what line of its log on, and up to how many seconds later, a mounting daemon is killed."""
 REVERTED = r"reverted: the previous version is back: the writer was killed"
+GIVEN_UP = "given-up: the version before"
 
 ROLES_OF_SEVERAL = ("truncate", "rename", saver.LOG)
 KINDS = {
@@ -92,7 +93,7 @@ class Campaign:
     """One mounted store, one seed; fills ``outcome``. ``say`` gets a line now and then."""
 
     store_bytes = STORE_BYTES
-    announced: tuple[str, ...] = (REVERTED,)
+    announced: tuple[str, ...] = (REVERTED, GIVEN_UP)
 
     def __init__(
         self, place: Workplace, outcome: Outcome, seed: int, say: Callable[[str], None]
