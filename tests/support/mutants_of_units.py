@@ -8,12 +8,13 @@ import pytest
 
 from cxlfs.format import operations
 from cxlfs.store import unit_copies, unit_copying, unit_returns, units
-from cxlfs.store.unit_record import UNITS_XATTR
+from cxlfs.store.unit_record import UNIT_PREFIX, UNITS_XATTR
 from tests.support.mutants import Patch, mutant, nothing
 
 
 def _is_entry(op: Any) -> bool:
-    return isinstance(op, operations.XattrSetOperation) and op.name == UNITS_XATTR
+    says = operations.XattrSetOperation, operations.XattrRemoveOperation
+    return isinstance(op, says) and op.name.startswith((UNITS_XATTR, UNIT_PREFIX))
 
 
 @mutant("one/LINE/unit_overwritten", 16)
