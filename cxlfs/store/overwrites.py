@@ -285,7 +285,7 @@ class Overwrites:
 
     def wait_for(self, ino: int, *, opens: bool) -> bool:
         """A process asks for a file (``opens``: to read it) that it does not write. True: what
-        becomes of it is known soon, and the process asks again. Raises as ``Volume.commit``.
+        becomes of it is known soon, and the process asks again.
         """
         overwrite = self._pending.get(ino)
         if overwrite is None or self._volume.read_only or self._is_alive(overwrite):
@@ -298,19 +298,28 @@ class Overwrites:
                 return False
             self.on_question()
             return self.clock() - overwrite.ended < WAIT_SECONDS
-        self._decide(overwrite)
+        self._try_to_decide(overwrite)
         return False
 
     def settle(self) -> bool:
-        """Decide about every file of which enough is known; True when something was. Raises as
-        :meth:`Volume.commit`.
-        """
+        """Decide about every file of which enough is known; True when something was."""
         if self._volume.read_only:
             return False
         worked = False
         for overwrite in list(self._pending.values()):
-            worked = self._decide(overwrite) or worked
+            worked = self._try_to_decide(overwrite) or worked
         return worked
+
+    def _try_to_decide(self, overwrite: Overwrite) -> bool:
+        """What cannot be stored now is tried again: neither a reader nor other work fails for it.
+        True: it was decided.
+        """
+        try:
+            return self._decide(overwrite)
+        except CxlfsError as error:
+            message = f"what becomes of an overwrite cannot be stored: {error.message}"
+            self._volume.event("not-published", message, ino=overwrite.inode.ino)
+            return False
 
     def finish(self) -> None:
         """The store is about to be closed: nobody can go on with anything. What the judge has not
@@ -319,7 +328,7 @@ class Overwrites:
         for overwrite in list(self._pending.values()):
             if overwrite.evidence is not None and self._is_at_rest(overwrite.inode):
                 overwrite.crashed = True
-                self._decide(overwrite)
+                self._try_to_decide(overwrite)
 
     def _endings(self, overwrite: Overwrite) -> set[Ending]:
         return {self.ending_of(writer) for writer in overwrite.writers} or {Ending.UNKNOWN}
@@ -328,7 +337,7 @@ class Overwrites:
         return not overwrite.crashed and Ending.ALIVE in self._endings(overwrite)
 
     def _decide(self, overwrite: Overwrite) -> bool:
-        """True: it was."""
+        """True: it was. Raises as :meth:`Volume.commit`."""
         inode, evidence = overwrite.inode, overwrite.evidence
         if evidence is None or not self._is_at_rest(inode) or self.is_in_unit(inode):
             return False

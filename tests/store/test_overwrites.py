@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from cxlfs.errors import BusyError, NoAttributeError
+from cxlfs.errors import BusyError, NoAttributeError, NoSpaceError
 from cxlfs.media import Granularity
 from cxlfs.store import Store
 from cxlfs.store.overwrites import (
@@ -352,6 +352,24 @@ def test_formats_that_nobody_knows_are_not_held(trial: Trial) -> None:
     trial.store.overwrites.judges = lambda name, head: (name, head) != (b"a.pt", OLD[:16])
     trial.save(TORN)
     assert not trial.store.versions.asides
+
+
+def test_what_cannot_be_stored_is_tried_again(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader gets the torn file, and no error that is not its own."""
+    trial.save(TORN)
+    trial.end(Ending.KILLED)
+    trial.judge()
+
+    def full(*_: object, **_others: object) -> tuple[int, int]:
+        raise NoSpaceError("no room for a record")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trial.store.volume, "commit", full)
+        assert not trial.store.overwrites.wait_for(trial.ino, opens=True)
+        assert trial.settle() == TORN
+    assert trial.settle() == OLD
 
 
 def test_a_removed_file_is_forgotten(trial: Trial) -> None:
