@@ -19,7 +19,7 @@ import click
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
-from cxlfs.cli.target import mounted_place
+from cxlfs.cli.target import mounted_place, wait_for_name
 from cxlfs.control.client import control_request
 from cxlfs.errors import (
     BusyError,
@@ -119,6 +119,7 @@ def _from_history(path: str, at: str | None, target: str) -> tuple[str, int]:
                 f"--to {target}: in another store", next_step="name a path in the same mount"
             )
     (done,) = control_request(mountpoint, "restore", parameters)
+    wait_for_name(target)
     size = done.get("size_bytes")
     return str(done.get("state")), size if isinstance(size, int) else 0
 

@@ -12,6 +12,7 @@ import errno
 import os
 import pwd
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from cxlfs.errors import (
     UsageError,
 )
 
+_NAME_SECONDS_MAX, _NAME_SECONDS = 5.0, 0.005
 OPEN_EXIT_CODES = tuple(
     error.exit_code
     for error in (
@@ -164,3 +166,10 @@ def mounted_place(path: str) -> tuple[str, str]:
             next_step="mount the store first, and name something in it",
         )
     return around, "/" + str(real.relative_to(around)).removeprefix(".")
+
+
+def wait_for_name(path: str) -> None:
+    """The daemon has made a name: wait until the kernel has forgotten that there was none."""
+    deadline = time.monotonic() + _NAME_SECONDS_MAX
+    while not os.path.lexists(path) and time.monotonic() < deadline:
+        time.sleep(_NAME_SECONDS)

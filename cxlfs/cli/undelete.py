@@ -15,7 +15,7 @@ import click
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
-from cxlfs.cli.target import mounted_place
+from cxlfs.cli.target import mounted_place, wait_for_name
 from cxlfs.control.client import control_request
 from cxlfs.errors import ExistsError, NoDaemonError, NoSpaceError, NotFoundError, ReadOnlyError
 
@@ -66,4 +66,5 @@ def command(path: str, *, as_json: bool) -> None:
     for message in control_request(mountpoint, "undelete", {"path": inside}):
         found = message.get("count")
         count = found if isinstance(found, int) else count
+    wait_for_name(path)
     Output(as_json=as_json).report(Undeleted(os.fsencode(path), count))

@@ -7,7 +7,8 @@ Its data stays where it is and counts as free (csrc/extents/coverage.c). Other m
 Invariants
 - A row follows from the state and the operations of the record that killed it. Its key is the LSN
   of that record and the number of the operation in it.
-- A row exists for committed facts only. What no record has published leaves none.
+- A row exists for committed facts only. What no record has published leaves none, nor does a
+  content in which damage was seen.
 - A death takes no record, no fence and no copy of data.
 - While a segment is referred to by a row, it is not used again: the row's content holds it.
 - Rows live in DRAM: closing the store drops them, and recovery finds none.
@@ -115,7 +116,8 @@ class Past:
         if content is None:
             return
         self._leases.close(content)
-        if not (self.is_on and inode.commit_lsn and content.size and _is_short(content)):
+        is_wanted = self.is_on and inode.commit_lsn and content.size and not inode.damaged
+        if not (is_wanted and _is_short(content)):
             content.close()
             return
         if self.left_out(inode.parent):
@@ -152,7 +154,7 @@ class Past:
         death: Death,
     ) -> None:
         """A record took the last name of an inode. Call it before the inode is reaped."""
-        if not self.is_on or inode.uncommitted or self.left_out(parent):
+        if not self.is_on or inode.uncommitted or inode.damaged or self.left_out(parent):
             return
         row = Row(key, died_ns, death, inode, parent, name, None)
         if row.is_incomplete and not row.born_lsn:

@@ -13,8 +13,10 @@ from tests.support.crash import campaign, examiner, operations, readings
 from tests.support.crash.bench import new_bench
 from tests.support.crash.direct_operations import DIRECT_OPERATIONS
 from tests.support.crash.direct_situations import DIRECT_SITUATIONS
+from tests.support.crash.held_operations import HELD_OPERATIONS
 from tests.support.crash.levels import TRIPLES, UnitResult, units_of, units_of_each_test_run
 from tests.support.crash.operations import OPERATIONS
+from tests.support.crash.past_operations import PAST_OPERATIONS
 from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.single import SITUATIONS
 from tests.support.crash.tape import PowerCutError, committed_state, recovered_state
@@ -101,7 +103,8 @@ def test_levels_are_as_large_as_promised(base_seed: int) -> None:
     assert sum(unit.startswith("program/") for unit in t2) >= TRIPLES
     assert sum(unit.startswith("three/") for unit in t2) >= TRIPLES * 0.9  # some are drawn twice
     kinds = (OPERATIONS, RANGE_OPERATIONS, SITUATIONS, UNIT_WORKLOADS)
-    everything = sum(map(len, (*kinds, DIRECT_OPERATIONS, DIRECT_SITUATIONS)))
+    held = HELD_OPERATIONS, PAST_OPERATIONS
+    everything = sum(map(len, (*kinds, DIRECT_OPERATIONS, DIRECT_SITUATIONS, *held)))
     assert sum(unit.startswith("recovery/") for unit in t2) == 2 * everything
 
 

@@ -104,9 +104,10 @@ def test_record_that_contradicts_the_state(crashed: Anatomy, crashed_damage: Dam
     lsn = _records(crashed, 0)[-1].index + 1
     ops = [UnlinkOperation(1, b"there is no such name")]
     record = make_record(crashed.header(journal), crashed.block, lsn, ops)
-    offset = _append(crashed, crashed_damage, record)
+    _append(crashed, crashed_damage, record)
     found = findings_of(crashed.media)
-    assert short(found) == [("store-unusable", "journal record", offset)]
+    assert short(found) == [("store-incomplete", "store", None)]
+    assert f"record {lsn} contradicts the state" in found[0].message
 
 
 def test_both_journal_headers_damaged(crashed: Anatomy, crashed_damage: Damage) -> None:

@@ -45,6 +45,7 @@ def restore(bench: Bench, name: bytes, path: bytes, expected: bytes) -> None:
 
 
 def restore_over_the_new_content(bench: Bench) -> None:
+    bench.store.past.is_on = True
     before = known(bench, b"old")
     bench.save(b"old", BIG)
     restore(bench, b"old", b"old", before)
@@ -53,6 +54,7 @@ def restore_over_the_new_content(bench: Bench) -> None:
 
 def restore_after_a_rollover(bench: Bench) -> None:
     """The image does not know the extents; what dies later is written over."""
+    bench.store.past.is_on = True
     before = known(bench, b"old")
     bench.save(b"old", 700)
     operations.rollover(bench)
@@ -63,6 +65,7 @@ def restore_after_a_rollover(bench: Bench) -> None:
 
 
 def restore_a_removed_file(bench: Bench) -> None:
+    bench.store.past.is_on = True
     before = known(bench, b"old")
     bench.unlink(b"old")
     operations.rollover(bench)
@@ -70,6 +73,7 @@ def restore_a_removed_file(bench: Bench) -> None:
 
 
 def restore_what_a_rename_replaced(bench: Bench) -> None:
+    bench.store.past.is_on = True
     before = known(bench, b"old")
     bench.save(b"new", 5000)
     bench.rename(b"new", b"old")
@@ -78,6 +82,7 @@ def restore_what_a_rename_replaced(bench: Bench) -> None:
 
 
 def restore_a_change_in_place(bench: Bench) -> None:
+    bench.store.past.is_on = True
     before = known(bench, b"old")
     handle = bench.open(b"old")
     bench.write(handle, 100, 33)
@@ -86,6 +91,7 @@ def restore_a_change_in_place(bench: Bench) -> None:
 
 
 def restore_what_an_exchange_replaced(bench: Bench) -> None:
+    bench.store.past.is_on = True
     before = known(bench, b"old")
     bench.save(b"new", 100)
     handle = bench.open(b"old", TRUNCATE)
@@ -96,6 +102,7 @@ def restore_what_an_exchange_replaced(bench: Bench) -> None:
 
 
 def undelete_a_tree(bench: Bench) -> None:
+    bench.store.past.is_on = True
     bench.save(b"dir/more", 5000)
     for name in (b"dir/more", b"dir/below"):
         bench.unlink(name)
@@ -112,6 +119,7 @@ def undelete_a_tree(bench: Bench) -> None:
 
 def reuse_what_history_had(bench: Bench) -> None:
     """Oldest first, as room is wanted; what is left comes back."""
+    bench.store.past.is_on = True
     for number in range(2):
         bench.save(b"many", 9000 + number)
     before = known(bench, b"many")
