@@ -90,7 +90,10 @@ def undelete(store: Store, parameters: Mapping[str, object]) -> Iterator[Message
     path = _text(parameters, "path")
     inode, rows = _versions(store, path)
     if inode is not None:
-        raise ExistsError(f"{os.fsdecode(path)} is there")
+        raise ExistsError(
+            f"{os.fsdecode(path)} is there",
+            next_step="bring an earlier version back with cxlfs restore",
+        )
     gone = [row for row in rows if row.death in _LAST_NAMES]
     if not gone:
         raise NotFoundError(f"history has nothing of {os.fsdecode(path)}")

@@ -34,12 +34,15 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from cxlfs.fuse.data_plane import DataPlane
 from cxlfs.fuse.handles import OpenFiles
 
 log = logging.getLogger(__name__)
+
+REPLACED_SECONDS = 5.0
 
 
 class PageCache:
@@ -54,7 +57,10 @@ class PageCache:
         """Of the following. Held for moments, also by those who hold the lock of the store."""
         self._pending: dict[int | tuple[int, bytes], None] = {}
         """Inodes, and names in directories, to invalidate soon, the longest known first."""
-        self._stopped = False
+        self._replaced: dict[int, float] = {}
+        """Inodes whose content the store replaced, until the kernel has dropped their pages; and
+        until when whoever opens them waits for that at most."""
+        self._started = self._stopped = False
         self._busy = False
         """The thread is at work."""
 
@@ -87,8 +93,19 @@ class PageCache:
         this returns: whoever closes a file finds those of the version that is back.
         """
         self._stale.add(ino)
+        if self._started:
+            self._replaced[ino] = time.monotonic() + REPLACED_SECONDS
         self._invalidate(ino, attributes_only=True)
         self._schedule(ino)
+
+    def is_replacing(self, ino: int) -> bool:
+        """The kernel is about to drop the pages of a content that was replaced. Who opens the file
+        meanwhile may be told its new size while the kernel goes by the old one: an attribute that
+        is asked for during an invalidation counts for the caller alone, and a map of the file would
+        end in SIGBUS (fs/fuse/inode.c, fuse_change_attributes).
+        """
+        until = self._replaced.get(ino) if self._replaced else None
+        return until is not None and time.monotonic() < until
 
     def name_changed(self, parent: int, name: bytes) -> None:
         """The store itself gave a name another meaning, or took it away."""
@@ -107,6 +124,7 @@ class PageCache:
 
     def start(self) -> None:
         """Carry out what is scheduled from now on, and what was before."""
+        self._started = True
         threading.Thread(target=self._run, name="cxlfs-invalidate", daemon=True).start()
 
     def quiesce(self, seconds_max: float) -> bool:
@@ -129,6 +147,8 @@ class PageCache:
                 del self._pending[what]
             if isinstance(what, int):
                 self._invalidate(what, attributes_only=False)
+                if what not in self._pending:
+                    self._replaced.pop(what, None)
             else:
                 self._invalidate(what[0], attributes_only=True)
                 self._invalidate_name(*what)

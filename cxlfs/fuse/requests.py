@@ -134,9 +134,12 @@ class Requests:
 
     def _wait_for_judge(self, ino: int, *, reads: bool = False) -> None:
         """A process that comes after the writer of a torn file meets the version before. Raises
-        UnfinishedError while it is not known whether the file is torn.
+        UnfinishedError while it is not known whether the file is torn, and while the kernel has
+        pages of what the store has replaced.
         """
         if self.store.overwrites.has_any and self.store.overwrites.wait_for(ino, opens=reads):
+            raise UnfinishedError
+        if self.page_cache.is_replacing(ino):
             raise UnfinishedError
 
     def before_finding(self, ino: int) -> None:

@@ -293,9 +293,10 @@ class Overwrites:
         overwrite.wanted = overwrite.wanted or opens
         if overwrite.ended is None:
             overwrite.ended = self.clock()
-        if overwrite.evidence is None:
-            if not self._is_at_rest(overwrite.inode):
-                return False
+        if overwrite.inode.version is not None:
+            return False  # somebody else writes it already
+        # The RELEASE of its writer comes behind the writer's end.
+        if overwrite.evidence is None or not self._is_at_rest(overwrite.inode):
             self.on_question()
             return self.clock() - overwrite.ended < WAIT_SECONDS
         self._try_to_decide(overwrite)

@@ -167,7 +167,10 @@ class PastVerbs:
 
     def _replace(self, row: Row, target: Inode) -> Inode:
         if target.version is not None or target.uncommitted:
-            raise BusyError("the file is being written")
+            raise BusyError(
+                "the file is being written",
+                next_step="wait until the program has closed it, or name another with --to",
+            )
         fresh = FileMap(self.volume.engine, owner=target.ino)
         try:
             self._share(row, fresh)

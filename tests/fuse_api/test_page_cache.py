@@ -171,3 +171,31 @@ def test_a_revert_reaches_the_page_cache(kernel: Kernel, monkeypatch: pytest.Mon
     kernel.close(handle)
     assert told == [ino]
     assert kernel.read(ino) == b"old"
+
+
+class Slow(Recorder):
+    """Pages are dropped when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def invalidate(self, ino: int, attributes_only: bool) -> None:
+        super().invalidate(ino, attributes_only)
+        if not attributes_only:
+            assert self.may_end.wait(SECONDS_MAX)
+
+
+def test_who_opens_a_replaced_file_waits_until_its_pages_are_gone() -> None:
+    """Its size is that of the new content from then on, for maps of it too."""
+    slow = Slow()
+    cache = PageCache(OpenFiles(), slow)
+    cache.start()
+    cache.content_replaced(7)
+    assert cache.is_replacing(7)
+    assert not cache.is_replacing(8)
+    wait_until(lambda: (7, False) in slow.calls, "the pages are being dropped")
+    assert cache.is_replacing(7)
+    slow.may_end.set()
+    wait_until(lambda: not cache.is_replacing(7), "they are gone")
+    assert cache.quiesce(SECONDS_MAX)

@@ -178,6 +178,21 @@ def test_readers_wait_for_the_judge(trial: Trial) -> None:
     assert trial.content == OLD
 
 
+def test_readers_wait_for_the_release_of_a_writer_that_has_ended(trial: Trial) -> None:
+    """The kernel sends it when the process is gone, and its parent may have begun anew by then."""
+    handle = open_for_overwrite(trial.store, b"a.pt", TORN)
+    trial.store.flush(handle, writer_killed=False)
+    trial.end(Ending.INTERRUPTED)
+    overwrites = trial.store.overwrites
+    assert overwrites.wait_for(trial.ino, opens=False)
+    assert trial.judge() == []
+    trial.store.release(handle)
+    assert overwrites.wait_for(trial.ino, opens=False)
+    trial.judge()
+    assert not overwrites.wait_for(trial.ino, opens=False)
+    assert trial.content == OLD
+
+
 def test_but_not_for_ever(trial: Trial) -> None:
     trial.save(TORN)
     trial.end(Ending.KILLED)
