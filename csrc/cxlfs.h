@@ -210,6 +210,11 @@ int cxl_engine_usage(cxl_engine *engine, uint64_t *used, uint64_t segment_count)
 uint64_t cxl_engine_past_segments(cxl_engine *engine); /* of which nothing is used, and that something holds */
 /* The maps that count as past and refer to bytes in a segment, each once (malloc'ed: cxl_free). */
 int cxl_engine_past_maps(cxl_engine *engine, uint64_t segment, cxl_map ***maps, uint64_t *count);
+/* Sizes and references of contents, and each extent that they refer to, once, by id, with all its checksums: as they
+ * are now, published or not. counts[i]: references of map i. What comes out is malloc'ed: cxl_free. */
+int cxl_maps_describe(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, uint64_t *sizes,
+                      uint64_t *counts, cxl_ref **refs, uint64_t *ref_count, cxl_extent_info **infos,
+                      uint64_t *info_count, uint32_t **crcs, uint64_t *crc_count);
 /* What maps refer to inside the spans (by media offset, apart, none beyond a segment), cut at their borders, by
  * (owner, file_offset): what owner has of it in the order of its file. Of several owners of a range the one
  * preferred is named, else the lowest. busy[i] is set, and nothing listed, where span i must not be moved (a

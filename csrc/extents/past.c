@@ -1,12 +1,13 @@
-/* past.c - finds what history holds in a segment.
+/* past.c - finds what history holds in a segment, and describes contents that no image has.
  *
  * Never: decides what is given back, frees a map.
  *
  * Invariants
  * - A map is listed once, and only if it counts as past and refers to bytes in the segment.
+ * - A description of contents is whole: each extent that a reference names is in it once.
  *
- * Cost: the extents of the segment, and a search for what each says of who refers to it (referrers.c). Where that is
- * lost: one look at each reference of each map that counts as past.
+ * Cost of finding: the extents of the segment, and a search for what each says of who refers to it (referrers.c).
+ * Where that is lost: one look at each reference of each map that counts as past.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -144,4 +145,108 @@ uint64_t cxl_engine_past_segments(cxl_engine *engine)
 {
     uint64_t occupied = atomic_load(&engine->occupied_segments), used = atomic_load(&engine->used_segments);
     return occupied > used ? occupied - used : 0;
+}
+
+/* ------------------------------------------------------------------------------- describing contents */
+
+typedef struct {
+    growing_list refs;        /* cxl_ref */
+    growing_list ids;         /* uint64_t, of extents */
+    growing_list infos;       /* cxl_extent_info */
+    growing_list crcs;        /* uint32_t */
+} description;
+
+static int describe_references(description *out, cxl_map *map)
+{
+    int result = 0;
+    pthread_rwlock_rdlock(&map->lock);
+    const reference *ref;
+    for (tree_position at = {0, 0}; (ref = tree_at(&map->content, at)) != NULL && result == 0;
+         at = tree_next(&map->content, at)) {
+        cxl_ref *item = list_add(&out->refs);
+        uint64_t *id = list_add(&out->ids);
+        if (item == NULL || id == NULL) {
+            result = -ENOMEM;
+        } else {
+            *item = (cxl_ref){ref->file_offset, ref->length, ref->extent->id, ref->extent_offset};
+            *id = ref->extent->id;
+        }
+    }
+    pthread_rwlock_unlock(&map->lock);
+    return result;
+}
+
+static int compare_numbers(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static int describe_extent(cxl_engine *engine, description *out, uint64_t id)
+{
+    cxl_extent_info info;
+    uint32_t *crcs;
+    int result = cxl_engine_describe(engine, id, &info, &crcs);
+    if (result != 0)
+        return result;
+    info.crc_index = out->crcs.count;
+    cxl_extent_info *item = list_add(&out->infos);
+    if (item == NULL)
+        result = -ENOMEM;
+    else
+        *item = info;
+    for (uint64_t i = 0; i < info.crc_count && result == 0; i++) {
+        uint32_t *crc = list_add(&out->crcs);
+        if (crc == NULL)
+            result = -ENOMEM;
+        else
+            *crc = crcs[i];
+    }
+    free(crcs);
+    return result;
+}
+
+static int describe_extents(cxl_engine *engine, description *out)
+{
+    uint64_t *ids = out->ids.items;
+    int result = 0;
+    if (out->ids.count > 1)
+        qsort(ids, out->ids.count, sizeof(*ids), compare_numbers);
+    for (uint64_t i = 0; i < out->ids.count && result == 0; i++) {
+        if (i == 0 || ids[i] != ids[i - 1])
+            result = describe_extent(engine, out, ids[i]);
+    }
+    return result;
+}
+
+int cxl_maps_describe(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, uint64_t *sizes,
+                      uint64_t *counts, cxl_ref **refs, uint64_t *ref_count, cxl_extent_info **infos,
+                      uint64_t *info_count, uint32_t **crcs, uint64_t *crc_count)
+{
+    description out = {
+        .refs = {.size = sizeof(cxl_ref)}, .ids = {.size = sizeof(uint64_t)},
+        .infos = {.size = sizeof(cxl_extent_info)}, .crcs = {.size = sizeof(uint32_t)},
+    };
+    int result = 0;
+    for (uint64_t i = 0; i < map_count && result == 0; i++) {
+        uint64_t before = out.refs.count;
+        result = describe_references(&out, maps[i]);
+        sizes[i] = cxl_map_size(maps[i]);
+        counts[i] = out.refs.count - before;
+    }
+    if (result == 0)
+        result = describe_extents(engine, &out);
+    *ref_count = out.refs.count;
+    *info_count = out.infos.count;
+    *crc_count = out.crcs.count;
+    if (result == 0 && ((*refs = list_give(&out.refs)) == NULL || (*infos = list_give(&out.infos)) == NULL ||
+                        (*crcs = list_give(&out.crcs)) == NULL))
+        result = -ENOMEM;
+    free(out.ids.items);
+    if (result != 0) {
+        free(out.refs.items);
+        free(out.infos.items);
+        free(out.crcs.items);
+    }
+    return result;
 }

@@ -22,8 +22,9 @@ from cxlfs.units import format_size
 
 HELP = """Show earlier versions of a file, and what was removed from a directory.
 
-A mounted store keeps what was overwritten, removed or renamed over until its space is needed, or
-until it is unmounted. It counts as free. Bring it back with "cxlfs restore" or "cxlfs undelete".
+A store keeps what was overwritten, removed or renamed over until its space is needed. It counts as
+free, and it is there after an unmount and a crash. Bring it back with "cxlfs restore" or "cxlfs
+undelete".
 
 Root and the user of the daemon may ask.
 
@@ -51,6 +52,7 @@ class PastVersion:
     ended_time: str | None
     how: str
     uid: int
+    stored: bool
 
     @classmethod
     def from_message(cls, message: Mapping[str, object]) -> PastVersion:
@@ -69,6 +71,7 @@ class PastVersion:
             ended_time=time_or_none(number("ended_time_ns")),
             how=str(message.get("how", "")),
             uid=number("uid"),
+            stored=bool(message.get("stored")),
         )
 
     def row(self) -> tuple[str, ...]:

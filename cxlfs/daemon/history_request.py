@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 
 from cxlfs.daemon.control_server import Message
 from cxlfs.errors import ExistsError, NotFoundError, UsageError
+from cxlfs.format import layout
 from cxlfs.store import Store
 from cxlfs.store.attributes import content_state
 from cxlfs.store.namespace import FileKind, Inode
@@ -29,12 +30,6 @@ TIME_NS_MIN = 10**17
 """A number that is larger is a time (1973), not a commit."""
 _SHOWN_NS = 1_000_000
 _PROGRESS_EVERY = 100
-_HOW = {
-    Death.OVERWRITTEN: "overwritten",
-    Death.CHANGED: "changed in place",
-    Death.REMOVED: "removed",
-    Death.RENAMED_OVER: "renamed over",
-}
 _LAST_NAMES = (Death.REMOVED, Death.RENAMED_OVER)
 
 
@@ -57,9 +52,10 @@ def history(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
             "commit_time_ns": row.born_ns or row.birth_ns,
             "ended_commit": row.died_lsn,
             "ended_time_ns": row.died_ns,
-            "how": _HOW[row.death],
+            "how": layout.DEATHS[row.death],
             "state": "incomplete" if row.is_incomplete else "complete",
             "uid": row.uid,
+            "stored": row.archived is not None,
         }
 
 

@@ -10,7 +10,8 @@ Invariants
 - Each structure ends with its CRC32C over all bytes before it (the superblock leaves out its copy
   number, so that all copies sum alike). Zero is never a valid magic or type.
 - Offsets called ``media_offset`` count from the start of the media; segments are counted from 0.
-- A number may be added to the format only with a feature flag or a new version.
+- A number may be added to the format only with a feature flag or a new version. Role 4 has none: a
+  program that does not know it finds a segment that nothing names, which is free.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ SUPERBLOCK_MAGIC: Final = b"cxlfs\x0dSB"
 ROOT_MAGIC: Final = b"cxlfs\x0dRT"
 SEGMENT_MAGIC: Final = b"cxlfs\x0dSG"
 IMAGE_MAGIC: Final = b"cxlfs\x0dMI"
+HISTORY_MAGIC: Final = b"cxlfs\x0dHB"
 RECORD_MAGIC: Final = 0x524A5843  # "CXJR" in memory order
 
 UNIT_BYTES: Final = 2 << 20
@@ -165,7 +167,13 @@ assert ROOT_DTYPE.itemsize <= SLOT_BYTES
 ROLE_DATA: Final = 1
 ROLE_JOURNAL: Final = 2
 ROLE_IMAGE: Final = 3
-ROLE_NAMES: Final = {ROLE_DATA: "data", ROLE_JOURNAL: "journal", ROLE_IMAGE: "image"}
+ROLE_HISTORY: Final = 4
+ROLE_NAMES: Final = {
+    ROLE_DATA: "data",
+    ROLE_JOURNAL: "journal",
+    ROLE_IMAGE: "image",
+    ROLE_HISTORY: "history",
+}
 
 SEGMENT_DTYPE: Final = np.dtype(
     [
@@ -478,6 +486,83 @@ SECTION_ITEM_BYTES: Final = {
     SECTION_STRINGS: 1,
 }
 
+# --- history --------------------------------------------------------------------------------
+
+DEATHS: Final = {1: "overwritten", 2: "changed in place", 3: "removed", 4: "renamed over"}
+
+HISTORY_BATCH_DTYPE: Final = np.dtype(
+    [
+        ("magic", "S8"),  # HISTORY_MAGIC
+        # Bytes of header and sections, a multiple of SECTION_ALIGN.
+        ("length", "<u8"),
+        # Where the batch begins, from the start of the segment's payload.
+        ("offset", "<u8"),
+        # Every record up to this LSN was durable before the batch was stored.
+        ("lsn", "<u8"),
+        # Items of each section, in the order of the sections.
+        ("row_count", "<u4"),
+        ("segment_count", "<u4"),
+        ("extent_count", "<u4"),
+        ("checksum_count", "<u4"),
+        ("reference_count", "<u4"),
+        ("attribute_count", "<u4"),
+        ("string_bytes", "<u4"),
+        # CRC32C of all sections with their padding, seeded like the header's.
+        ("payload_crc", "<u4"),
+        ("written_ns", "<i8"),
+        ("reserved", "V52"),
+        # CRC32C over all bytes before it, seeded with CRC32C(nonce, epoch, uuid) of the segment.
+        ("crc", "<u4"),
+    ]
+)
+assert HISTORY_BATCH_DTYPE.itemsize == 128
+
+HISTORY_ROW_DTYPE: Final = np.dtype(
+    [
+        # Record that ended the version, and when.
+        ("ended_lsn", "<u8"),
+        ("ended_ns", "<i8"),
+        ("ino", "<u8"),
+        # Directory that the name was in.
+        ("parent", "<u8"),
+        # Record that published the content, and when; 0: it was made with its inode.
+        ("commit_lsn", "<u8"),
+        ("commit_ns", "<i8"),
+        ("size", "<u8"),
+        ("ref_count", "<u8"),
+        ("atime_ns", "<i8"),
+        ("mtime_ns", "<i8"),
+        ("birth_ns", "<i8"),
+        # Number of the operation in the record that ended it.
+        ("operation", "<u4"),
+        # How it ended.
+        ("death", "<u4"),
+        ("mode", "<u4"),
+        ("uid", "<u4"),
+        ("gid", "<u4"),
+        ("rdev", "<u4"),
+        # INODE_INCOMPLETE.
+        ("flags", "<u4"),
+        # Of the strings of a row: its name, the target of a symbolic link, its attributes.
+        ("name_bytes", "<u4"),
+        ("target_bytes", "<u4"),
+        ("attribute_count", "<u4"),
+    ]
+)
+assert HISTORY_ROW_DTYPE.itemsize == 128
+
+HISTORY_SEGMENT_DTYPE: Final = np.dtype(
+    [
+        # Data segment that extents of the batch lie in, and its epoch at that time.
+        ("index", "<u8"),
+        ("epoch", "<u8"),
+    ]
+)
+assert HISTORY_SEGMENT_DTYPE.itemsize == 16
+
+HISTORY_ATTRIBUTE_DTYPE: Final = np.dtype([("name_bytes", "<u4"), ("value_bytes", "<u4")])
+assert HISTORY_ATTRIBUTE_DTYPE.itemsize == 8
+
 STRUCTURES: Final = {
     "superblock": SUPERBLOCK_DTYPE,
     "device": DEVICE_DTYPE,
@@ -499,5 +584,9 @@ STRUCTURES: Final = {
     "image name": IMAGE_NAME_DTYPE,
     "image xattr": IMAGE_XATTR_DTYPE,
     "image extent": IMAGE_EXTENT_DTYPE,
+    "history batch": HISTORY_BATCH_DTYPE,
+    "history row": HISTORY_ROW_DTYPE,
+    "history segment": HISTORY_SEGMENT_DTYPE,
+    "history attribute": HISTORY_ATTRIBUTE_DTYPE,
 }
 """Every structure by the name that docs/format.md gives it."""

@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,45 @@ def _references(
     if code != 0:
         raise failure(code, "export references")
     return sizes, counts, take_array(refs[0], number[0], REF_DTYPE)
+
+
+class Description(NamedTuple):
+    """What contents are: ``counts[i]`` of ``references`` (REF_DTYPE) are of content i, which has
+    ``sizes[i]`` bytes; ``extents`` (EXTENT_INFO_DTYPE) and ``checksums``: what they refer to.
+    """
+
+    sizes: npt.NDArray[np.uint64]
+    counts: npt.NDArray[np.uint64]
+    references: Rows
+    extents: Rows
+    checksums: npt.NDArray[np.uint32]
+
+
+def describe(engine: Engine, contents: list[FileMap]) -> Description:
+    """Contents as they are now, published or not; each extent once, by id.
+
+    Raises OutOfMemoryError, InvariantError (the engine is closed).
+    """
+    sizes, counts = np.zeros((2, len(contents)), dtype=np.uint64)
+    handles = ffi.new("cxl_map *[]", FileMap.handles(contents) or [ffi.NULL])
+    outs = [ffi.from_buffer("uint64_t[]", each) for each in (sizes, counts)]
+    refs, infos, crcs = (
+        ffi.new(f"{name} **") for name in ("cxl_ref", "cxl_extent_info", "uint32_t")
+    )
+    numbers = ffi.new("uint64_t[3]")
+    code = lib.cxl_maps_describe(
+        *(engine.handle, handles, len(contents), *outs, refs, numbers),
+        *(infos, numbers + 1, crcs, numbers + 2),
+    )
+    if code != 0:
+        raise failure(code, "describe contents")
+    return Description(
+        sizes,
+        counts,
+        take_array(refs[0], numbers[0], REF_DTYPE),
+        take_array(infos[0], numbers[1], EXTENT_INFO_DTYPE),
+        take_array(crcs[0], numbers[2], CRC_DTYPE),
+    )
 
 
 class ReferenceSnapshot:

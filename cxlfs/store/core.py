@@ -121,9 +121,12 @@ class Store:
     def open(cls, media: Media, options: StoreOptions | None = None) -> Store:
         """Open and recover. See recovery.open_volume for what it raises."""
         options = options if options is not None else StoreOptions()
-        volume, report = open_volume(media, read_only=options.read_only)
+        volume, report, history = open_volume(
+            media, read_only=options.read_only, history=options.history
+        )
         try:
             store = cls(media, volume, report, options)
+            store.past.adopt(history.rows, history.segments)
             volume.require_counts()
             store.units.recover()
         except BaseException:
@@ -176,6 +179,7 @@ class Store:
                 self.units.finish()
                 self.settle_all()
                 self.overwrites.finish()
+                self.past.archive.finish()
             self.past.forget_all()
             if not self.read_only:
                 self.room.drop_all_discarded()  # else the image would name what nobody has
@@ -443,7 +447,7 @@ class Store:
         if now_monotonic - self._fenced_monotonic >= interval:
             self._fenced_monotonic = now_monotonic
             self.volume.fence()
-        worked = self.overwrites.settle() or worked
+        worked = self.overwrites.settle() or self.past.archive.step(now_monotonic) or worked
         worked = self.units.maintain() or self.direct.maintain() or worked
         rolling = self.volume.rollovers.step(apart=apart)
         worked = self.cleaner.step() or self.defragmenter.step(now_monotonic) or worked

@@ -11,21 +11,23 @@ Invariants
   content in which damage was seen.
 - A death takes no record, no fence and no copy of data.
 - While a segment is referred to by a row, it is not used again: the row's content holds it.
-- Rows live in DRAM: closing the store drops them, and recovery finds none.
+- Rows live in DRAM. The archive stores them too, a moment later (``past_archive``), and an opening
+  brings those back whose data is still there (``past_loading``).
 """
 
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cxlfs.native.extents import Counting
 from cxlfs.store.clones import REFS_AT_ONCE
+from cxlfs.store.past_archive import Archive
 from cxlfs.store.past_order import Limits, Order
-from cxlfs.store.past_rows import Death, Row
+from cxlfs.store.past_rows import ArchiveSegment, Death, Row
 
 if TYPE_CHECKING:
     from cxlfs.native.maps import Delta, FileMap
@@ -75,6 +77,7 @@ class Past:
             volume.superblock.segment_count * volume.superblock.segment_payload_bytes
         )
         self.order = Order()
+        self.archive = Archive(volume, is_on=is_on)
         self.memory_bytes = 0
         self.left_out: Callable[[int], bool] = lambda _ino: False
         """True if what the directory holds leaves no rows."""
@@ -187,8 +190,20 @@ class Past:
         self._contents[content.address] = row
         self.memory_bytes += row.measure() - row.memory_bytes
         row.memory_bytes = row.measure()
+        self.archive.add(row)
+
+    def adopt(self, rows: Iterable[Row], found: Sequence[ArchiveSegment]) -> None:
+        """Rows that an opening found, in the order of death, and the segments that have them."""
+        for row in rows:
+            self._put(row)
+        self.archive.adopt(found)
 
     def _add(self, row: Row) -> None:
+        self._put(row)
+        if row.inode is None:
+            self.archive.add(row)
+
+    def _put(self, row: Row) -> None:
         self._rows[row.key] = row
         if row.content is not None:
             self._contents[row.content.address] = row
@@ -212,6 +227,7 @@ class Past:
         if row.is_gone:
             return
         row.is_gone = True
+        self.archive.drop(row)
         del self._rows[row.key]
         self.order.remove(row)
         self.memory_bytes -= row.memory_bytes
@@ -255,6 +271,9 @@ class Past:
         return low
 
     def forget_all(self) -> None:
+        """Drop all rows, as at the end. Call :meth:`Archive.finish` first: what it has stored stays
+        on the media.
+        """
         for row in list(self._rows.values()):
             self.forget(row)
 
@@ -288,6 +307,7 @@ class Past:
         self.order.put_back(row)
         if row.content is not None:
             row.content.count_as(Counting.PAST)
+        self.archive.renew(row)  # what is held may have been moved
 
     def _drop_hold(self, row: Row) -> None:
         held = self._held[row.ino]

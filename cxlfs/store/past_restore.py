@@ -93,8 +93,13 @@ class PastVerbs:
         return inode
 
     def forget(self, rows: Iterable[Row]) -> None:
-        """Drop rows at once, held or not."""
-        for row in rows:
+        """Drop rows at once, held or not; no batch on the media has them when this returns.
+
+        Durable. Raises MediaError.
+        """
+        forgotten = list(rows)
+        self.past.archive.erase(forgotten)
+        for row in forgotten:
             self.past.forget(row)
 
     @contextlib.contextmanager

@@ -4,20 +4,27 @@ Other modules keep rows and order them (``past``, ``past_order``).
 
 Invariants
 - A row says what the committed state said just before its record.
+- A row that an opening has read is like one that died since.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from cxlfs.format import layout
+from cxlfs.format import layout, segments
+from cxlfs.store.namespace import FileKind, kind_of
 
 if TYPE_CHECKING:
+    from cxlfs.format.history import Texts
+    from cxlfs.format.superblock import Superblock
     from cxlfs.native.maps import FileMap
     from cxlfs.store.namespace import Inode
 
 _ROOT_UID = 0
+_ROWS_KEPT = 1024
+"""So many rows that are gone, or as many as are live, are remembered."""
 _ROW_BYTES, _REF_BYTES, _CHUNK_SHIFT = 900, 40, 14
 """Memory of a row, of each reference, and (4 bytes for each 64 KiB) of checksums; estimated."""
 
@@ -32,10 +39,53 @@ class Death(enum.IntEnum):
     RENAMED_OVER = 4
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class ArchiveSegment:
+    """A segment with batches of history. ``start``: media offset of its payload, of which
+    ``used_bytes`` of ``size_bytes`` hold batches with ``stored`` rows. ``live`` of ``rows`` are in
+    no later batch.
+    """
+
+    index: int
+    seed: int
+    start: int
+    size_bytes: int
+    used_bytes: int = 0
+    stored: int = 0
+    live: int = 0
+    rows: list[Row] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, block: Superblock, header: segments.SegmentHeader) -> ArchiveSegment:
+        return cls(
+            header.index,
+            segments.record_seed(header.nonce, header.epoch, block.uuid),
+            block.segment_offset(header.index) + layout.SEGMENT_HEADER_BYTES,
+            block.segment_payload_bytes,
+        )
+
+    def add(self, row: Row) -> None:
+        """A batch in it has the row."""
+        row.archived = self
+        self.rows.append(row)
+        self.stored += 1
+        self.live += 1
+
+    def drop_one(self) -> None:
+        """Of one of its rows another batch has more, or none does: its ``archived`` says so."""
+        self.live -= 1
+        if len(self.rows) > 2 * self.live + _ROWS_KEPT:
+            self.rows = [each for each in self.rows if each.archived is self]
+
+
+_DEATHS = {int(death): death for death in Death}
+
+
 class Row:
-    """One fact that died. Nothing but ``content``, ``inode`` and the holds changes."""
+    """One fact that died. Only ``content``, ``inode``, ``archived`` and the holds change."""
 
     __slots__ = (
+        "archived",  # the segment whose batch has it
         "atime_ns",
         "birth_ns",
         "born_lsn",  # record that published the content; 0: it was made with its inode
@@ -94,9 +144,26 @@ class Row:
         self.xattrs = dict(inode.xattrs) if inode.xattrs else None
         self.content = content
         self.inode = inode if content is None else None
+        self.archived: ArchiveSegment | None = None
         self.is_gone = self.is_pinned = False
         self.holds = 0
         self.memory_bytes = self.measure()
+
+    @classmethod
+    def from_media(cls, told: tuple[int, ...], texts: Texts, content: FileMap | None) -> Row:
+        """What a batch says: the fields of HISTORY_ROW_DTYPE, all of them checked."""
+        row = cls.__new__(cls)
+        ended_lsn, row.died_ns, row.ino, row.parent, row.born_lsn, row.born_ns = told[:6]
+        _, _, row.atime_ns, row.mtime_ns, row.birth_ns, operation, death = told[6:13]
+        row.mode, row.uid, row.gid, row.rdev, row.flags = told[13:18]
+        row.key, row.death = (ended_lsn, operation), _DEATHS[death]
+        row.kind = kind_of(row.mode) or FileKind.FILE
+        row.name, row.target, row.xattrs = texts.name, texts.target, texts.xattrs
+        row.content, row.inode, row.archived = content, None, None
+        row.is_gone = row.is_pinned = False
+        row.holds = 0
+        row.memory_bytes = row.measure()
+        return row
 
     @property
     def died_lsn(self) -> int:

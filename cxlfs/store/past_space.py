@@ -7,7 +7,8 @@ Invariants
   its own.
 - Rows are dropped only while that can free a segment: where history lies beside live data, the
   cleaner empties the segment and then forgets what is past in it.
-- A held row is given up only when everything else was.
+- A held row is given up only when everything else was, and the archive on the media after the rows
+  that can be given back.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class PastSpace:
 
     @property
     def segments(self) -> int:
-        """Segments that giving back all rows would free, without a move of data."""
-        return self.volume.engine.past_segments if len(self.past) else 0
+        """Segments that giving back all history would free, without a move of data."""
+        found = self.volume.engine.past_segments if len(self.past) else 0
+        return found + self.past.archive.segment_count
 
     def step(self) -> bool:
         """Fill the pool of free segments in the background, 2 ms at most; True when there is more.
@@ -64,10 +66,10 @@ class PastSpace:
         """Oldest first."""
         space, engine = self.volume.space, self.volume.engine
         free_before = space.free_count
-        if free_before >= wanted or not len(self.past):
+        if free_before >= wanted or not self.segments:
             return False
         worked = False
-        while space.free_count + space.collect_dead() < wanted and self.segments:
+        while space.free_count + space.collect_dead() < wanted and engine.past_segments:
             for _ in range(_ROWS_AT_ONCE):
                 row = self.past.order.next()
                 if row is None:
@@ -84,6 +86,8 @@ class PastSpace:
                 break
         if space.dead_count and (worked or until is None):
             self.volume.free_dead()
+        while until is None and space.free_count < wanted and self.past.archive.give_up_oldest():
+            pass
         return worked if until is not None else space.free_count > free_before
 
     def give_up_held(self) -> bool:

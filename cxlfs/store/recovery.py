@@ -26,6 +26,7 @@ from cxlfs.errors import ContradictionError, CorruptionError, MediaError, NoSpac
 from cxlfs.format import journal_reader, layout, roots, segments, superblock
 from cxlfs.native.extents import Engine
 from cxlfs.store import loading
+from cxlfs.store.past_loading import LoadedHistory, Loader
 from cxlfs.store.replay import Replayer
 from cxlfs.store.rolling import is_short
 from cxlfs.store.rollover import Rollovers
@@ -33,6 +34,8 @@ from cxlfs.store.space import State
 from cxlfs.store.volume import JournalEnd, MetadataSet, Volume
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from cxlfs.media import Media
     from cxlfs.store.namespace import Namespace
 
@@ -80,8 +83,10 @@ class _State:
     lost: str | None = None
 
 
-def open_volume(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
-    """Open the store on ``media``.
+def open_volume(
+    media: Media, *, read_only: bool, history: bool
+) -> tuple[Volume, RecoveryReport, LoadedHistory]:
+    """Open the store on ``media``; ``history`` False: its archive counts as free segments.
 
     Raises NotACxlfsError, UnsupportedFormatError, CorruptionError (nothing consistent is left),
     MediaError. A store with damage that may hide later changes is opened read-only.
@@ -90,17 +95,19 @@ def open_volume(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryRepor
     gc_was_enabled = gc.isenabled()
     gc.disable()  # 100 000 young objects that all stay: collecting them costs half the mount time
     try:
-        volume, report = _open(media, read_only=read_only)
+        volume, report, found = _open(media, read_only=read_only, history=history)
         if len(volume.namespace.inodes) > FREEZE_INODES:
             gc.freeze()
     finally:
         if gc_was_enabled:
             gc.enable()
     report.seconds = time.perf_counter() - began
-    return volume, report
+    return volume, report, found
 
 
-def _open(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
+def _open(
+    media: Media, *, read_only: bool, history: bool
+) -> tuple[Volume, RecoveryReport, LoadedHistory]:
     report = RecoveryReport()
     block, _copies = superblock.choose(media)
     slots = roots.read_slots(media, block)
@@ -115,7 +122,7 @@ def _open(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
     report.mirror_used = sum(scan.mirror_used for scan in state.scans)
     report.older_root_used = state.root is not newest
     _check_reaches(state, newest, lost_root=lost_root, report=report)
-    states = _check_extents(state)
+    states = _used_segments(state)
     volume = Volume(
         media,
         block,
@@ -129,6 +136,7 @@ def _open(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
     )
     volume.last_commit_ns = state.last_time_ns or newest.written_ns
     _adopt_sets(volume, state, found, states)
+    past = _adopt_history(volume, state, states, history=history)
     _check_dirty_shutdown(volume, report)
     volume.needs_check = "; ".join(report.problems) or None
     report.lost = state.lost
@@ -140,7 +148,7 @@ def _open(media: Media, *, read_only: bool) -> tuple[Volume, RecoveryReport]:
         volume.read_only_reason = "it has features that this program can read but not write"
     if not volume.read_only:
         _take_over(volume, state, report, slots)
-    return volume, report
+    return volume, report, past
 
 
 # --- image and journal ----------------------------------------------------------------------
@@ -334,7 +342,7 @@ def _check_reaches(
         state.lost = "the newest root is damaged and an older one does not reach it"
 
 
-def _check_extents(state: _State) -> dict[int, State]:
+def _used_segments(state: _State) -> dict[int, State]:
     """No two extents share media bytes, none lies in a header or in metadata."""
     block_first = state.engine.first
     size = state.engine.segment_size
@@ -346,8 +354,12 @@ def _check_extents(state: _State) -> dict[int, State]:
     inside = (starts - block_first) % size
     if (inside < layout.SEGMENT_HEADER_BYTES).any():
         raise CorruptionError("an extent lies over a segment header", structure="extent")
-    used = np.unique((starts - block_first) // size).tolist()
-    return dict.fromkeys(used, State.DATA)
+    return dict.fromkeys(_segments_of(state.engine, starts), State.DATA)
+
+
+def _segments_of(engine: Engine, offsets: npt.NDArray[np.int64]) -> list[int]:
+    used: list[int] = np.unique((offsets - engine.first) // engine.segment_size).tolist()
+    return used
 
 
 def _next_epoch(
@@ -397,12 +409,40 @@ def _adopt_sets(
         states[index] = State.JOURNAL if index in chain else State.IMAGE
     for index in fallback:
         states[index] = State.IMAGE
-    volume.space.adopt(states)
     if root.journal_segment is None and not state.chain:
         volume.journal_end = _end_of(older, root, between)
     elif state.chain:
         last = state.chain[-1]
         volume.journal_end = JournalEnd(last.index, last.epoch, state.last_lsn)
+
+
+def _adopt_history(
+    volume: Volume, state: _State, states: dict[int, State], *, history: bool
+) -> LoadedHistory:
+    """Take in history, where nothing else needs its segments; then all segments have their state.
+
+    Raises OutOfMemoryError.
+    """
+    found = LoadedHistory()
+    if history:
+        headers = state.headers or segments.read_all(volume.media, volume.superblock)
+        loader = Loader(
+            volume.media,
+            volume.superblock,
+            state.engine,
+            headers,
+            last_lsn=state.last_lsn,
+            next_extent_id=state.next_extent_id,
+        )
+        found = loader.load(frozenset(states))
+        offsets = state.engine.list()["media_offset"].astype(np.int64)
+        for index in _segments_of(state.engine, offsets):
+            states.setdefault(index, State.DATA)
+        for segment in found.segments:
+            states[segment.index] = State.HISTORY
+        volume.space.epochs = loader.epochs.tolist()
+    volume.space.adopt(states)
+    return found
 
 
 def _journals_between(

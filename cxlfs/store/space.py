@@ -3,9 +3,11 @@
 Never here: what is alive inside a data segment (the engine counts that), journal or image content.
 
 Invariants
-- A segment is in exactly one state. FREE -> DATA | JOURNAL | IMAGE; DATA -> DEAD when nothing in it
-  is referenced; DEAD and given-up metadata segments -> FREE only in :meth:`root_is_durable`, when a
-  root that does not name them is durable in both rings.
+- A segment is in exactly one state. FREE -> DATA | JOURNAL | IMAGE | HISTORY; DATA -> DEAD when
+  nothing in it is referenced; DEAD and given-up metadata segments -> FREE only in
+  :meth:`root_is_durable`, when a root that does not name them is durable in both rings; HISTORY ->
+  FREE at any time.
+- A segment that is taken into use gets an epoch that no segment had before.
 - Data may take a free segment only while ``reserve`` others stay free: room for the next metadata
   set (image and both journal copies) and one segment for the cleaner.
 - Data is handed out front to back; what a lease gives back was never published and is handed out
@@ -42,6 +44,7 @@ class State(enum.IntEnum):
     DEAD = 2
     JOURNAL = 3
     IMAGE = 4
+    HISTORY = 5
 
 
 LEASE_BYTES_LEAST = 8 * KIB
@@ -93,6 +96,8 @@ class Space:
         self.born = [0] * superblock.segment_count
         """The epoch of the youngest data in each data segment: moved data keeps its age. 0: it lay
         there before the store was opened."""
+        self.epochs = [0] * superblock.segment_count
+        """Of each data segment, as its header says; 0: it is not known."""
         self._free = list(range(superblock.segment_count))
         """Sorted: the lowest is taken first, so that a store which is overwritten again and again
         stays on pages that are mapped (a first touch of 4 KiB of tmpfs costs 1 to 2 µs)."""
@@ -257,6 +262,7 @@ class Space:
         with self.writing:
             segments.store(self.media, self.superblock, header)
             self.media.fence()
+        self.epochs[index] = header.epoch
         self.born[index] = 0 if privileged else header.epoch
         start = self.superblock.segment_offset(index)
         return Head(

@@ -119,3 +119,27 @@ def test_what_cannot_be(run: Run, mnt: Path, tmp_path: Path) -> None:
         assert said.code == code, arguments
         assert text in said.stderr, arguments
         assert "next: " in said.stderr
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["unmounted", "killed"])
+def test_history_outlives_the_daemon(
+    run: Run, place: Workplace, mnt: Path, *, killed: bool
+) -> None:
+    """What was overwritten, and a tree that was removed, come back behind the next mount."""
+    path, top = mnt / "model.bin", mnt / "run"
+    path.write_bytes(b"good" * 1000)
+    path.write_bytes(b"NaN")
+    top.mkdir()
+    (top / "weights.bin").write_bytes(b"w" * 50_000)
+    shutil.rmtree(top)
+    if killed:
+        deadline = time.monotonic() + 60
+        while not all(v["stored"] for v in [*versions(run, path), *versions(run, mnt)]):
+            assert time.monotonic() < deadline, "history is not stored"
+        place.kill_daemon()
+    place.remount()
+    assert [v["size_bytes"] for v in versions(run, path)] == [4000]
+    assert run("restore", path).code == 0
+    assert path.read_bytes() == b"good" * 1000
+    assert run("undelete", top).code == 0
+    assert (top / "weights.bin").read_bytes() == b"w" * 50_000

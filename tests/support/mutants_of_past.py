@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from cxlfs.store import past_restore, past_space, versions
+import numpy as np
+
+from cxlfs.store import past_loading, past_restore, past_space, versions
 from cxlfs.store.space import State
-from tests.support.mutants import Patch, during, mutant
+from tests.support.mutants import Anything, Patch, during, mutant
 
 
 @mutant("one/LINE/restore_after_a_rollover", 16)
@@ -32,3 +34,24 @@ def segment_used_again_under_history(patch: Patch) -> None:
         return True
 
     patch.setattr(past_space.PastSpace, "_give_back", give_back)
+
+
+@mutant("one/LINE/archive_what_is_used_again", 12)
+def rows_whatever_their_segments_hold_now(patch: Patch) -> None:
+    """An opening believes a batch whose data segments were taken into use since."""
+
+    def whole(_loader: object, batch: past_loading.history.Batch, _firsts: object) -> object:
+        return np.ones(len(batch.rows), np.bool_)
+
+    patch.setattr(past_loading.Loader, "_whole_rows", whole)
+
+
+@mutant("one/LINE/archive_what_died", 12)
+def torn_batches(patch: Patch) -> None:
+    """An opening believes a batch whose checksums are wrong."""
+    during(
+        patch,
+        past_loading.Loader,
+        "_read",
+        (past_loading.history, "crc32c", lambda *_: Anything()),
+    )

@@ -106,6 +106,12 @@ def test_roles() -> None:
     assert found == layout.ROLE_NAMES
 
 
+def test_ends_of_history() -> None:
+    line = next(line for line in TEXT.splitlines() if line.startswith("Ends (`death`): "))
+    found = re.findall(r"(\d) ([a-z ]+)", line.split(": ")[1])
+    assert {int(number): name for number, name in found} == layout.DEATHS
+
+
 def test_limits() -> None:
     limits = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", sections()["Limits"], re.MULTILINE))
     least = superblock.SEGMENTS_MIN * layout.SEGMENT_SIZE_MIN + 4 * layout.UNIT_BYTES

@@ -151,7 +151,7 @@ def test_every_bit_of_a_segment_header(block: superblock.Superblock) -> None:
     [
         ({"index": 6}, "lies in segment 5"),
         ({"role": 0}, "unknown role"),
-        ({"role": 4}, "unknown role"),
+        ({"role": 5}, "unknown role"),
         ({"partner": 5}, "other copy"),
         ({"partner": 63}, "other copy"),
         ({"partner": layout.NO_SEGMENT}, "other copy"),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from tests.support.stores import write_file
 STAGE_RECOVERY = 100
 STAGE_TAIL = 200
 IN_FULL_EVERY = 32
+History = Mapping[tuple[int, int], tuple[bytes, bytes]]
+"""Name and content of each row, by its key."""
 _MADE, _MOVED = b"\xffmade afterwards", b"\xffmoved afterwards"
 
 
@@ -72,8 +74,10 @@ class Work:
 class Examiner:
     """Invariant: between examinations the media equals ``cursor.durable``."""
 
-    def __init__(self, cursor: CrashCursor) -> None:
+    def __init__(self, cursor: CrashCursor, past: History | None = None) -> None:
         self.cursor = cursor
+        self.past = past or {}
+        """What rows of history say, if they come back."""
         nothing = cursor.image(cursor.in_flight().none())
         self.media = ReadingMedia(cursor.size_bytes, cursor.granularity, image=nothing)
         self.media.reads = []
@@ -177,6 +181,7 @@ class Examiner:
                 why = f"{store.read_only_reason} {store.recovery.problems}"
                 return Outcome(None, f"recovery complains: {why}")
             found = recovered_state(store)
+            _check_history(store, self.past)
             store.abandon()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             return Outcome(None, f"recovery: {type(error).__name__}: {error}")
@@ -234,6 +239,13 @@ def _open(media: SimulatedMedia) -> Store:
     if isinstance(media, ReadingMedia):
         _note_extents(media, store.volume.engine)
     return store
+
+
+def _check_history(store: Store, past: History) -> None:
+    """A row that comes back says what it said before. Raises AssertionError, CorruptionError."""
+    for row in store.past:
+        content = b"" if row.content is None else bytes(row.content.read(0, row.size))
+        assert past.get(row.key) == (row.name, content), f"history has another {row.name!r}"
 
 
 def _note_extents(media: ReadingMedia, engine: Engine) -> None:

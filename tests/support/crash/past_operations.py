@@ -1,12 +1,14 @@
 """Operations on history: what was overwritten or removed is brought back.
 
 An extent that only history refers to is in no image and, after a crash, nowhere. So each operation
-is one that a recovery gets wrong if the record of the restore does not say all of it.
+is one that a recovery gets wrong if the record of the restore does not say all of it. Where history
+is stored on the media, no recovery may show a version that was not there.
 """
 
 from __future__ import annotations
 
 from cxlfs.errors import CorruptionError, NotFoundError
+from cxlfs.store.past_archive import WAIT_S
 from cxlfs.store.past_rows import Row
 from tests.support.crash import operations
 from tests.support.crash.bench import Bench
@@ -129,8 +131,63 @@ def reuse_what_history_had(bench: Bench) -> None:
     restore(bench, b"many", b"back", before)
 
 
+def archive(bench: Bench) -> None:
+    """Store history on the media, as a second without deaths would."""
+    store = bench.store
+    for row in store.past:
+        content = b"" if row.data is None else bytes(row.data.read(0, row.size))
+        bench.tape.past[row.key] = row.name, content
+
+    def action() -> None:
+        store.past.archive.step(0.0)
+        store.past.archive.step(WAIT_S)
+
+    bench.do("archive", action, late=True)
+
+
+def archive_what_died(bench: Bench) -> None:
+    """In two batches; a row of the first one is stored anew behind its restore."""
+    bench.store.past.is_on = True
+    before = known(bench, b"old")
+    bench.save(b"old", BIG)
+    bench.save(b"new", 300)
+    bench.unlink(b"new")
+    archive(bench)
+    restore(bench, b"old", b"old", before)
+    archive(bench)
+
+
+def archive_what_is_used_again(bench: Bench) -> None:
+    """The segments of rows that a batch has are given back, and written over."""
+    bench.store.past.is_on = True
+    bench.save(b"many", 9000)
+    bench.save(b"many", 9001)
+    bench.unlink(b"many")
+    archive(bench)
+    for number in range(20):
+        bench.save(b"fill", 40_000 + number)
+        if number == 7:
+            archive(bench)
+    operations.rollover(bench)
+    bench.save(b"third", 9000)
+
+
+def archive_and_forget(bench: Bench) -> None:
+    """Its segment is overwritten; what others have there is stored anew."""
+    bench.store.past.is_on = True
+    bench.save(b"old", 700)
+    bench.save(b"new", 5000)
+    bench.unlink(b"new")
+    archive(bench)
+    rows = [row for row in bench.store.past if row.name == b"new"]
+    bench.do("forget", lambda: bench.store.history.forget(rows), late=True)
+    archive(bench)
+    bench.save(b"third", 3000)
+
+
 PAST_OPERATIONS: list[Operation] = [
     restore_over_the_new_content, restore_after_a_rollover, restore_a_removed_file,
     restore_what_a_rename_replaced, restore_a_change_in_place, restore_what_an_exchange_replaced,
-    undelete_a_tree, reuse_what_history_had,
+    undelete_a_tree, reuse_what_history_had, archive_what_died, archive_what_is_used_again,
+    archive_and_forget,
 ]  # fmt: skip

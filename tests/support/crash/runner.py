@@ -60,7 +60,8 @@ class Run:
         self.limits = limits
         self.result = Result()
         self.log = tape.media.events()
-        self.examiner = Examiner(CrashCursor(tape.base, self.log, tape.media.granularity))
+        cursor = CrashCursor(tape.base, self.log, tape.media.granularity)
+        self.examiner = Examiner(cursor, tape.past)
         self.page = tape.media.granularity is Granularity.PAGE
         self._headers_until = limits.first_event
 

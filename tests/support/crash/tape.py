@@ -62,6 +62,8 @@ class Tape:
         """What a recovery now must show."""
         self.view: Callable[[State], State] = lambda state: state
         """What of a state is compared."""
+        self.past: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        """Name and content of each row of history that a batch may have."""
         self._page = media.granularity is Granularity.PAGE
         self._made_room = False
 
