@@ -2,7 +2,8 @@
 
 Works on any directory, mounted from a store or not, with POSIX calls and ``user.cxlfs.*``
 attributes. Pure readers of bytes that anybody may have written: within limits, nothing is ever
-unpickled, imported or run, no framework is needed, and nothing is changed but by ``tidy``.
+unpickled, imported or run, no framework is needed, and nothing is changed but by ``tidy`` and
+``keep``.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ SHORT_HELP = {
     "restore": "Bring back an earlier version of a file.",
     "undelete": "Bring back what was removed, a whole tree too.",
     "forget": "Drop earlier versions, for secrets.",
+    "keep": "Remove old checkpoints, but for those that a rule keeps.",
     "tidy": "Set unfinished checkpoints aside, so that a framework resumes.",
     "advise": "Say how often a job should save, and what its failures cost.",
     "policy": "Say which directories are done, or undone, as a whole.",
