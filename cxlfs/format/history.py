@@ -95,7 +95,7 @@ def encode(batch: Batch, *, offset: int, seed: int) -> bytes:
     head["length"] = HEADER_BYTES + len(payload)
     head["offset"], head["lsn"] = offset, batch.lsn
     for name, section in zip(_SECTIONS, sections, strict=True):
-        head[name] = len(section)
+        head[name] = section.size
     head["payload_crc"] = crc32c(payload, seed)
     head["written_ns"] = time.time_ns()
     head["crc"] = crc32c(head.tobytes()[:_SUMMED_BYTES], seed)

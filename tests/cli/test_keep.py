@@ -23,7 +23,7 @@ def test_keep(run: Run, tmp_path: Path) -> None:
     assert len(list(top.iterdir())) == 4
     found = run("keep", top, "--last", "1", "--every", "2", "--json").document
     assert (found["removed"], found["dry_run"]) == (2, False)
-    assert [(c["step"], c["kept"]) for c in found["checkpoints"]] == [  #
+    assert [(c["step"], c["kept"]) for c in found["checkpoints"]] == [
         (4, True),
         (3, False),
         (2, True),
