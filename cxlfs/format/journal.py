@@ -9,6 +9,8 @@ Invariants
   fenced. On page media records may queue up between commit points; recovery then stops at the
   first missing one, and only a later record with fenced_lsn at or behind it proves damage.
 - Both copies carry the same bytes at the same place in their segments; either one is enough.
+- If a journal goes on in another segment, it ends with a continuation, which holds the header of
+  that segment. The journal keeps space for it free.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _RECORD = packer(layout.RECORD_DTYPE)
 _SUMMED_BYTES = layout.RECORD_DTYPE.itemsize - 4
 
 
+CONTINUATION_BYTES = layout.RECORD_DTYPE.itemsize + layout.SEGMENT_DTYPE.itemsize
 CLOCK_BACK_NS = 1_000_000_000
 """A clock that goes back by no more is being adjusted: times stand still meanwhile. One that goes
 back further was wrong before."""
@@ -54,6 +57,7 @@ class Journal:
         self.last_lsn = last_lsn
         self.fenced_lsn = last_lsn
         self.last_time_ns = 0
+        self._superblock = superblock
         self._seed = segments.record_seed(header.nonce, header.epoch, superblock.uuid)
         self._bases = (
             superblock.segment_offset(header.index),
@@ -73,7 +77,7 @@ class Journal:
 
     @property
     def free_bytes(self) -> int:
-        return self._end - self._position
+        return self._end - self._position - CONTINUATION_BYTES
 
     def append(self, payload: bytes, operation_count: int) -> tuple[int, int]:
         """Store one record; returns its LSN and time.
@@ -82,29 +86,16 @@ class Journal:
         """
         length = record_bytes(payload)
         position = self._position
-        if length > self._end - position:
+        if length > self.free_bytes:
             raise InvariantError("the journal segment has no room for this record")
         lsn = self.last_lsn + 1
         time_ns = time.time_ns()
         if 0 < self.last_time_ns - time_ns <= CLOCK_BACK_NS:
             time_ns = self.last_time_ns
-        padded = payload.ljust(length - layout.RECORD_DTYPE.itemsize, b"\0")
-        head = _RECORD.pack(
-            layout.RECORD_MAGIC,
-            layout.RECORD_TRANSACTION,
-            operation_count,
-            length,
-            len(payload),
-            lsn,
-            self.header.epoch,
-            self.fenced_lsn,
-            time_ns,
-            crc32c(padded, self._seed),
-            0,
-            0,
-            0,
-        )[:_SUMMED_BYTES]
-        data = head + crc32c(head, self._seed).to_bytes(4, "little") + padded
+        data = _record(
+            *(layout.RECORD_TRANSACTION, payload, operation_count, lsn, self.fenced_lsn, time_ns),
+            *(self.header.epoch, self._seed),
+        )
         media = self.media
         for base in self._bases:
             media.store(base + position, data)
@@ -113,6 +104,21 @@ class Journal:
         self.last_lsn = lsn
         self.last_time_ns = time_ns
         return lsn, time_ns
+
+    def end(self, successor: segments.SegmentHeader) -> None:
+        """Store the continuation: records go on in ``successor``.
+
+        The next fence of the media makes it durable. The caller fences before it appends a record
+        to the successor.
+        """
+        store_continuation(
+            self.media,
+            self._superblock,
+            self.header,
+            successor,
+            position=self._position,
+            fenced_lsn=self.fenced_lsn,
+        )
 
     def fence(self) -> None:
         """Make every record stored so far durable."""
@@ -123,6 +129,53 @@ class Journal:
     def must_fence_each(self) -> bool:
         """Line and byte granularity: a fence is cheap, so every record gets one."""
         return self._always_fenced
+
+
+def store_continuation(
+    media: Media,
+    superblock: Superblock,
+    header: segments.SegmentHeader,
+    successor: segments.SegmentHeader,
+    *,
+    position: int,
+    fenced_lsn: int,
+) -> None:
+    """Store the header of ``successor`` as a continuation in both copies of a journal.
+
+    The continuation takes no number: its LSN is that of the successor's first record. If
+    ``position`` leaves too little space, nothing is stored. Readers then find the successor by its
+    own headers.
+    """
+    if position + CONTINUATION_BYTES > superblock.segment_size_bytes:
+        return
+    payload = segments.encode(successor, superblock.uuid)
+    seed = segments.record_seed(header.nonce, header.epoch, superblock.uuid)
+    kind, lsn, now = layout.RECORD_CONTINUATION, successor.first_lsn, time.time_ns()
+    data = _record(kind, payload, 0, lsn, fenced_lsn, now, header.epoch, seed)
+    for index in (header.index, header.partner):
+        offset = superblock.segment_offset(index) + position
+        media.store(offset, data)
+        media.write_back(offset, len(data))
+
+
+def _record(  # noqa: PLR0917 - in the order of the fields; by name it takes 3 times as long
+    kind: int,
+    payload: bytes,
+    operation_count: int,
+    lsn: int,
+    fenced_lsn: int,
+    time_ns: int,
+    epoch: int,
+    seed: int,
+) -> bytes:
+    """Return the bytes of a record."""
+    length = record_bytes(payload)
+    padded = payload.ljust(length - layout.RECORD_DTYPE.itemsize, b"\0")
+    head = _RECORD.pack(
+        *(layout.RECORD_MAGIC, kind, operation_count, length, len(payload)),
+        *(lsn, epoch, fenced_lsn, time_ns, crc32c(padded, seed), 0, 0, 0),
+    )[:_SUMMED_BYTES]
+    return head + crc32c(head, seed).to_bytes(4, "little") + padded
 
 
 def record_bytes(payload: bytes) -> int:

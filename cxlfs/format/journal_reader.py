@@ -57,6 +57,7 @@ class Record(NamedTuple):
     media_offset: int
     length: int
     copy_number: int
+    kind: int = layout.RECORD_TRANSACTION
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +87,12 @@ class SegmentScan:
     """Those in the primary copy; with ``compare`` those in the mirror too."""
     lost_lsn: int | None = None
     """LSN of a record that was durable and is good in neither copy: damage."""
+    unknown_type: int | None = None
+    """Type of a good record at the end, which this program does not know."""
+    continuations: list[segments.SegmentHeader] = dataclasses.field(default_factory=list)
+    """Headers in continuations, the newest first. There are two if the copies differ."""
+    bad_continuations: list[BadCopy] = dataclasses.field(default_factory=list)
+    """A copy of the newest continuation that is damaged, or holds another header."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -224,6 +231,7 @@ class SegmentReader:
             _Copy(media, superblock, header.partner, self._size, whole=compare),
         )
         self._compare = compare
+        self._superblock = superblock
         self._seed = segments.record_seed(header.nonce, header.epoch, superblock.uuid)
         self._expected_lsn = expected_lsn
         self._vain_bytes_left = _VAIN_SEGMENTS * self._size
@@ -248,6 +256,7 @@ class SegmentReader:
             self.scan.end += batch.length
             self.scan.last_lsn += len(batch)
             yield batch
+        self._find_continuation(position, lsn)
         self._look_ahead(position, lsn)
 
     def _compared(self) -> Iterator[Record]:
@@ -262,6 +271,7 @@ class SegmentReader:
             self.scan.last_lsn = lsn
             lsn += 1
             yield record
+        self._find_continuation(position, lsn)
         self._look_ahead(position, lsn)
 
     # --- many at once -----------------------------------------------------------------------
@@ -369,19 +379,22 @@ class SegmentReader:
             BadCopy(record.lsn, record.length, copy_number, bad, record.media_offset, contradicts)
         )
 
-    def _record_at(self, number: int, position: int, lsn: int) -> Record | None:
+    def _record_at(
+        self, number: int, position: int, lsn: int, kind: int | None = layout.RECORD_TRANSACTION
+    ) -> Record | None:
+        """Return the record if it is good and of that kind (None: of any kind)."""
         if position + _HEADER_BYTES > self._size or self._vain_bytes_left <= 0:
             return None
         copy = self._copies[number]
         data, inside = copy.window(position, _HEADER_BYTES)
         fields = _RECORD.unpack_from(data, inside)
-        magic, kind, count, length, payload_bytes, found_lsn, epoch, fenced, time_ns = fields[:9]
+        magic, found, count, length, payload_bytes, found_lsn, epoch, fenced, time_ns = fields[:9]
         if (
             magic != layout.RECORD_MAGIC
             or found_lsn != lsn
             or epoch != self.scan.header.epoch
             or fields[12] != crc32c(bytes(data[inside : inside + _SUMMED_BYTES]), self._seed)
-            or kind != layout.RECORD_TRANSACTION
+            or (kind is not None and found != kind)
             or not _HEADER_BYTES <= length <= self._size - position
             or length % layout.RECORD_ALIGN
             or payload_bytes > length - _HEADER_BYTES
@@ -394,7 +407,43 @@ class SegmentReader:
             return None
         payload = padded[:payload_bytes]
         offset = copy.base + position
-        return Record(lsn, time_ns, fenced, count, payload, offset, length, number)
+        return Record(lsn, time_ns, fenced, count, payload, offset, length, number, found)
+
+    def _find_continuation(self, position: int, lsn: int) -> None:
+        """Note the segment in which the journal goes on."""
+        found: list[tuple[segments.SegmentHeader, Record]] = []
+        for number in (0, 1):
+            record = self._record_at(number, position, lsn, None)
+            if record is not None and record.kind != layout.RECORD_CONTINUATION:
+                if record.kind != layout.RECORD_TRANSACTION:
+                    self.scan.unknown_type = record.kind
+                continue
+            named = None if record is None else self._successor_in(record)
+            if record is not None and named is not None:
+                found.append((named, record))
+        found.sort(key=lambda item: -item[0].epoch)
+        self.scan.continuations = list(dict.fromkeys(named for named, _ in found))
+        if not found or (len(found) == 2 and _same(*(record for _, record in found))):
+            return
+        good = found[0][1]
+        bad = 1 - good.copy_number
+        offset = self._copies[bad].base + position
+        self.scan.bad_continuations = [
+            BadCopy(lsn, good.length, bad, offset, good.media_offset, contradicts=False)
+        ]
+
+    def _successor_in(self, record: Record) -> segments.SegmentHeader | None:
+        """Return the header in a continuation, or None if no journal can go on there."""
+        header = segments.decode_named(record.payload, self._superblock)
+        mine = self.scan.header
+        follows = (
+            isinstance(header, segments.SegmentHeader)
+            and header.role == layout.ROLE_JOURNAL
+            and header.copy_number == 0
+            and header.epoch > mine.epoch
+            and header.first_lsn == record.lsn
+        )
+        return header if follows and isinstance(header, segments.SegmentHeader) else None
 
     # --- behind the end ---------------------------------------------------------------------
 
@@ -419,7 +468,7 @@ class SegmentReader:
                 ):
                     place = first + index * _HEADER_BYTES
                     if (
-                        self._record_at(number, place, lsn) is not None
+                        self._record_at(number, place, lsn, None) is not None
                         or self._vain_bytes_left <= 0
                     ):
                         self.scan.lost_lsn = missing_lsn
@@ -431,7 +480,8 @@ def _rows(data: bytearray) -> npt.NDArray[np.void]:
 
 
 def _same(record: Record, other: Record) -> bool:
-    return other._replace(media_offset=record.media_offset, copy_number=0) == record
+    offset, copy_number = record.media_offset, record.copy_number
+    return other._replace(media_offset=offset, copy_number=copy_number) == record
 
 
 def find_successor(

@@ -206,11 +206,12 @@ assert SEGMENT_DTYPE.itemsize == 128
 # --- journal --------------------------------------------------------------------------------
 
 RECORD_TRANSACTION: Final = 1
+RECORD_CONTINUATION: Final = 2
 
 RECORD_DTYPE: Final = np.dtype(
     [
         ("magic", "<u4"),  # RECORD_MAGIC
-        # RECORD_TRANSACTION.
+        # RECORD_TRANSACTION or RECORD_CONTINUATION.
         ("type", "<u2"),
         # Operations in the payload.
         ("operation_count", "<u2"),

@@ -91,6 +91,16 @@ def decode(data: bytes, superblock: Superblock, index: int) -> SegmentHeader | s
     return header
 
 
+def decode_named(data: bytes, superblock: Superblock) -> SegmentHeader | str:
+    """Return the header in ``data`` of the segment that it names, or why it is not good."""
+    if len(data) < layout.SEGMENT_DTYPE.itemsize:
+        return "it is shorter than a segment header"
+    index = int(np.frombuffer(data, dtype=layout.SEGMENT_DTYPE, count=1)[0]["index"])
+    if index >= superblock.segment_count:
+        return "no segment has that number"
+    return decode(data[: layout.SEGMENT_DTYPE.itemsize], superblock, index)
+
+
 def read(media: Media, superblock: Superblock, index: int) -> SegmentHeader | str:
     """The header of segment ``index``, or what is wrong with it (never used: no magic)."""
     offset = superblock.segment_offset(index)

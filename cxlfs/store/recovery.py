@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cxlfs.errors import ContradictionError, CorruptionError, MediaError, NoSpaceError
-from cxlfs.format import journal_reader, layout, roots, segments, superblock
+from cxlfs.format import (
+    journal,
+    journal_chain,
+    journal_reader,
+    layout,
+    roots,
+    segments,
+    superblock,
+)
 from cxlfs.native.extents import Engine
 from cxlfs.store import loading
 from cxlfs.store.past_loading import LoadedHistory, Loader
@@ -81,6 +89,7 @@ class _State:
     headers: list[segments.SegmentHeader] = dataclasses.field(default_factory=list)
     records: int = 0
     lost: str | None = None
+    problems: list[str] = dataclasses.field(default_factory=list)
 
 
 def open_volume(
@@ -119,6 +128,7 @@ def _open(
     newest = found[0]
     report.clean = not newest.in_use and state.root is newest and not lost_root
     report.records = state.records
+    report.problems += state.problems
     report.mirror_used = sum(scan.mirror_used for scan in state.scans)
     report.older_root_used = state.root is not newest
     _check_reaches(state, newest, lost_root=lost_root, report=report)
@@ -267,14 +277,27 @@ def _replay(
         _replay_segment(media, block, state, replayer, header, until_lsn)
         if not follow or state.lost is not None or state.last_lsn + 1 >= until_lsn:
             break
-        header = journal_reader.find_successor(
-            state.headers, after_epoch=header.epoch, first_lsn=state.last_lsn + 1
-        )
+        header = _next_journal(media, block, state)
     if follow and state.chain and state.lost is None and until_lsn == _NO_LSN:
         _check_chain_end(media, block, state)
+    if state.lost is None:
+        _drop_unused_journals(state)
     state.engine.drop_unreferenced()
     state.next_extent_id = replayer.next_extent_id
     state.last_time_ns = replayer.last_time_ns
+
+
+def _next_journal(
+    media: Media, block: superblock.Superblock, state: _State
+) -> segments.SegmentHeader | None:
+    """Return the journal that continues the last one of the chain, or None."""
+    header = journal_chain.find_next(media, block, state.headers, state.scans[-1])
+    if header is not None and all(known.epoch != header.epoch for known in state.headers):
+        state.problems.append(
+            f"both headers of journal segment {header.index} are damaged; "
+            "the journal before it leads there"
+        )
+    return header
 
 
 def _replay_segment(
@@ -298,6 +321,22 @@ def _replay_segment(
             f"journal record {reader.scan.lost_lsn} is damaged in both copies: "
             "later changes cannot be applied"
         )
+    elif reader.scan.unknown_type is not None:
+        state.lost = (
+            f"journal record {reader.scan.last_lsn + 1} has the unknown type "
+            f"{reader.scan.unknown_type}: it and later changes are not applied"
+        )
+
+
+def _drop_unused_journals(state: _State) -> None:
+    """Take journals without a record off the end of the chain.
+
+    A crash may have torn their headers and the continuation that leads to them. The next journal
+    continues the last one that was used, and its continuation replaces the torn one.
+    """
+    while len(state.chain) > 1 and state.scans[-1].last_lsn < state.chain[-1].first_lsn:
+        state.chain.pop()
+        state.scans.pop()
 
 
 def _check_chain_end(media: Media, block: superblock.Superblock, state: _State) -> None:
@@ -375,7 +414,8 @@ def _next_epoch(
     if clean:
         return epoch
     headers = state.headers or segments.read_all(media, block)
-    return max([epoch, *(header.epoch + 1 for header in headers)])
+    named = [header for scan in state.scans for header in scan.continuations]
+    return max([epoch, *(header.epoch + 1 for header in (*headers, *state.chain, *named))])
 
 
 def _adopt_sets(
@@ -413,7 +453,9 @@ def _adopt_sets(
         volume.journal_end = _end_of(older, root, between)
     elif state.chain:
         last = state.chain[-1]
-        volume.journal_end = JournalEnd(last.index, last.epoch, state.last_lsn)
+        volume.journal_end = JournalEnd(
+            last.index, last.epoch, state.last_lsn, last, state.scans[-1].end
+        )
 
 
 def _adopt_history(
@@ -504,10 +546,10 @@ def _take_over(
     try:
         with volume.writing:
             for scan in state.scans:
-                start = layout.SEGMENT_HEADER_BYTES
+                more = journal.CONTINUATION_BYTES if scan.continuations else 0
                 for index in (scan.header.index, scan.header.partner):
                     offset = volume.superblock.segment_offset(index)
-                    media.write_back(offset, max(scan.end, start))
+                    media.write_back(offset, scan.end + more)
             if state.scans:
                 media.fence()
             roots.complete(media, volume.superblock, slots, volume.root)

@@ -96,11 +96,16 @@ class MetadataSet:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JournalEnd:
-    """The journal segment that a new one continues."""
+    """The journal segment that a new one continues.
+
+    ``header``: its header, if a continuation must be stored at ``position``, where its records end.
+    """
 
     segment: int
     epoch: int
     last_lsn: int
+    header: segments.SegmentHeader | None = None
+    position: int = 0
 
 
 class Writing:
@@ -465,7 +470,10 @@ class Volume:
         self.refresh_reserve()
 
     def store_journal_headers(self, pair: tuple[int, int]) -> segments.SegmentHeader:
-        """Of a journal that continues the one there is; returns that of its first copy."""
+        """Store the headers of the next journal, and the continuation that leads to it.
+
+        Returns the header of the primary copy. The caller fences.
+        """
         end = self.journal_end
         if self.journal is not None:
             end = JournalEnd(
@@ -489,6 +497,14 @@ class Volume:
         ]
         for header in headers:
             segments.store(self.media, self.superblock, header)
+        if self.journal is not None:
+            self.journal.end(headers[0])
+        elif end is not None and end.header is not None:
+            journal.store_continuation(
+                *(self.media, self.superblock, end.header, headers[0]),
+                position=end.position,
+                fenced_lsn=end.last_lsn,
+            )
         return headers[0]
 
     def switch_journal(self, header: segments.SegmentHeader) -> None:

@@ -109,11 +109,20 @@ _KINDS = (
         _REPAIR,
     ),
     Kind(
+        "journal-header-damaged",
+        4,
+        "segment header",
+        WARNING,
+        "A header of a journal segment that no root names is damaged. The journal before it still "
+        "leads there.",
+        _REPAIR,
+    ),
+    Kind(
         "journal-copy-damaged",
         4,
         "journal record",
         WARNING,
-        "A journal record is good in one copy of the journal only.",
+        "A journal record or the continuation at the end of a journal is good in one copy only.",
         _REPAIR,
     ),
     Kind(

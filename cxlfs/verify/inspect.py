@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cxlfs.errors import CorruptionError, MediaError, NotFoundError
-from cxlfs.format import journal_reader, layout, operations, roots, segments, superblock
+from cxlfs.format import (
+    journal_chain,
+    journal_reader,
+    layout,
+    operations,
+    roots,
+    segments,
+    superblock,
+)
 from cxlfs.media.room import VOLATILE_TEXT
 from cxlfs.store.attributes import content_state
 from cxlfs.types import ROOT_INO
@@ -226,7 +234,7 @@ def journal_records(media: Media) -> Iterator[Item]:
             reason = f"record {reader.scan.lost_lsn} is damaged in both copies"
             yield _journal_end(end_offset, lsn - 1, reason, reason)
             return
-        header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
+        header = journal_chain.find_next(media, block, headers, reader.scan)
     yield _journal_end(end_offset, lsn - 1, "the end: no further record", None)
 
 

@@ -1,10 +1,12 @@
-"""Pass 4: the journal of the newest root and that of the fallback, every record in both copies.
+"""Pass 4: check both copies of each journal of the newest root and of the fallback.
 
-Never here: applying records.
+The pass reads every record, and the headers and continuations that lead from one journal to the
+next. Other modules apply records, and check the headers that a root names (pass 3).
 
 Invariants
-- A record that is bad in one copy is a finding only where it must have been durable: a crash may
-  tear what was being written, and the next opening starts a new journal.
+- Damage in one copy is a finding only if the copy must have been durable. A crash may tear bytes
+  that were being written, and the next opening starts a new journal.
+- A record proves that the headers of its journal and the continuation before it were durable.
 - Memory is bounded by one segment and its mirror.
 """
 
@@ -13,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cxlfs.errors import CorruptionError
-from cxlfs.format import journal_reader, layout, operations, segments
-from cxlfs.format.journal_reader import BadCopy, SegmentReader
+from cxlfs.format import journal_chain, journal_reader, layout, operations, segments
+from cxlfs.format.journal_reader import BadCopy, SegmentReader, SegmentScan
 from cxlfs.format.roots import Root
 from cxlfs.format.segments import SegmentHeader
 from cxlfs.format.superblock import Superblock
 from cxlfs.verify.context import Amount, Context, Steps
 from cxlfs.verify.findings import Finding, make
+from cxlfs.verify.media_passes import header_problem, headers_of_journal
 
 RECORDS_AT_ONCE = 128
 _RESTARTS_MAX = 3
@@ -76,15 +79,21 @@ class _Pass:
             return
         lsn = self.root.image_lsn + 1
         headers = segments.read_all(self.context.media, self.block)
+        before: SegmentScan | None = None
         while header is not None:
             reader = self._reader(header, lsn)
             yield from self._records(reader, fenced_lsn=0)
             scan = reader.scan
+            if scan.last_lsn >= header.first_lsn:
+                yield from self._way_to(header, before)
             if scan.lost_lsn is not None:
                 yield self._lost(reader, scan.lost_lsn)
                 return
-            lsn = scan.last_lsn + 1
-            header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
+            if scan.unknown_type is not None:
+                yield _unknown(scan, self.block.segment_offset(header.index) + scan.end)
+                return
+            lsn, before = scan.last_lsn + 1, scan
+            header = journal_chain.find_next(self.context.media, self.block, headers, scan)
 
     def _live_segments(self, header: SegmentHeader | None) -> Steps:
         """Of a mounted store it is known how far the journal reaches, and what is durable."""
@@ -95,6 +104,7 @@ class _Pass:
         epoch, end = journal.header.epoch, layout.SEGMENT_HEADER_BYTES + journal.used_bytes
         last_lsn, fenced_lsn = journal.last_lsn, journal.fenced_lsn
         headers = segments.read_all(self.context.media, self.block)
+        before: SegmentScan | None = None
         while header is not None and header.epoch <= epoch:
             newest = header.epoch == epoch
             reader = self._reader(header, header.first_lsn, end=end if newest else None)
@@ -102,11 +112,13 @@ class _Pass:
             lsn = reader.scan.last_lsn + 1
             if self.context.is_superseded(self.root):
                 return
+            yield from self._way_to(header, before)
             if newest:
                 if lsn <= last_lsn:
                     yield self._lost(reader, lsn)
                 return
-            header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
+            before = reader.scan
+            header = journal_chain.find_next(self.context.media, self.block, headers, before)
             if header is None:
                 yield self._lost(reader, lsn)
 
@@ -120,13 +132,17 @@ class _Pass:
         headers = segments.read_all(self.context.media, self.block)
         if header is None and fallback.journal_segment is None:
             header = journal_reader.find_successor(headers, after_epoch=epoch, first_lsn=lsn)
+        before: SegmentScan | None = None
         while header is not None and lsn <= goal:
             if self.context.is_superseded(self.root):
                 return
             reader = self._reader(header, lsn)
             yield from self._records(reader, fenced_lsn=0)
-            lsn = reader.scan.last_lsn + 1
-            header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
+            yield from self._way_to(header, before)
+            lsn, before = reader.scan.last_lsn + 1, reader.scan
+            header = journal_chain.find_next(self.context.media, self.block, headers, before)
+        if before is not None and lsn > goal:
+            yield from _bad_last_copies(before, self._first_segment(self.root))
         if lsn <= goal and not self.context.is_superseded(self.root):
             offset = self.block.segment_offset(fallback.image_segments[0])
             message = (
@@ -134,6 +150,22 @@ class _Pass:
                 f"before record {lsn} of {goal}"
             )
             yield make("fallback-journal-incomplete", message, media_offset=offset)
+
+    def _way_to(self, header: SegmentHeader, before: SegmentScan | None) -> Steps:
+        """Check what leads from the journal ``before`` to a journal that holds a record.
+
+        ``before`` is None if a root names the journal.
+        """
+        if before is None or self.context.is_superseded(self.root):
+            return
+        yield from _bad_last_copies(before, header)
+        for wanted in headers_of_journal(header):
+            problem = header_problem(self.context.media, self.block, wanted)
+            if problem is not None:
+                name = ("primary", "mirror")[wanted.copy_number]
+                message = f"header of journal segment {wanted.index} ({name}): {problem}"
+                offset = self.block.segment_offset(wanted.index)
+                yield make("journal-header-damaged", message, media_offset=offset)
 
     # --- records ----------------------------------------------------------------------------
 
@@ -172,6 +204,25 @@ class _Pass:
         offset = self.block.segment_offset(reader.scan.header.index) + reader.scan.end
         message = f"record {lsn} was durable, and is damaged in both copies"
         return make("journal-record-lost", message, media_offset=offset)
+
+
+def _unknown(scan: SegmentScan, media_offset: int) -> Finding:
+    message = f"record {scan.last_lsn + 1} has the unknown type {scan.unknown_type}"
+    return make("journal-record-malformed", message, media_offset=media_offset)
+
+
+def _bad_last_copies(scan: SegmentScan, following: SegmentHeader | None) -> Iterator[Finding]:
+    """Check the end of a journal that ``following`` continues (None: the store was closed).
+
+    If one opening wrote both journals, it made every record durable. Another opening, after a
+    crash, leaves the last records as they are: one copy may be torn.
+    """
+    if following is None or following.nonce == scan.header.nonce:
+        yield from _bad_copies(scan.bad_copies, scan.last_lsn)
+    for bad in scan.bad_continuations:
+        name = ("primary", "mirror")[bad.copy_number]
+        message = f"the continuation of journal {scan.header.epoch} is damaged in the {name} copy"
+        yield make("journal-copy-damaged", message, media_offset=bad.media_offset)
 
 
 def _bad_copies(found: list[BadCopy], fenced_lsn: int) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import collections
+import dataclasses
 
 from cxlfs.errors import CxlfsError, MediaError
 from cxlfs.format import frame, journal_reader, layout, segments, superblock
@@ -280,6 +281,12 @@ def headers_of_root(root: Root) -> dict[int, SegmentHeader]:
                 first_lsn=root.journal_first_lsn,
             )
     return expected
+
+
+def headers_of_journal(header: SegmentHeader) -> tuple[SegmentHeader, SegmentHeader]:
+    """Return the headers that both copies of a journal must have, given that of the primary."""
+    mirror = dataclasses.replace(header, index=header.partner, partner=header.index, copy_number=1)
+    return header, mirror
 
 
 def header_problem(media: Media, block: Superblock, wanted: SegmentHeader) -> str | None:

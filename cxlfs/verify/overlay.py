@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs.errors import InvariantError
+from cxlfs.errors import InvariantError, MediaError
 from cxlfs.media import Media
 from cxlfs.media.base import DirtyShutdown
 from cxlfs.native import crc32c
@@ -79,12 +79,27 @@ class OverlayMedia(_View):
         self._patches: list[tuple[int, bytes]] = []
 
     def read(self, offset: int, length: int) -> bytes:
-        data = bytearray(super().read(offset, length))
+        try:
+            data = bytearray(super().read(offset, length))
+        except MediaError:
+            data = self._read_gaps(offset, length)
         for start, patch in self._patches:
             low, high = max(start, offset), min(start + len(patch), offset + length)
             if low < high:
                 data[low - offset : high - offset] = patch[low - start : high - start]
         return bytes(data)
+
+    def _read_gaps(self, offset: int, length: int) -> bytearray:
+        """Read the bytes that no patch covers: a patch replaces bytes that cannot be read."""
+        data, position, end = bytearray(length), offset, offset + length
+        for start, patch in sorted(self._patches, key=lambda item: item[0]):
+            if position < start < end:
+                data[position - offset : start - offset] = super().read(position, start - position)
+            if start < end:
+                position = max(position, start + len(patch))
+        if position < end:
+            data[position - offset :] = super().read(position, end - position)
+        return data
 
     def read_into(self, offset: int, target: Target) -> None:
         view = np.asarray(target, dtype=np.uint8)

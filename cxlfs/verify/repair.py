@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from cxlfs.errors import CxlfsError, ReadOnlyError
-from cxlfs.format import journal_reader, layout, roots, segments, superblock
+from cxlfs.format import journal_chain, journal_reader, layout, roots, segments, superblock
 from cxlfs.format.roots import Root
 from cxlfs.format.segments import SegmentHeader
 from cxlfs.format.superblock import Superblock
@@ -32,6 +32,7 @@ from cxlfs.verify.media_passes import (
     expected_generation,
     good_superblock_bytes,
     header_problem,
+    headers_of_journal,
     headers_of_root,
 )
 from cxlfs.verify.overlay import GuardedMedia, OverlayMedia, Range
@@ -87,7 +88,8 @@ def plan(media: Media, findings: Iterable[Finding]) -> list[RepairAction]:
     if not wanted:
         return []
     overlay = OverlayMedia(media)
-    actions = [_as_if_done(overlay, action) for action in _copies(media, wanted)]
+    places = {action.media_offset: action for action in _copies(media, wanted)}
+    actions = [_as_if_done(overlay, action) for action in places.values()]
     if wanted & _RENEWED:
         renewal = _renewal(overlay, wanted)
         if renewal is not None:
@@ -128,8 +130,8 @@ def _copies(media: Media, wanted: set[str]) -> Iterator[RepairAction]:
     for root in found[:1] + [r for r in found if r.image_segments != found[0].image_segments][:1]:
         if "segment-header-damaged" in wanted:
             yield from _headers(media, block, root)
-        if "journal-copy-damaged" in wanted:
-            yield from _records(media, block, root)
+        if wanted & {"journal-copy-damaged", "journal-header-damaged"}:
+            yield from _journals(media, block, root, wanted)
     if "segment-header-damaged" in wanted:
         yield from _data_headers(media, block)
 
@@ -252,8 +254,14 @@ def _plausible_epoch(media: Media, block: Superblock, index: int, root: Root) ->
     return epoch if epoch < root.next_epoch else 0
 
 
-def _records(media: Media, block: Superblock, root: Root) -> Iterator[RepairAction]:
-    """Record copies that are bad while the other copy is good, along the journals of a root."""
+def _journals(
+    media: Media, block: Superblock, root: Root, wanted: set[str]
+) -> Iterator[RepairAction]:
+    """Yield rewrites along the journals of a root.
+
+    They replace records and continuations that are bad in one copy, and bad headers of journals
+    that the root does not name.
+    """
     if root.journal_segment is None or root.journal_mirror is None:
         return
     header = journal_reader.read_header(
@@ -262,17 +270,38 @@ def _records(media: Media, block: Superblock, root: Root) -> Iterator[RepairActi
     headers = segments.read_all(media, block)
     lsn = root.image_lsn + 1
     while header is not None:
+        if header.epoch != root.journal_epoch and "journal-header-damaged" in wanted:
+            yield from _journal_headers(media, block, header)
         reader = journal_reader.SegmentReader(media, block, header, expected_lsn=lsn, compare=True)
         for _record in reader:
             pass
-        for bad in reader.scan.bad_copies:
-            if not bad.contradicts:
-                data = media.read(bad.good_media_offset, bad.length)
-                name = ("primary", "mirror")[bad.copy_number]
-                text = f"rewrite record {bad.lsn} in the {name} copy of the journal"
-                yield _rewrite(text, bad.media_offset, data, "journal-copy-damaged")
+        if "journal-copy-damaged" in wanted:
+            yield from _records(media, reader.scan)
         lsn = reader.scan.last_lsn + 1
-        header = journal_reader.find_successor(headers, after_epoch=header.epoch, first_lsn=lsn)
+        header = journal_chain.find_next(media, block, headers, reader.scan)
+
+
+def _journal_headers(
+    media: Media, block: Superblock, header: SegmentHeader
+) -> Iterator[RepairAction]:
+    """Yield rewrites of bad headers from the other copy or the continuation before them."""
+    for wanted in headers_of_journal(header):
+        if header_problem(media, block, wanted) is not None:
+            text = f"rewrite the header of journal segment {wanted.index}"
+            data = segments.encode(wanted, block.uuid)
+            offset = block.segment_offset(wanted.index)
+            yield _rewrite(text, offset, data, "journal-header-damaged")
+
+
+def _records(media: Media, scan: journal_reader.SegmentScan) -> Iterator[RepairAction]:
+    for bad in (*scan.bad_copies, *scan.bad_continuations):
+        if bad.contradicts:
+            continue
+        data = media.read(bad.good_media_offset, bad.length)
+        what = f"record {bad.lsn}" if bad in scan.bad_copies else "the continuation"
+        name = ("primary", "mirror")[bad.copy_number]
+        text = f"rewrite {what} in the {name} copy of the journal"
+        yield _rewrite(text, bad.media_offset, data, "journal-copy-damaged")
 
 
 # --- writing metadata anew ------------------------------------------------------------------

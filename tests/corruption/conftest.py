@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.support.corrupt import Anatomy
-from tests.support.verdict import good_store
+from tests.support.verdict import Picture, good_picture, good_store
 
 CAMPAIGN = os.environ.get("CXLFS_CAMPAIGN") == "1"
 
@@ -16,11 +16,18 @@ def sample_count() -> int | None:
     return None if CAMPAIGN else 10
 
 
-@pytest.fixture(params=[True, False], ids=["closed", "crashed"])
-def is_closed(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+@pytest.fixture(params=["closed", "crashed", "chained"])
+def life(request: pytest.FixtureRequest) -> dict[str, bool]:
+    """How the store ended, for ``good_store``: the last one with records in three journals."""
+    return {"closed": request.param == "closed", "chained": request.param == "chained"}
 
 
 @pytest.fixture
-def anatomy(is_closed: bool) -> Anatomy:
-    return good_store(closed=is_closed)
+def anatomy(life: dict[str, bool]) -> Anatomy:
+    return good_store(**life)
+
+
+@pytest.fixture
+def good(life: dict[str, bool]) -> Picture:
+    """What a user sees of the store of ``anatomy``."""
+    return good_picture(**life)

@@ -18,7 +18,7 @@ from cxlfs.verify.image_pass import Damage as ImageDamage
 from cxlfs.verify.image_pass import sum_image
 from cxlfs.verify.media_passes import good_superblock_bytes, superblock_problem
 from tests.support.corrupt import Anatomy, Damage, Region
-from tests.support.verdict import findings_of, good_picture, good_store, picture_of
+from tests.support.verdict import Picture, findings_of, good_picture, good_store, picture_of
 
 
 def _flipped(data: bytes, bit: int) -> bytes:
@@ -125,11 +125,19 @@ def _all_images(anatomy: Anatomy) -> list[Region]:
     return [piece for root in found if root is not None for piece in anatomy.image_pieces(root)]
 
 
+def _all_continuations(anatomy: Anatomy) -> list[Region]:
+    return [*anatomy.continuations(anatomy.newest), *anatomy.continuations(anatomy.fallback)]
+
+
 STRUCTURES: dict[str, tuple[Regions, set[str]]] = {
     "superblock": (Anatomy.superblocks, {"superblock-copy-damaged"}),
     "root": (Anatomy.roots, {"root-copy-damaged"}),
-    "segment header": (Anatomy.segment_headers, {"segment-header-damaged"}),
+    "segment header": (
+        Anatomy.segment_headers,
+        {"segment-header-damaged", "journal-header-damaged"},
+    ),
     "record": (_all_records, {"journal-copy-damaged"}),
+    "continuation": (_all_continuations, {"journal-copy-damaged"}),
     "image": (_all_images, {"image-damaged", "image-fallback-damaged"}),
 }
 
@@ -137,10 +145,9 @@ STRUCTURES: dict[str, tuple[Regions, set[str]]] = {
 @pytest.mark.parametrize("name", STRUCTURES)
 @pytest.mark.timeout(0)
 def test_any_bit_is_found_and_changes_nothing(
-    anatomy: Anatomy, is_closed: bool, name: str, rng: random.Random, sample_count: int | None
+    anatomy: Anatomy, good: Picture, name: str, rng: random.Random, sample_count: int | None
 ) -> None:
     regions, expected = STRUCTURES[name]
-    picture = good_picture(closed=is_closed)
     for region in regions(anatomy):
         bits: Iterable[int] = region.bits
         if sample_count is not None:
@@ -149,13 +156,47 @@ def test_any_bit_is_found_and_changes_nothing(
             with Damage(anatomy.media) as damage:
                 damage.flip(bit)
                 found = findings_of(anatomy.media, structure_only=True)
-                assert picture_of(anatomy.media) == picture, (region, bit)
+                assert picture_of(anatomy.media) == good, (region, bit)
             if _may_be_torn(anatomy, region):
                 continue
             assert found, (region, bit)
             assert found[0].id in expected, (region, bit)
             assert found[0].media_offset == region.offset, (region, bit)
             assert {f.severity for f in found} == {"warning"}, (region, bit)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_both_headers_of_a_journal_that_no_root_names(number: int) -> None:
+    """The continuation of the journal before it has led there: nothing is lost, and verify says
+    what is damaged.
+    """
+    anatomy = good_store(closed=False, chained=True)
+    header = anatomy.journals(anatomy.newest)[number].header
+    places = [anatomy.block.segment_offset(index) for index in (header.index, header.partner)]
+    with Damage(anatomy.media) as damage:
+        for place in places:
+            damage.flip((place + 30) * 8)
+        found = findings_of(anatomy.media, structure_only=True)
+        assert picture_of(anatomy.media) == good_picture(closed=False, chained=True)
+    headers = [f.media_offset for f in found if f.id == "journal-header-damaged"]
+    assert headers == places
+
+
+def test_all_that_leads_to_a_journal_but_one_copy() -> None:
+    """Two headers and two continuations: each of them is enough."""
+    anatomy = good_store(closed=False, chained=True)
+    scan, successor = anatomy.journals(anatomy.newest)[:2]
+    header = successor.header
+    leads = [anatomy.block.segment_offset(index) for index in (header.index, header.partner)]
+    ends = [anatomy.block.segment_offset(i) for i in (scan.header.index, scan.header.partner)]
+    leads += [offset + scan.end for offset in ends]
+    for left in leads:
+        with Damage(anatomy.media) as damage:
+            for place in leads:
+                if place != left:
+                    damage.zero(place, 64)
+            assert picture_of(anatomy.media) == good_picture(closed=False, chained=True), left
+            assert findings_of(anatomy.media, structure_only=True), left
 
 
 def _may_be_torn(anatomy: Anatomy, region: Region) -> bool:

@@ -15,13 +15,10 @@ from cxlfs.format import layout
 from cxlfs.store import Store
 from cxlfs.verify import ERROR, Finding
 from tests.support.corrupt import Anatomy, Damage, Region, populated_media
-from tests.support.stores import Entry, write_file
-from tests.support.verdict import findings_of, good_picture, good_store, picture_of
+from tests.support.stores import write_file
+from tests.support.verdict import Picture, findings_of, good_picture, good_store, picture_of
 
 LINE_BYTES = 64
-
-
-Picture = dict[bytes, Entry]
 
 
 def judge(
@@ -46,10 +43,9 @@ def _lines(regions: list[Region]) -> Iterator[tuple[Region, int]]:
 
 @pytest.mark.parametrize("fill", [b"\0", b"\xff"])
 def test_every_metadata_line_blanked(
-    anatomy: Anatomy, is_closed: bool, fill: bytes, sample_count: int | None
+    anatomy: Anatomy, good: Picture, fill: bytes, sample_count: int | None
 ) -> None:
     """What a lost cache line or an uncorrectable error leaves; of those with ones a part."""
-    good = good_picture(closed=is_closed)
     tried = found_count = 0
     step = 1 if fill == b"\0" or sample_count is None else 5
     for region, offset in itertools.islice(_lines(anatomy.metadata()), 0, None, step):
@@ -82,9 +78,8 @@ def test_every_data_line_blanked() -> None:
 
 
 @pytest.mark.parametrize("part", ["unit", "segment"])
-def test_whole_units_and_segments_blanked(anatomy: Anatomy, is_closed: bool, part: str) -> None:
+def test_whole_units_and_segments_blanked(anatomy: Anatomy, good: Picture, part: str) -> None:
     """The largest page that one uncorrectable error takes away; and any one segment."""
-    good = good_picture(closed=is_closed)
     block = anatomy.block
     if part == "unit":
         places = [(offset, block.unit_bytes) for offset in block.copy_offsets]
@@ -110,9 +105,8 @@ def _pairs(regions: list[Region]) -> Iterator[tuple[Region, Region]]:
 @pytest.mark.parametrize("name", ["superblocks", "roots", "segment_headers"])
 @pytest.mark.parametrize("swap", [True, False], ids=["swapped", "doubled"])
 def test_structures_in_each_others_place(
-    anatomy: Anatomy, is_closed: bool, name: str, swap: bool
+    anatomy: Anatomy, good: Picture, name: str, swap: bool
 ) -> None:
-    good = good_picture(closed=is_closed)
     for one, other in _pairs(getattr(anatomy, name)()):
         if swap and one.offset > other.offset:
             continue
@@ -129,8 +123,7 @@ def test_structures_in_each_others_place(
 
 
 @pytest.mark.parametrize("swap", [True, False], ids=["swapped", "doubled"])
-def test_segments_in_each_others_place(anatomy: Anatomy, is_closed: bool, swap: bool) -> None:
-    good = good_picture(closed=is_closed)
+def test_segments_in_each_others_place(anatomy: Anatomy, good: Picture, swap: bool) -> None:
     size = anatomy.block.segment_size_bytes
     used = [anatomy.block.segment_offset(r.index) for r in anatomy.segment_headers()]
     free = next(
@@ -165,9 +158,8 @@ def test_records_in_each_others_place() -> None:
 
 
 def test_lines_in_each_others_place(
-    anatomy: Anatomy, is_closed: bool, rng: random.Random, sample_count: int | None
+    anatomy: Anatomy, good: Picture, rng: random.Random, sample_count: int | None
 ) -> None:
-    good = good_picture(closed=is_closed)
     places = [offset for _, offset in _lines(anatomy.metadata())]
     for number in range(10 * (sample_count or 1000)):
         one, other = rng.sample(places, 2)

@@ -16,7 +16,7 @@ from cxlfs.verify import ERROR, run_passes
 from cxlfs.verify.repair import apply, plan
 from tests.support.corrupt import Anatomy
 from tests.support.stores import read_file, write_file
-from tests.support.verdict import findings_of, good_picture, picture_of
+from tests.support.verdict import Picture, findings_of, picture_of
 
 LINE_BYTES = 64
 
@@ -64,10 +64,9 @@ class PoisonedMedia(MemoryMedia):
 
 
 def test_every_metadata_line_poisoned(
-    anatomy: Anatomy, is_closed: bool, tmp_path: Path, sample_count: int | None
+    anatomy: Anatomy, good: Picture, tmp_path: Path, sample_count: int | None
 ) -> None:
     """Read around it, found, and repaired by writing it."""
-    good = good_picture(closed=is_closed)
     content = bytes(anatomy.media.unguarded_memory())
     media = PoisonedMedia(content)
     places = {
@@ -91,12 +90,11 @@ def test_every_metadata_line_poisoned(
     assert found_count > len(places) / step * 0.75
 
 
-def test_every_unit_and_segment_unreadable(anatomy: Anatomy, is_closed: bool) -> None:
+def test_every_unit_and_segment_unreadable(anatomy: Anatomy, good: Picture) -> None:
     """The largest page that one error takes away: superblocks and rings are read elsewhere; of
     segments the state is read from other copies or opening fails, and nothing else is shown. (File
     data is read in C, past this media: for that the file is cut in the test below.)
     """
-    good = good_picture(closed=is_closed)
     media = PoisonedMedia(bytes(anatomy.media.unguarded_memory()))
     block = anatomy.block
     unit = block.unit_bytes

@@ -18,7 +18,17 @@ from unittest import mock
 
 import numpy as np
 
-from cxlfs.format import journal_reader, layout, operations, roots, segments, superblock
+from cxlfs.format import (
+    journal,
+    journal_chain,
+    journal_reader,
+    layout,
+    operations,
+    roots,
+    segments,
+    superblock,
+)
+from cxlfs.format.journal_reader import SegmentScan
 from cxlfs.format.roots import Root
 from cxlfs.format.segments import SegmentHeader
 from cxlfs.format.superblock import Superblock
@@ -46,15 +56,20 @@ def frozen(seed: int) -> Iterator[random.Random]:
         yield rng
 
 
-def populated_media(*, closed: bool, size_bytes: int = IMAGE_BYTES, seed: int = 1) -> MemoryMedia:
+def populated_media(
+    *, closed: bool, chained: bool = False, size_bytes: int = IMAGE_BYTES, seed: int = 1
+) -> MemoryMedia:
     """Files, directories, links, attributes, a version kept aside, holes, several metadata images;
-    closed, or dropped as by a kill with records in the journal.
+    closed, or dropped as by a kill with records in the journal; ``chained``: in three journals, of
+    which the root names the first.
     """
     with frozen(seed) as rng:
-        return _populated_media(rng, size_bytes, closed=closed)
+        return _populated_media(rng, size_bytes, closed=closed, chained=chained)
 
 
-def _populated_media(rng: random.Random, size_bytes: int, *, closed: bool) -> MemoryMedia:
+def _populated_media(
+    rng: random.Random, size_bytes: int, *, closed: bool, chained: bool
+) -> MemoryMedia:
     media = MemoryMedia(size_bytes)
     format_small(media)
     store = Store.open(media)
@@ -67,6 +82,10 @@ def _populated_media(rng: random.Random, size_bytes: int, *, closed: bool) -> Me
         return media
     store.volume.rollover()
     _last_records(store, rng)
+    for number in range(2 if chained else 0):
+        store.volume.continue_journal()
+        for name in (b"one", b"two", b"three"):
+            write_file(store, 1, b"chained-%s-%d" % (name, number), rng.randbytes(300))
     store.abandon()
     return media
 
@@ -164,6 +183,9 @@ class Anatomy:
         """Of segments that are in use: metadata of the newest root and the fallback, and data."""
         with_data = {self.segment_of(int(row["media_offset"])) for row in self.extents()}
         named = set(self.newest.segments) | set(self.fallback.segments if self.fallback else ())
+        for root in (self.newest, self.fallback):
+            for scan in self.journals(root):
+                named |= {scan.header.index, scan.header.partner}
         size = layout.SEGMENT_DTYPE.itemsize
         return [
             Region("segment header", self.block.segment_offset(index), size, index)
@@ -178,21 +200,56 @@ class Anatomy:
         assert isinstance(header, SegmentHeader)
         return header
 
-    def records(self, root: Root) -> list[Region]:
-        """Every record of a root's journal, in both copies, primary first."""
-        if root.journal_segment is None or root.journal_mirror is None:
+    def journals(self, root: Root | None) -> list[SegmentScan]:
+        """The chain of a root: of the fallback those in front of the newest image."""
+        if root is None or root.journal_segment is None or root.journal_mirror is None:
             return []
-        header = self.header(root.journal_segment)
-        found: list[Region] = []
+        scans: list[SegmentScan] = []
+        header: SegmentHeader | None = self.header(root.journal_segment)
+        headers = segments.read_all(self.media, self.block)
+        while header is not None:
+            if root is not self.newest and header.first_lsn > self.newest.image_lsn:
+                break
+            scans.append(self._read(header)[1])
+            header = journal_chain.find_next(self.media, self.block, headers, scans[-1])
+        return scans
+
+    def _read(self, header: SegmentHeader) -> tuple[list[journal_reader.Record], SegmentScan]:
         reader = journal_reader.SegmentReader(
             self.media, self.block, header, expected_lsn=header.first_lsn
         )
-        shift = self.block.segment_offset(header.partner) - self.block.segment_offset(header.index)
-        for record in reader:
-            for copy in (0, 1):
-                offset = record.media_offset + copy * shift
-                found.append(Region("record", offset, record.length, record.lsn, copy))
+        return list(reader), reader.scan
+
+    def _shift(self, header: SegmentHeader) -> int:
+        """From the primary copy of a journal to the mirror."""
+        return self.block.segment_offset(header.partner) - self.block.segment_offset(header.index)
+
+    def records(self, root: Root) -> list[Region]:
+        """Every record of a root's journals, in both copies, primary first."""
+        found: list[Region] = []
+        for scan in self.journals(root):
+            for record in self._read(scan.header)[0]:
+                for copy in (0, 1):
+                    offset = record.media_offset + copy * self._shift(scan.header)
+                    found.append(Region("record", offset, record.length, record.lsn, copy))
         return found
+
+    def continuations(self, root: Root | None) -> list[Region]:
+        """What leads from each of a root's journals to the next one, in both copies."""
+        return [
+            Region(
+                "continuation",
+                self.block.segment_offset(scan.header.index)
+                + scan.end
+                + copy * self._shift(scan.header),
+                journal.CONTINUATION_BYTES,
+                scan.last_lsn + 1,
+                copy,
+            )
+            for scan in self.journals(root)
+            if scan.continuations
+            for copy in (0, 1)
+        ]
 
     def image_pieces(self, root: Root) -> list[Region]:
         """The bytes of an image that a checksum covers."""
@@ -214,6 +271,7 @@ class Anatomy:
         for root in (self.newest, self.fallback):
             if root is not None:
                 found.extend(self.records(root))
+                found.extend(self.continuations(root))
                 found.extend(self.image_pieces(root))
         return found
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from cxlfs.errors import NameTooLongError
-from cxlfs.format import frame, image, journal_reader, layout, roots, segments, superblock
+from cxlfs.format import frame, image, journal, journal_reader, layout, roots, segments, superblock
 from cxlfs.native.maps import FileMap
 from cxlfs.store import names, recovery, replay, replay_runs, sleepers, volume
 from cxlfs.store.namespace import Namespace
@@ -132,6 +132,18 @@ def mirror_ignored(patch: Patch) -> None:
 def damage_taken_for_a_torn_end(patch: Patch) -> None:
     """A journal that breaks off in its middle is cut there without a word."""
     patch.setattr(journal_reader.SegmentReader, "_look_ahead", nothing)
+
+
+@mutant("damage/LINE/chain", 7, 11)
+def journals_end_without_a_continuation(patch: Patch) -> None:
+    """Nothing but its own headers leads to a journal that no root names."""
+    patch.setattr(journal, "store_continuation", nothing)
+
+
+@mutant("damage/LINE/chain", 7, 11)
+def continuations_not_read(patch: Patch) -> None:
+    """A journal whose headers are damaged is not looked for in the one before it."""
+    patch.setattr(journal_reader.SegmentReader, "_find_continuation", nothing)
 
 
 @mutant("damage/LINE/superblock", 9, 18)

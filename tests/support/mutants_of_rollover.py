@@ -96,7 +96,7 @@ def new_journal_not_used(patch: Patch) -> None:
 @mutant("sliced/LINE/create_tiny", 11)
 def later_journals_not_read(patch: Patch) -> None:
     """Recovery reads the journal that the root names, and not those behind it."""
-    patch.setattr(recovery.journal_reader, "find_successor", lambda *_, **__: None)
+    patch.setattr(recovery.journal_chain, "find_next", lambda *_: None)
 
 
 @mutant("one/PAGE/dead_space_used_at_once", 12)

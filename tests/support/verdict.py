@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import TypeAlias
 
 from cxlfs.errors import CxlfsError
 from cxlfs.media import MemoryMedia
@@ -11,22 +12,25 @@ from cxlfs.verify import Finding, run_passes
 from tests.support.corrupt import Anatomy, populated_media
 from tests.support.stores import Entry, picture
 
+Picture: TypeAlias = dict[bytes, Entry]
+"""What a user sees of a store: each path."""
+
 
 @functools.cache
-def good_store(*, closed: bool) -> Anatomy:
+def good_store(*, closed: bool, chained: bool = False) -> Anatomy:
     """A store with a bit of everything; shared: damage it only inside ``with Damage``."""
-    return Anatomy(populated_media(closed=closed))
+    return Anatomy(populated_media(closed=closed, chained=chained))
 
 
 @functools.cache
-def good_picture(*, closed: bool) -> dict[bytes, Entry]:
+def good_picture(*, closed: bool, chained: bool = False) -> Picture:
     """Everything a user can see of it."""
-    seen = picture_of(good_store(closed=closed).media)
+    seen = picture_of(good_store(closed=closed, chained=chained).media)
     assert isinstance(seen, dict)
     return seen
 
 
-def picture_of(media: MemoryMedia) -> dict[bytes, Entry] | CxlfsError:
+def picture_of(media: MemoryMedia) -> Picture | CxlfsError:
     """Everything a user can see of the store, or why it cannot be seen."""
     try:
         store = Store.open(media, StoreOptions(read_only=True))

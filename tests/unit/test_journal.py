@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from cxlfs.errors import InvariantError
-from cxlfs.format import journal, journal_reader, layout, segments, superblock
+from cxlfs.format import (
+    journal,
+    journal_chain,
+    journal_reader,
+    layout,
+    segments,
+    superblock,
+)
 from cxlfs.media import Granularity, MemoryMedia
 from cxlfs.native import crc32c
 from tests.support.stores import format_small
@@ -205,13 +212,15 @@ def test_wrong_first_lsn(bench: Bench) -> None:
 
 def test_record_at_the_end_of_the_segment() -> None:
     bench = Bench()
-    bench.fill([b"x" * 448] * 120)
+    bench.fill([*([b"x" * 448] * 119), b"x" * (448 - journal.CONTINUATION_BYTES)])
     assert bench.journal.free_bytes == 0
     with pytest.raises(InvariantError):
         bench.journal.append(b"", 0)
+    bench.journal.end(dataclasses.replace(HEADER, epoch=51, first_lsn=220))
     records, scan = bench.read()
     assert len(records) == 120
-    assert scan.end == 65536
+    assert [header.epoch for header in scan.continuations] == [51]
+    assert scan.end + journal.CONTINUATION_BYTES == 65536
     bench.media.close()
 
 
@@ -296,3 +305,96 @@ def test_successor() -> None:
     assert found is not None
     assert (found.index, found.partner, found.epoch) == (3, 4, 62)
     assert journal_reader.find_successor(headers, after_epoch=62, first_lsn=105) is None
+
+
+def successor(**changes: int) -> segments.SegmentHeader:
+    """The header of a journal behind that of the bench."""
+    values = {"index": 30, "partner": 31, "epoch": 51, "first_lsn": 105, "nonce": 77} | changes
+    return dataclasses.replace(HEADER, **values)
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_continuation_in_either_copy(bench: Bench, compare: bool) -> None:
+    header = successor()
+    bench.journal.end(header)
+    for copies in ((), (10,), (20,), (10, 20)):
+        bench.spoil(bench.ends[-1] + 70, copies)
+        records, scan = bench.read(compare=compare)
+        assert len(records) == 5
+        assert scan.continuations == ([] if len(copies) == 2 else [header])
+        assert [bad.copy_number for bad in scan.bad_continuations] == (
+            [(10, 20).index(copies[0])] if len(copies) == 1 else []
+        )
+        bench.spoil(bench.ends[-1] + 70, copies)
+
+
+def test_every_bit_of_a_continuation(bench: Bench) -> None:
+    bench.journal.end(successor())
+    start = bench.ends[-1]
+    for position in range(start, start + journal.CONTINUATION_BYTES):
+        for bit in range(8):
+            bench.spoil(position, value=1 << bit)
+            records, scan = bench.read()
+            assert len(records) == 5
+            assert scan.continuations == []
+            assert scan.lost_lsn is None
+            bench.spoil(position, value=1 << bit)
+
+
+def test_continuations_that_cannot_be(bench: Bench) -> None:
+    """Valid by their checksums, but of a segment that nothing can go on in."""
+    for wrong in ({"epoch": 50}, {"first_lsn": 104}, {"index": 10_000}, {"role": 1}):
+        store_continuation(bench, successor(**wrong))
+        assert bench.read()[1].continuations == [], wrong
+    store_continuation(bench, successor())
+    assert bench.read()[1].continuations == [successor()]
+
+
+def store_continuation(bench: Bench, header: segments.SegmentHeader) -> None:
+    journal.store_continuation(
+        *(bench.media, bench.block, HEADER, header), position=bench.ends[-1], fenced_lsn=104
+    )
+
+
+def test_continuations_that_differ(bench: Bench) -> None:
+    """A crash while the second one took the place of the first: both count, the newer one first."""
+    older, newer = successor(), successor(epoch=52, index=40, partner=41)
+    store_continuation(bench, newer)
+    place = bench.block.segment_offset(10) + bench.ends[-1]
+    data = bench.media.read(place, journal.CONTINUATION_BYTES)
+    store_continuation(bench, older)
+    bench.media.store(place, data)
+    scan = bench.read()[1]
+    assert scan.continuations == [newer, older]
+    assert [bad.copy_number for bad in scan.bad_continuations] == [1]
+
+
+def test_next_of_the_chain(bench: Bench) -> None:
+    """By headers, or else by the continuation, if the journal that it names was ever used."""
+    header = successor()
+    bench.journal.end(header)
+    scan = bench.read()[1]
+
+    def following() -> segments.SegmentHeader | None:
+        headers = segments.read_all(bench.media, bench.block)
+        return journal_chain.find_next(bench.media, bench.block, headers, scan)
+
+    assert following() is None
+    following_journal = journal.Journal(bench.media, bench.block, header, last_lsn=104)
+    following_journal.append(b"", 0)
+    assert following() == header
+    segments.store(bench.media, bench.block, dataclasses.replace(header, epoch=52, nonce=78))
+    newer = following()
+    assert newer is not None
+    assert newer.epoch == 52
+
+
+def test_record_of_unknown_type(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later program has written it: it is no torn end."""
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "RECORD_TRANSACTION", 3)
+        bench.journal.append(b"", 0)
+    records, scan = bench.read()
+    assert len(records) == 5
+    assert scan.unknown_type == 3
+    assert scan.lost_lsn is None

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from cxlfs.media import Granularity, SimulatedMedia
+from cxlfs.format import layout
+from cxlfs.media import Granularity, MemoryMedia, SimulatedMedia
 from cxlfs.media.simulated import CrashTarget
-from cxlfs.store import Store
+from cxlfs.store import Store, recovery
 from cxlfs.verify import run_passes
 from tests.support.corrupt import IMAGE_BYTES
 from tests.support.stores import format_small, write_file
@@ -55,3 +56,41 @@ def test_crash_images_are_no_damage(granularity: Granularity, rng: random.Random
             found = list(run_passes(crashed, structure_only=False))
             assert found == [], event
     target.close()
+
+
+@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize("torn_copy", [0, 1])
+def test_torn_beginning_of_a_journal_is_mended(
+    monkeypatch: pytest.MonkeyPatch, torn_copy: int, continues: bool
+) -> None:
+    """A crash tears one header of a journal and one copy of the continuation that leads there. The
+    next opening replaces both, whether it makes an image or continues the journal.
+    """
+    if continues:
+        monkeypatch.setattr(recovery, "is_short", lambda _bytes: False)
+    media = MemoryMedia(IMAGE_BYTES)
+    format_small(media)
+    store = Store.open(media)
+    write_file(store, 1, b"file", b"content")
+    before = store.volume.journal
+    assert before is not None
+    store.volume.continue_journal()
+    following = store.volume.journal
+    assert following is not None
+    store.abandon()
+    block = store.superblock
+    indexes = (before.header.index, before.header.partner)
+    end = before.used_bytes + layout.SEGMENT_HEADER_BYTES
+    media.store(block.segment_offset(indexes[torn_copy]) + end, bytes(8))
+    media.store(
+        block.segment_offset((following.header.index, following.header.partner)[torn_copy]),
+        bytes(8),
+    )
+    for number in range(2):
+        store = Store.open(media)
+        assert store.recovery.problems == []
+        assert list(run_passes(media, structure_only=False, store=store)) == []
+        write_file(store, 1, b"later-%d" % number, b"content")
+        store.abandon()
+        assert list(run_passes(media, structure_only=False)) == []
+    media.close()

@@ -14,6 +14,7 @@ import numpy as np
 
 from cxlfs.errors import CxlfsError, NotACxlfsError
 from cxlfs.format import layout, roots, segments
+from cxlfs.format.journal_chain import find_next
 from cxlfs.format.journal_reader import Record, SegmentReader, read_header
 from cxlfs.media import Granularity, SimulatedMedia
 from cxlfs.media.crash import CrashCursor
@@ -44,6 +45,9 @@ def damage(bench: Bench, what: str, rng: random.Random) -> Result:
     cursor.advance(len(log))
     image = cursor.image(cursor.in_flight().none())
     media = SimulatedMedia(len(image), bench.tape.media.granularity, image=image)
+    if what == "chain":
+        image = _continued(media)
+        media.load(image)
     good = _outcome(media, image)
     assert isinstance(good, dict), good
     result = Result()
@@ -156,6 +160,37 @@ def _data(media: SimulatedMedia, image: bytes, rng: random.Random) -> Iterator[l
         yield [_flip(image, offset + rng.randrange(length), rng)]
 
 
+def _continued(media: SimulatedMedia) -> bytes:
+    """The store, with records in a journal that no root names; dropped as by a kill."""
+    store = Store.open(media)
+    store.volume.continue_journal()
+    for number in range(3):
+        store.make_directory(1, b"continued-%d" % number, 0o755, 0, 0)
+    store.abandon()
+    return media.image()
+
+
+def _chain(media: SimulatedMedia, image: bytes, rng: random.Random) -> Iterator[list[Change]]:
+    """Both headers of that journal; then both continuations that lead there."""
+    store, root, _ = _parts(media)
+    block = store.superblock
+    store.abandon()
+    assert root.journal_segment is not None
+    assert root.journal_mirror is not None
+    first = read_header(media, block, root.journal_segment, root.journal_mirror, root.journal_epoch)
+    assert first is not None
+    reader = SegmentReader(media, block, first, expected_lsn=first.first_lsn)
+    for _ in reader:
+        pass
+    successor = find_next(media, block, segments.read_all(media, block), reader.scan)
+    assert successor is not None
+    headers = [block.segment_offset(i) for i in (successor.index, successor.partner)]
+    ends = [block.segment_offset(i) + reader.scan.end for i in (first.index, first.partner)]
+    for _ in range(PLACES):
+        for places, length in ((headers, layout.SEGMENT_DTYPE.itemsize), (ends, 192)):
+            yield [_flip(image, place + rng.randrange(length), rng) for place in places]
+
+
 def _stale(media: SimulatedMedia, _image: bytes, _rng: random.Random) -> Iterator[list[Change]]:
     """Both journal headers are those of an earlier use of their segments."""
     store, root, _ = _parts(media)
@@ -179,6 +214,7 @@ _KINDS: dict[str, Callable[[SimulatedMedia, bytes, random.Random], Iterator[list
     "image": _image,
     "data": _data,
     "stale": _stale,
+    "chain": _chain,
 }
 DAMAGES = tuple(_KINDS)
 
