@@ -10,8 +10,9 @@ Invariants
 - Each structure ends with its CRC32C over all bytes before it (the superblock leaves out its copy
   number, so that all copies sum alike). Zero is never a valid magic or type.
 - Offsets called ``media_offset`` count from the start of the media; segments are counted from 0.
-- A number may be added to the format only with a feature flag or a new version. Role 4 has none: a
-  program that does not know it finds a segment that nothing names, which is free.
+- A number may be added to the format only with a feature flag or a new version. ``docs/format.md``
+  (Unknown values) says how a program treats a number that it does not know. Role 4 and record type
+  2 have no flag: programs that do not know them read a store right.
 """
 
 from __future__ import annotations
@@ -263,6 +264,8 @@ OP_MOVE: Final = 11
 
 OP_FLAG_ASIDE: Final = 1
 """OP_CONTENT: changes the version kept aside, not the committed one."""
+OP_FLAGS_KNOWN: Final = {OP_CONTENT: OP_FLAG_ASIDE}
+"""Flags of each type of operation. A type that is not here has none."""
 
 XATTR_HIDDEN_PREFIX: Final = b"trusted.cxlfs."
 """Of the names of extended attributes that the store keeps for itself and shows to nobody."""

@@ -37,6 +37,9 @@ _KIND_COUNT = 1 << 16
 _LEAST_BYTES = np.full(_KIND_COUNT, np.iinfo(np.int64).max)
 for _kind, _bytes in operations.LEAST_BYTES.items():
     _LEAST_BYTES[_kind] = _bytes
+_FLAGS_UNKNOWN = np.full(_KIND_COUNT, 0xFFFF, dtype=np.int64)
+for _kind, _flags in layout.OP_FLAGS_KNOWN.items():
+    _FLAGS_UNKNOWN[_kind] = 0xFFFF & ~_flags
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,6 +182,7 @@ class _Operations:
         self.kind = (headers & np.uint64(_KIND_COUNT - 1)).astype(np.int64)
         self.flags = ((headers >> np.uint64(16)) & np.uint64(0xFFFF)).astype(np.int64)
         self.end = self.position + (headers >> np.uint64(32)).astype(np.int64)
+        self.refuse(np.arange(len(self.kind)), (self.flags & _FLAGS_UNKNOWN[self.kind]) != 0)
 
     def column(self, at: Integers, dtype: np.dtype[np.void], name: str) -> npt.NDArray[np.uint64]:
         """One field of the bodies of the operations ``at``."""

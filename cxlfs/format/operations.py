@@ -369,8 +369,14 @@ _DECODERS: dict[int, tuple[int, Callable[[bytes, int, int, int], Operation]]] = 
 }
 
 
+_FLAGS_KNOWN = {kind: layout.OP_FLAGS_KNOWN.get(kind, 0) for kind in _DECODERS}
 LEAST_BYTES = {kind: least for kind, (least, _decoder) in _DECODERS.items()}
 """Bytes of header and body of each kind of operation, without what follows them."""
+
+
+def _require_known(kind: int, flags: int) -> None:
+    if flags & ~_FLAGS_KNOWN[kind]:
+        raise _MalformedError(f"unknown flags {flags:#x} of type {kind}")
 
 
 def decode_one(data: bytes, kind: int, flags: int) -> Operation:
@@ -379,11 +385,17 @@ def decode_one(data: bytes, kind: int, flags: int) -> Operation:
     Raises CorruptionError.
     """
     try:
+        _require_known(kind, flags)
         return _DECODERS[kind][1](data, _HEADER.size, len(data), flags)
     except _MalformedError as error:
         raise CorruptionError(
             f"malformed journal operation: {error}", structure="journal record"
         ) from error
+
+
+def _malformed(what: str, media_offset: int) -> CorruptionError:
+    message = f"malformed journal operation: {what}"
+    return CorruptionError(message, structure="journal record", media_offset=media_offset)
 
 
 def decode(payload: bytes, count: int, media_offset: int) -> list[Operation]:
@@ -399,14 +411,14 @@ def decode(payload: bytes, count: int, media_offset: int) -> list[Operation]:
             end = position + length
             if length & 7 or length < least or end > size:
                 break
+            if flags:
+                _require_known(kind, flags)
             result.append(decoder(payload, position + 8, end, flags))
             position = end
-    except (_MalformedError, KeyError, struct.error) as error:
-        raise CorruptionError(
-            f"malformed journal operation: {error}",
-            structure="journal record",
-            media_offset=media_offset,
-        ) from error
+    except KeyError as error:
+        raise _malformed(f"unknown type {error}", media_offset) from error
+    except (_MalformedError, struct.error) as error:
+        raise _malformed(str(error), media_offset) from error
     if len(result) != count or position != size:
         raise CorruptionError(
             "malformed journal record: its operations do not fill it",

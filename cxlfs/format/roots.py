@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs.errors import MediaError, invariant
+from cxlfs.errors import MediaError, UnsupportedFormatError, invariant
 from cxlfs.format import layout
 from cxlfs.native import crc32c
 
@@ -184,6 +184,15 @@ def candidates(states: list[SlotState]) -> list[Root]:
     """Valid roots, newest first, each generation once."""
     found = {state.root.generation: state.root for state in states if state.root is not None}
     return [found[generation] for generation in sorted(found, reverse=True)]
+
+
+def require_known(root: Root) -> None:
+    """Raise UnsupportedFormatError if a later program has written flags that are not known here."""
+    unknown = root.flags & ~layout.ROOT_IN_USE
+    if unknown:
+        raise UnsupportedFormatError(
+            f"root {root.generation} has flags that this program does not know ({unknown:#x})"
+        )
 
 
 def newer_root_may_be_lost(states: list[SlotState]) -> bool:

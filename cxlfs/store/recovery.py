@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs.errors import ContradictionError, CorruptionError, MediaError, NoSpaceError
+from cxlfs.errors import (
+    ContradictionError,
+    CorruptionError,
+    MediaError,
+    NoSpaceError,
+    invariant,
+)
 from cxlfs.format import (
     journal,
     journal_chain,
@@ -174,6 +180,7 @@ def _load_best(
 ) -> _State:
     first_error: CorruptionError | None = None
     for root in found:
+        roots.require_known(root)
         in_doubt = follow or first_error is not None or root.in_use
         try:
             state = _load_until_contradiction(media, block, root, follow=in_doubt)
@@ -188,18 +195,24 @@ def _load_best(
 def _load_until_contradiction(
     media: Media, block: superblock.Superblock, root: roots.Root, *, follow: bool
 ) -> _State:
-    """Image and journal of a root. Where a record contradicts the state, what replay has made of
-    it is worth nothing: the second time it ends in front of that record.
+    """Load the image and the journal of a root, up to the first record that contradicts the state.
+
+    A contradiction leaves nothing of the state to build upon, so replay begins anew and ends before
+    that record. Names are applied before contents, so an earlier record can be wrong then too.
     """
-    state = _load_root(media, block, root)
-    try:
-        _replay(media, block, state, follow=follow)
-    except ContradictionError as error:
-        state.engine.close()
+    until_lsn, message = _NO_LSN, ""
+    while True:
         state = _load_root(media, block, root)
-        _replay(media, block, state, follow=follow, until_lsn=error.lsn)
-        state.lost = f"{error.message}; it and later changes are not applied"
-    return state
+        try:
+            _replay(media, block, state, follow=follow, until_lsn=until_lsn)
+        except ContradictionError as error:
+            state.engine.close()
+            invariant(error.lsn < until_lsn, "a record was read that replay ends before")
+            until_lsn, message = error.lsn, error.message
+            continue
+        if message:
+            state.lost = f"{message}; it and later changes are not applied"
+        return state
 
 
 def _load_root(media: Media, block: superblock.Superblock, root: roots.Root) -> _State:

@@ -135,7 +135,7 @@ class Replayer:
         }
 
     def apply(self, batch: RecordBatch) -> None:
-        """Apply records. Raises CorruptionError when one is malformed or contradicts the state."""
+        """Apply records. Raises ContradictionError if one is malformed or contradicts the state."""
         rows = batch.rows
         found = operation_columns.decode(
             batch.data,
@@ -351,9 +351,11 @@ class Replayer:
 
 
 def _raise_malformed(batch: RecordBatch, record: int) -> None:
-    """Say what is wrong with a record that operation_columns refused."""
-    offset = int(batch.media_offsets[record])
-    operations.decode(batch.payload(record), int(batch.rows["operation_count"][record]), offset)
-    raise CorruptionError(
-        "malformed journal record", structure="journal record", media_offset=offset
-    )
+    """Raise ContradictionError for a record that operation_columns refused."""
+    count, offset = int(batch.rows["operation_count"][record]), int(batch.media_offsets[record])
+    wrong = CorruptionError("malformed journal record", structure="journal record")
+    try:
+        operations.decode(batch.payload(record), count, offset)
+    except CorruptionError as error:
+        wrong = error
+    raise _contradiction(batch, record, wrong) from wrong

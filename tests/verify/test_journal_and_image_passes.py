@@ -84,7 +84,7 @@ def _append(anatomy: Anatomy, damage: Damage, record: bytes) -> int:
 
 
 def test_record_that_makes_no_sense(crashed: Anatomy, crashed_damage: Damage) -> None:
-    """Right checksums, but no such operation: the root cannot be used, nor can the one before."""
+    """Its checksums are right, but there is no such operation: the state ends before it."""
     journal = crashed.newest.journal_segment
     assert journal is not None
     lsn = _records(crashed, 0)[-1].index + 1
@@ -93,7 +93,7 @@ def test_record_that_makes_no_sense(crashed: Anatomy, crashed_damage: Damage) ->
     found = findings_of(crashed.media)
     assert short(found) == [
         ("journal-record-malformed", "journal record", offset),
-        ("store-unusable", "journal record", offset),
+        ("store-incomplete", "store", None),
     ]
     assert {finding.severity for finding in found} == {"error"}
 
