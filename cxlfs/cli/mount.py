@@ -16,8 +16,8 @@ import click
 
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options, wants_debug
 from cxlfs.cli.exit_codes import epilog
-from cxlfs.cli.output import Output, Report, Style, quote
-from cxlfs.cli.status_parts import Getter, Tidied, tidied_from
+from cxlfs.cli.output import Output, Report, Style, quote, quote_first
+from cxlfs.cli.status_parts import Getter, Recovery, Tidied, recovery_from, tidied_from
 from cxlfs.cli.target import OPEN_EXIT_CODES, naming_the_mount
 from cxlfs.control import mountinfo
 from cxlfs.control.client import control_request, find_and_connect, is_served
@@ -75,6 +75,8 @@ class Mounted(Report):
     log_path: bytes | None
     state: str | None
     recovered_records: int | None
+    open_units: int
+    open_unit_paths: tuple[str, ...]
     already_mounted: bool
     """It was mounted there before; nothing was changed."""
     weakened: tuple[str, ...]
@@ -89,10 +91,19 @@ class Mounted(Report):
             yield f"{verb}: {quote(self.source)} on {quote(self.mountpoint)}{how}"
             return
         yield f"{style.good('mounted')} {quote(self.source)} on {quote(self.mountpoint)}{how}"
-        if self.recovered_records:
-            yield f"recovered {self.recovered_records} journal records after an unclean end"
+        if self.recovered_records is not None or self.open_units:
+            yield self._unclean_text()
         if self.tidied is not None and (self.tidied.checkpoints or self.tidied.trackers):
             yield f"tidied: {self.tidied.words}"
+
+    def _unclean_text(self) -> str:
+        text = f"recovered {self.recovered_records} journal records after an unclean end"
+        if self.recovered_records is None:
+            text = "the last mount left checkpoints unfinished"
+        if self.open_units:
+            how = "unfinished, may be mixed" if self.read_only else "rolled back"
+            text += f"; {how}: {quote_first(self.open_unit_paths, self.open_units)}"
+        return text
 
 
 @click.command(
@@ -201,6 +212,7 @@ def describe(config: MountConfig) -> Mounted:
     log_path: bytes | None = None
     state: str | None = None
     records: int | None = None
+    recovery: Recovery | None = None
     tidied: Tidied | None = None
     with contextlib.suppress(CxlfsError):
         channel, registration = find_and_connect(config.mountpoint)
@@ -209,9 +221,8 @@ def describe(config: MountConfig) -> Mounted:
         log_path = os.fsencode(registration.log_path) if registration.log_path else None
         for message in control_request(config.mountpoint, "status"):
             state = str(message.get("state"))
-            recovery = message.get("recovery")
-            if isinstance(recovery, dict) and not recovery.get("clean", True):
-                records = int(recovery.get("records", 0))
+            recovery = recovery_from(Getter(message).part("recovery"))
+            records = None if recovery.clean else recovery.records
             tidied = tidied_from(Getter(message))
             found = message.get("weakened")
             weakened = tuple(str(text) for text in found) if isinstance(found, list) else ()
@@ -223,6 +234,8 @@ def describe(config: MountConfig) -> Mounted:
         log_path=log_path,
         state=state,
         recovered_records=records,
+        open_units=0 if recovery is None else recovery.open_units,
+        open_unit_paths=() if recovery is None else recovery.open_unit_paths,
         already_mounted=False,
         weakened=weakened,
         tidied=tidied,

@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, TextIO
 
 from cxlfs.units import format_time_ns
@@ -78,6 +78,12 @@ def quote(name: bytes | str) -> str:
     """
     text = os.fsdecode(name) if isinstance(name, bytes) else name
     return "".join(_quote_character(character) for character in text)
+
+
+def quote_first(names: Sequence[str], count: int) -> str:
+    """Return names for a message; ``names`` are the first of ``count``."""
+    text, more = ", ".join(quote(name) for name in names), count - len(names)
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def _quote_character(character: str) -> str:

@@ -15,7 +15,7 @@ import click
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import OK, epilog
 from cxlfs.cli.mounts import for_each_mount
-from cxlfs.cli.output import Output, Report, Style, columns, quote, time_or_none
+from cxlfs.cli.output import Output, Report, Style, columns, quote, quote_first, time_or_none
 from cxlfs.cli.status_parts import (
     Activity,
     Contents,
@@ -326,11 +326,18 @@ def _count(number: int, noun: str) -> str:
 def _recovery_text(recovery: Recovery) -> str:
     took = format_duration(recovery.seconds)
     if recovery.clean:
-        return f"not needed (opened in {took})"
+        text = f"not needed (opened in {took})"
+        return text + _open_units_text(recovery)
     text = f"{_count(recovery.records, 'journal record')} replayed in {took}"
     if recovery.mirror_used:
         text += f", {recovery.mirror_used} of them from the mirror"
-    return text
+    return text + _open_units_text(recovery)
+
+
+def _open_units_text(recovery: Recovery) -> str:
+    if not recovery.open_units:
+        return ""
+    return f"; left unfinished: {quote_first(recovery.open_unit_paths, recovery.open_units)}"
 
 
 def _errors_text(errors: Errors) -> str:

@@ -157,6 +157,8 @@ class Recovery:
     mirror_used: int
     dirty_shutdown: bool
     problems: tuple[str, ...]
+    open_units: int
+    open_unit_paths: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -342,4 +344,6 @@ def recovery_from(recovery: Getter) -> Recovery:
         mirror_used=recovery.number("mirror_used"),
         dirty_shutdown=recovery.truth("dirty_shutdown"),
         problems=recovery.texts("problems"),
+        open_units=recovery.number("open_units"),
+        open_unit_paths=recovery.texts("open_unit_paths"),
     )

@@ -128,7 +128,7 @@ class Store:
             store = cls(media, volume, report, options)
             store.past.adopt(history.rows, history.segments)
             volume.require_counts()
-            store.units.recover()
+            report.note_open_units(store.units.recover())
         except BaseException:
             volume.engine.close()
             raise

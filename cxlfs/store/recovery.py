@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ _JOURNALS_MAX = 16
 """Openings that were each followed by a crash, before an image was made, each leave one."""
 
 
+_NAMED_MAX = 3
 _NO_LSN = 1 << 62
 """Beyond every record."""
 
@@ -78,6 +80,16 @@ class RecoveryReport:
     lost: str | None = None
     """Why changes that were committed cannot be read; the store is read-only then."""
     problems: list[str] = dataclasses.field(default_factory=list)
+    open_units: int = 0
+    """Checkpoint units that the last mount left open. They are rolled back, or stay open in a
+    read-only store."""
+    open_unit_paths: list[str] = dataclasses.field(default_factory=list)
+    """Directories of the first of them."""
+
+    def note_open_units(self, paths: list[bytes]) -> None:
+        """Record the directories of units that the last mount left open."""
+        self.open_units = len(paths)
+        self.open_unit_paths = [os.fsdecode(path) for path in paths[:_NAMED_MAX]]
 
 
 @dataclasses.dataclass(slots=True)

@@ -27,6 +27,7 @@ from cxlfs.format.operations import Operation, UnlinkOperation
 from cxlfs.store import unit_markers, unit_record, unit_rules
 from cxlfs.store.namespace import Inode
 from cxlfs.store.open_unit import OpenUnit
+from cxlfs.store.paths import path_of
 from cxlfs.store.unit_deciding import DecidesUnits
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
 from cxlfs.store.unit_members import UNKNOWN, counterpart, is_others, path_below
@@ -416,14 +417,18 @@ class Units(DecidesUnits):
 
     # --- life -----------------------------------------------------------------------------------
 
-    def recover(self) -> int:
-        """After a crash: every open unit goes back; returns how many. One record each, durable
-        when it returns; what a read-only store has open stays so.
+    def recover(self) -> list[bytes]:
+        """Roll back every unit that the last mount left open.
+
+        Each takes one record, which is durable on return. In a read-only store the units stay open.
+        Returns the paths of their directories.
         """
         records = self.returns.left_open()
+        paths = [path_of(self._namespace, record.ino) for record in records]
+        found = sorted(path for path in paths if path is not None)
         if self._volume.read_only:
             self._left = {record.ino for record in records}
-            return len(records)
+            return found
         try:
             self.copies.aside.take_over()
             self.returns.all_back(records, lambda ops: self.stored(ops, [], []))
@@ -432,7 +437,7 @@ class Units(DecidesUnits):
         except NoSpaceError as error:
             reason = "there is no room to take an unfinished checkpoint back"
             self._volume.stop_writing(f"{reason}: {error.message}")
-        return len(records)
+        return found
 
     def maintain(self) -> bool:
         """Decide what has become of open units, and remove a little of what nobody wants; True when

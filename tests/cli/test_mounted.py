@@ -57,6 +57,8 @@ def test_mount_and_umount_json(run: Run, place: Workplace) -> None:
         "log_path": str(next(place.runtime.glob("*.log"))),
         "state": "ONLINE",
         "recovered_records": None,
+        "open_units": 0,
+        "open_unit_paths": [],
         "already_mounted": False,
         "weakened": [VOLATILE_TEXT] if is_in_memory(place.source) else [],
         "tidied": None,

@@ -240,6 +240,25 @@ def test_a_kill_of_the_daemon(place: Workplace, mounted: Path) -> None:
     assert versions(directory) == {"1"}
 
 
+def test_mounting_after_a_crash_names_what_was_open(place: Workplace, mounted: Path) -> None:
+    """A read-only mount shows it mixed and says so; the next one rolls it back."""
+    place.announced.append("not closed cleanly|recover|dead mount")
+    directory = mounted / "checkpoint-1"
+    save(place, directory, 1)
+    process = saver(place, directory, 2, pause_after=2)
+    wait_for_line(process)
+    place.kill_daemon()
+    kill(process)
+    said = run_program("mount", place.source, place.mountpoint, "--read-only")
+    assert "after an unclean end; unfinished, may be mixed: /checkpoint-1\n" in said.stdout
+    assert versions(directory) == {"1", "2"}
+    assert "; left unfinished: /checkpoint-1\n" in run_program("status", place.mountpoint).stdout
+    assert run_program("umount", place.mountpoint).code == 0
+    said = run_program("mount", place.source, place.mountpoint)
+    assert "after an unclean end; rolled back: /checkpoint-1\n" in said.stdout
+    assert versions(directory) == {"1"}
+
+
 def test_unmounting_in_mid_save(place: Workplace, mounted: Path) -> None:
     directory = mounted / "checkpoint-1"
     save(place, directory, 1)
