@@ -79,7 +79,7 @@ def _padded(length: int) -> int:
 
 def encode(batch: Batch, *, offset: int, seed: int) -> bytes:
     """The bytes of a batch that is to lie ``offset`` bytes into the payload of its segment."""
-    sections = (
+    sections: tuple[npt.NDArray[np.generic], ...] = (
         batch.rows,
         batch.segments,
         batch.extents,
@@ -95,7 +95,7 @@ def encode(batch: Batch, *, offset: int, seed: int) -> bytes:
     head["length"] = HEADER_BYTES + len(payload)
     head["offset"], head["lsn"] = offset, batch.lsn
     for name, section in zip(_SECTIONS, sections, strict=True):
-        head[name] = section.size
+        head[name] = len(section)
     head["payload_crc"] = crc32c(payload, seed)
     head["written_ns"] = time.time_ns()
     head["crc"] = crc32c(head.tobytes()[:_SUMMED_BYTES], seed)
