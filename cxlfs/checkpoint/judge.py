@@ -20,6 +20,8 @@ from typing import Protocol
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
 from cxlfs.checkpoint.formats.files import FILE_FORMATS
+from cxlfs.checkpoint.formats.hdf5 import Hdf5
+from cxlfs.checkpoint.formats.npy import NumpyArchive
 from cxlfs.checkpoint.jsons import read_json
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
@@ -38,6 +40,8 @@ _BLOCKS_MAX = 4096
 _PIECE_BYTES = MIB
 _NAME_WORDS_MAX = 200
 _JSON = ".json"
+_WHOLE_AT_ANY_END = (NumpyArchive, Hdf5)
+"""Formats that take tensors one by one: wherever a saver ends, the file is whole by itself."""
 
 
 class Evidence(enum.StrEnum):
@@ -46,9 +50,10 @@ class Evidence(enum.StrEnum):
     NONE = "none"
     """It is whole, and has every name of the version before."""
     WEAK = "weak"
-    """It is whole by itself, and lacks names; or its parts contradict each other."""
+    """It is whole by itself, and lacks names."""
     STRONG = "strong"
-    """It is empty, cut or incomplete by its own format."""
+    """It is empty, cut, incomplete or damaged by its own format. Or it is whole, and holds only the
+    first tensors of the version before."""
     UNKNOWN = "unknown"
     """It cannot be judged."""
 
@@ -97,10 +102,8 @@ def _judge(name: str, new: Source, old: Source) -> Verdict:
     reading = _reading_of(name, _head(new)) or known
     try:
         after = reading(_SourceReader(new, name))
-    except IncompleteError as error:
+    except (IncompleteError, DamagedError) as error:
         return Verdict(Evidence.STRONG, str(error))
-    except DamagedError as error:
-        return Verdict(Evidence.STRONG if reading is _read_json else Evidence.WEAK, str(error))
     if after is None:
         return Verdict(Evidence.UNKNOWN, "whether it is whole is not known")
     return _compared(before, after)
@@ -113,15 +116,27 @@ def _compared(before: _Names, after: _Names) -> Verdict:
         return Verdict(Evidence.NONE)
     first = min(missing)[:_NAME_WORDS_MAX]
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return Verdict(Evidence.WEAK, f"{before.what} {first}{more} of the version before is missing")
+    # An interrupted saver leaves the tensors that it has written, in the order of every save.
+    is_beginning = bool(before.parts) and before.parts[: len(after.parts)] == after.parts
+    return Verdict(
+        Evidence.STRONG if is_beginning else Evidence.WEAK,
+        f"{before.what} {first}{more} of the version before is missing",
+    )
+
+
+_Part = tuple[str, str, tuple[int, ...]]
+"""Name, type and shape of a tensor."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Names:
-    """What a whole content has names for; none where they are not listed."""
+    """What a whole content has names for; none where they are not listed. ``parts``: the
+    tensors in the order in which they were written, if the format takes them one by one.
+    """
 
     what: str
     names: frozenset[str]
+    parts: tuple[_Part, ...] = ()
 
 
 _Reading = Callable[[Reader], _Names | None]
@@ -145,8 +160,13 @@ def _examine(found: FileFormat, reader: Reader) -> _Names | None:
         raise DamagedError(reason or "it is damaged")
     if state is not State.COMPLETE:
         return None
-    listed = () if contents.notes else contents.tensors
-    return _Names("tensor", frozenset(tensor.name for tensor in listed))
+    listed = [] if contents.notes else contents.tensors
+    parts: tuple[_Part, ...] = ()
+    if isinstance(found, _WHOLE_AT_ANY_END):
+        if all(tensor.offset is not None for tensor in listed):
+            listed = sorted(listed, key=lambda tensor: tensor.offset or 0)
+        parts = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in listed)
+    return _Names("tensor", frozenset(tensor.name for tensor in listed), parts)
 
 
 def _read_json(reader: Reader) -> _Names:

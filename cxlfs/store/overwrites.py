@@ -75,7 +75,8 @@ class Evidence(enum.Enum):
     WEAK = "weak"
     """It is whole by itself, and lacks names that the version before had."""
     STRONG = "strong"
-    """By its own format it is cut, empty or incomplete."""
+    """By its own format it is cut, empty, incomplete or damaged, or it is the beginning of such a
+    save."""
 
 
 _TORN = frozenset({Evidence.WEAK, Evidence.STRONG})

@@ -139,10 +139,40 @@ def test_names_that_are_missing_are_weak_evidence(saver: str) -> None:
     if saver.endswith((".safetensors", ".h5")):
         pytest.importorskip("safetensors" if saver.endswith("s") else "h5py")
     save = SAVERS[saver]
+    for kept in ((1,), (1, 2), (0, 2)):
+        names = [NAMES[number] for number in kept]
+        verdict = judged(saver, save(names), save())
+        assert verdict.evidence is Evidence.WEAK
+        assert any(name in verdict.reason for name in set(NAMES) - set(names))
+
+
+@pytest.mark.parametrize(
+    ("saver", "evidence"),
+    [
+        ("a.npz", Evidence.STRONG),
+        ("a.h5", Evidence.STRONG),
+        ("a.safetensors", Evidence.WEAK),
+        ("a.json", Evidence.WEAK),
+    ],
+)
+def test_the_beginning_of_a_save(saver: str, evidence: Evidence) -> None:
+    """Formats that take tensors one by one are whole wherever the saver ends. The others cannot be
+    whole without the last one: fewer tensors are meant.
+    """
+    if saver.endswith((".safetensors", ".h5")):
+        pytest.importorskip("safetensors" if saver.endswith("s") else "h5py")
+    save = SAVERS[saver]
     for count in (1, 2):
         verdict = judged(saver, save(NAMES[:count]), save())
-        assert verdict.evidence is Evidence.WEAK
+        assert verdict.evidence is evidence
         assert NAMES[count] in verdict.reason
+
+
+def test_the_first_tensors_with_another_shape() -> None:
+    """Another model: fewer names are meant."""
+    other = io.BytesIO()
+    np.savez(other, **{NAMES[0]: np.arange(7.0)})
+    assert judged("a.npz", other.getvalue(), npz()).evidence is Evidence.WEAK
 
 
 @pytest.mark.parametrize("saver", ["a.npz", "a.json"])
@@ -173,7 +203,8 @@ def test_an_exception_in_the_middle_of_an_archive(after: int) -> None:
 
 def test_compressed_archives() -> None:
     old = npz(compressed=True)
-    assert judged("a.npz", npz(NAMES[:2], compressed=True), old).evidence is Evidence.WEAK
+    assert judged("a.npz", npz(NAMES[:2], compressed=True), old).evidence is Evidence.STRONG
+    assert judged("a.npz", npz(NAMES[1:], compressed=True), old).evidence is Evidence.WEAK
     assert judged("a.npz", old[:-30], old).evidence is Evidence.STRONG
 
 
