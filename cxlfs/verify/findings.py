@@ -64,7 +64,8 @@ _KINDS = (
         2,
         "root",
         ERROR,
-        "Neither ring holds a valid root.",
+        "Neither ring holds a valid root. If a metadata image is found by its segment headers, "
+        "this is a warning, and can be repaired.",
         "run cxlfs dump SOURCE roots; without a root nothing can be read",
     ),
     Kind(

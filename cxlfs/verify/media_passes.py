@@ -13,14 +13,14 @@ import collections
 import dataclasses
 
 from cxlfs.errors import CxlfsError, MediaError
-from cxlfs.format import frame, journal_reader, layout, segments, superblock
+from cxlfs.format import frame, image_search, journal_reader, layout, segments, superblock
 from cxlfs.format.roots import Root, SlotState
 from cxlfs.format.segments import SegmentHeader
 from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
 from cxlfs.store.space import State
 from cxlfs.verify.context import Amount, Context, Steps
-from cxlfs.verify.findings import ERROR, Finding, make
+from cxlfs.verify.findings import ERROR, WARNING, Finding, make
 
 HEADERS_AT_ONCE = 256
 _NUMBER_BYTES = 4
@@ -95,7 +95,7 @@ def check_roots(context: Context) -> Steps:
     context.read_roots()
     newest = context.newest
     if newest is None:
-        yield make("root-missing", "no valid root in either ring")
+        yield _no_root(context.media, block)
         return
     count = block.ring_slots
     for slot in range(count):
@@ -105,6 +105,15 @@ def check_roots(context: Context) -> Steps:
             yield finding
     yield from _check_continuation(context, block, newest)
     yield Amount(2 * count, 2 * count)
+
+
+def _no_root(media: Media, block: Superblock) -> Finding:
+    found = image_search.find_root(media, block)
+    if found is None:
+        return make("root-missing", "no valid root in either ring")
+    offset = block.segment_offset(found.image_segments[0])
+    message = f"no valid root in either ring; an image of record {found.image_lsn} is there"
+    return make("root-missing", message, severity=WARNING, media_offset=offset)
 
 
 def expected_generation(newest: Root, slot: int, count: int) -> int:

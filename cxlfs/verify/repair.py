@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Final
 
 from cxlfs.errors import CxlfsError, ReadOnlyError
-from cxlfs.format import journal_chain, journal_reader, layout, roots, segments, superblock
+from cxlfs.format import (
+    image_search,
+    journal_chain,
+    journal_reader,
+    layout,
+    roots,
+    segments,
+    superblock,
+)
 from cxlfs.format.roots import Root
 from cxlfs.format.segments import SegmentHeader
 from cxlfs.format.superblock import Superblock
@@ -126,6 +134,8 @@ def _copies(media: Media, wanted: set[str]) -> Iterator[RepairAction]:
         yield from _superblock_copies(media, block)
     if "root-copy-damaged" in wanted:
         yield from _root_copies(media, block)
+    if "root-missing" in wanted:
+        yield from _rebuilt_root(media, block)
     found = roots.candidates(roots.read_slots(media, block))
     for root in found[:1] + [r for r in found if r.image_segments != found[0].image_segments][:1]:
         if "segment-header-damaged" in wanted:
@@ -184,6 +194,23 @@ def _root_copies(media: Media, block: Superblock) -> Iterator[RepairAction]:
                 yield _rewrite(text, state.media_offset, data, "root-copy-damaged")
 
 
+def _rebuilt_root(media: Media, block: Superblock) -> Iterator[RepairAction]:
+    """Yield rewrites of every root slot: one for the image that was found, all others blank."""
+    slots = roots.read_slots(media, block)
+    root = None if roots.candidates(slots) else image_search.find_root(media, block)
+    if root is None:
+        return
+    for state in slots:
+        ring, size = "AB"[state.ring], layout.ROOT_DTYPE.itemsize
+        if state.slot == root.generation % block.ring_slots:
+            data = roots.encode(root, block.uuid)
+            text = f"write a root for the image of record {root.image_lsn} to ring {ring}"
+        else:
+            data, text = bytes(size), f"blank slot {state.slot} of ring {ring}"
+        if _differs(media, state.media_offset, data):
+            yield _rewrite(text, state.media_offset, data, "root-missing")
+
+
 def _is_unused(newest: int, slot: int, count: int) -> bool:
     """No root was written there yet: generations begin with 1, in slot 1."""
     return newest - (newest - slot) % count <= 0
@@ -211,13 +238,28 @@ def _headers(media: Media, block: Superblock, root: Root) -> Iterator[RepairActi
                 copy_number=wanted.copy_number,
             )
         elif image_is_good:
-            header = dataclasses.replace(wanted, epoch=_plausible_epoch(media, block, index, root))
+            header = _image_header(media, block, root, wanted)
         else:
             continue
         role = layout.ROLE_NAMES[wanted.role]
         text = f"rewrite the header of {role} segment {index}"
         data = segments.encode(header, block.uuid)
         yield _rewrite(text, block.segment_offset(index), data, "segment-header-damaged")
+
+
+def _image_header(
+    media: Media, block: Superblock, root: Root, wanted: SegmentHeader
+) -> SegmentHeader:
+    """Return the header of a part of an image, by that of another part if one is good."""
+    for part, index in enumerate(root.image_segments):
+        other = segments.read(media, block, index)
+        if isinstance(other, SegmentHeader) and (other.role, other.first_lsn) == (
+            wanted.role,
+            part,
+        ):
+            epoch = other.epoch - part + wanted.first_lsn
+            return dataclasses.replace(wanted, epoch=epoch, nonce=other.nonce)
+    return dataclasses.replace(wanted, epoch=_plausible_epoch(media, block, wanted.index, root))
 
 
 def _data_headers(media: Media, block: Superblock) -> Iterator[RepairAction]:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cxlfs.format import layout, roots, segments, superblock
+from cxlfs.format import image_search, layout, roots, segments, superblock
 from cxlfs.media import MemoryMedia
 from cxlfs.store import Store
 from cxlfs.verify import PASSES, Progress, run_passes, run_steps
@@ -182,8 +182,49 @@ def test_no_root_at_all(closed: Anatomy, closed_damage: Damage) -> None:
         closed_damage.zero(slot.media_offset, SLOT_BYTES)
     told: list[Progress] = []
     found = list(run_passes(closed.media, structure_only=False, progress=told.append))
-    assert short(found) == [("root-missing", "root", None)]
+    image = closed.block.segment_offset(closed.newest.image_segments[0])
+    assert short(found) == [("root-missing", "root", image)]
+    assert found[0].repairable
     assert {p.pass_id for p in told if p.skipped} == set(range(3, 12))
+
+
+def test_no_root_and_no_image(closed: Anatomy, closed_damage: Damage) -> None:
+    for slot in closed.slots:
+        closed_damage.zero(slot.media_offset, SLOT_BYTES)
+    for index in range(closed.block.segment_count):
+        if (
+            getattr(segments.read(closed.media, closed.block, index), "role", 0)
+            == layout.ROLE_IMAGE
+        ):
+            offset = closed.block.segment_offset(index) + layout.SEGMENT_HEADER_BYTES
+            closed_damage.flip((offset + 600) * 8)
+    assert short(findings_of(closed.media)) == [("root-missing", "root", None)]
+
+
+def test_no_root_and_an_image_that_is_too_old(crashed: Anatomy, crashed_damage: Damage) -> None:
+    """The newest image is lost, and a record of the journal that leads to it."""
+    for slot in crashed.slots:
+        crashed_damage.zero(slot.media_offset, SLOT_BYTES)
+    assert crashed.fallback is not None
+    for record in crashed.records(crashed.fallback)[:2]:
+        crashed_damage.zero(record.offset, 64)
+    assert image_search.find_root(crashed.media, crashed.block) is not None
+    image = crashed.block.segment_offset(crashed.newest.image_segments[0])
+    crashed_damage.zero(image + layout.SEGMENT_HEADER_BYTES, 64)
+    assert image_search.find_root(crashed.media, crashed.block) is None
+    assert short(findings_of(crashed.media)) == [("root-missing", "root", None)]
+
+
+def test_no_root_and_a_hostile_image(closed: Anatomy, closed_damage: Damage) -> None:
+    """A section that ends anywhere costs neither time nor memory."""
+    for slot in closed.slots:
+        closed_damage.zero(slot.media_offset, SLOT_BYTES)
+    offset = closed.block.segment_offset(closed.newest.image_segments[0])
+    offset += layout.SEGMENT_HEADER_BYTES + 56 + 8
+    closed_damage.write(offset, b"\xff" * 16)
+    found = image_search.find_root(closed.media, closed.block)
+    assert found is not None
+    assert found.image_lsn < closed.newest.image_lsn
 
 
 def test_roots_that_contradict_each_other(closed: Anatomy, closed_damage: Damage) -> None:

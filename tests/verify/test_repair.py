@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cxlfs.errors import InvariantError, SavedCopyError
-from cxlfs.format import layout
+from cxlfs.format import image_search, layout
 from cxlfs.media import MemoryMedia, SimulatedMedia
 from cxlfs.media.simulated import CrashTarget
 from cxlfs.store import Store
@@ -110,6 +110,11 @@ def _newest_root_lost(case: Case) -> None:
             case.flip(slot.media_offset + 5)
 
 
+def _all_roots(case: Case) -> None:
+    for slot in case.anatomy.slots:
+        case.flip(slot.media_offset + 9)
+
+
 def _headers_of(case: Case, role: int) -> list[int]:
     regions = case.anatomy.segment_headers()
     return [r.offset for r in regions if case.anatomy.header(r.index).role == role]
@@ -172,6 +177,8 @@ def _a_bit_of_everything(case: Case) -> None:
         (_older_root_lost, True),
         (_older_root_lost, False),
         (_newest_root_lost, False),
+        (_all_roots, True),
+        (_all_roots, False),
         (_data_headers, True),
         (_data_headers, False),
         (_mirror_header, False),
@@ -208,6 +215,35 @@ def test_the_header_of_an_only_image_is_rebuilt(save_path: Path) -> None:
     (action,) = plan(media, found)
     assert (action.id, action.length) == ("rewrite-copy", 128)
     apply(media, [action], save_path)
+    assert findings_of(media) == []
+    assert picture_of(media) == before
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_image_of_many_parts_is_found_without_a_root(closed: bool, save_path: Path) -> None:
+    """After the header of one part was repaired, too."""
+    media = MemoryMedia(IMAGE_BYTES)
+    format_small(media)
+    store = Store.open(media)
+    for number in range(1200):
+        store.make_directory(1, b"%d" % number, 0o755, 0, 0)
+    store.volume.rollover()
+    store.make_directory(1, b"behind the image", 0o755, 0, 0)
+    store.close() if closed else store.abandon()
+    before = picture_of(media)
+    anatomy = Anatomy(media)
+    second = anatomy.block.segment_offset(anatomy.newest.image_segments[1])
+    Damage(media).zero(second, 128)
+    apply(media, plan(media, findings_of(media)), save_path)
+    newest = Anatomy(media).newest
+    for slot in anatomy.slots:
+        Damage(media).zero(slot.media_offset, layout.ROOT_DTYPE.itemsize)
+    found = image_search.find_root(media, anatomy.block)
+    assert found is not None
+    for name in ("image_segments", "image_bytes", "image_lsn", "image_header_crc", "flags"):
+        assert getattr(found, name) == getattr(newest, name), name
+    assert found.journal_segment == newest.journal_segment
+    apply(media, plan(media, findings_of(media)), save_path.with_name("second"))
     assert findings_of(media) == []
     assert picture_of(media) == before
 
