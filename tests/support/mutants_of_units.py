@@ -109,7 +109,7 @@ def back_in_two_records(patch: Patch) -> None:
 @mutant("one/PAGE/unit_overwritten", 10, 11)
 def recovery_takes_nothing_back(patch: Patch) -> None:
     """What is open after a crash stays as it was written."""
-    patch.setattr(units.Units, "recover", lambda _self: 0)
+    patch.setattr(units.Units, "recover", lambda _self: [])
 
 
 @mutant("one/LINE/unit_marker_first", 16)
