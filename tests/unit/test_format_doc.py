@@ -100,6 +100,31 @@ def test_image_sections() -> None:
     assert len(constants) == layout.SECTION_COUNT
 
 
+def value_of(text: str) -> int | bytes:
+    """The value that a row of the table of constants has: a number, a power of two, or bytes."""
+    power = re.fullmatch(r"(-?)2\^(\d+)(?: - (\d+))?", text)
+    if power is not None:
+        sign, exponent, less = power.groups()
+        return (-1 if sign else 1) * (1 << int(exponent)) - int(less or 0)
+    is_bytes = re.fullmatch(r"[0-9a-f]{2}( [0-9a-f]{2})+", text) is not None
+    return bytes.fromhex(text) if is_bytes else int(text, 0)
+
+
+def test_constants() -> None:
+    """Every constant has a row, but for those that the text lists by their number."""
+    rows = re.findall(
+        r"^\| ([A-Z_, ]+) \| ([^|]+) \| [^|]*\|$", sections()["Constants"], re.MULTILINE
+    )
+    found = {name: value_of(text) for names, text in rows for name in names.split(", ")}
+    listed = {name for name in vars(layout) if re.match(r"(OP|ROLE|SECTION)_[A-Z_]+$", name)}
+    listed -= {"OP_FLAG_ASIDE", "SECTION_COUNT", "SECTION_ALIGN"}
+    assert found == {
+        name: value
+        for name, value in vars(layout).items()
+        if name.isupper() and isinstance(value, int | bytes) and name not in listed
+    }
+
+
 def test_roles() -> None:
     line = next(line for line in TEXT.splitlines() if line.startswith("Roles: "))
     found = {int(number): name for number, name in re.findall(r"(\d) (\w+)", line)}
