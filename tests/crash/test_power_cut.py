@@ -170,6 +170,22 @@ def test_an_answer_that_says_too_little_is_noticed(
     assert any("equal words and equal records" in problem for problem in problems)
 
 
+@pytest.mark.parametrize("unit", ["one/LINE/rename", "one/PAGE/held_left"])
+def test_the_reader_is_asked(unit: str, base_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 1, before every recovery: it agrees, and would be heard if it did not."""
+    monkeypatch.setattr(examiner, "READER_EVERY", 1)
+    asked: list[bytes] = []
+
+    def disagree(_media: object, image: bytes) -> str | None:
+        asked.append(image)
+        return None if len(asked) < 5 else "the reader differs"
+
+    assert campaign.repeat(unit, base_seed, None).failures == []
+    monkeypatch.setattr(examiner, "contradiction", disagree)
+    failures = campaign.repeat(unit, base_seed, None).failures
+    assert {"the reader differs" in failure.problem for failure in failures} == {True}
+
+
 def test_a_part_of_a_level_by_name(base_seed: int) -> None:
     done, distinct = campaign.run_campaign(
         "t0", base_seed, jobs=1, quiet=True, only="one/PAGE/make_dir"
