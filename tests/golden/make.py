@@ -70,7 +70,9 @@ def populate(store: Store) -> None:
     store.release(handle)
 
 
-def describe(store: Store) -> dict[str, object]:
+def describe(
+    store: Store, directories: tuple[bytes, ...] = (b"/", b"/step-0001")
+) -> dict[str, object]:
     """Everything that a user can see, as JSON."""
     entries = {
         os.fsdecode(path): {
@@ -92,7 +94,7 @@ def describe(store: Store) -> dict[str, object]:
     }
     aside = [
         {"path": os.fsdecode(entry.path), "size": entry.size_bytes, "state": entry.state}
-        for directory in (b"/", b"/step-0001")
+        for directory in directories
         for entry in store.list_checkpoints(directory)
         if entry.kept_aside
     ]
