@@ -251,6 +251,7 @@ class _Server:
                 await self._serve_mount()
                 await self._quiesce()
                 with self._operations.lock:
+                    self._operations.release_left()
                     self._operations.lookups.forget_all()
                     with contextlib.suppress(CxlfsError):
                         self._operations.readers.maintain()

@@ -207,7 +207,7 @@ class Direct:
         return self._store.read(handle, offset, size)
 
     def _write(self, upcall: Upcall) -> bytes:
-        handle, offset, size = kernel.WRITE.unpack_from(upcall.arguments)
+        handle, offset, size, flags = kernel.WRITE.unpack_from(upcall.arguments)
         data = upcall.arguments[kernel.WRITE.size :]
         if len(data) != size:
             raise InvalidArgumentError(f"a write of {size} bytes came with {len(data)}")
@@ -223,6 +223,7 @@ class Direct:
             data,
             done=upcall.done,
             in_steps=end is None,
+            is_write_back=bool(flags & kernel.WRITE_CACHE),
         )
         return kernel.WRITTEN.pack(written)
 

@@ -129,6 +129,9 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._files)
 
+    def __contains__(self, handle: object) -> bool:
+        return handle in self._files
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._files)
 

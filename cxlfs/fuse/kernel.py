@@ -46,8 +46,10 @@ OPEN = struct.Struct("=II")
 CREATE = struct.Struct("=IIII")
 """Flags, mode, umask, more flags; the name follows."""
 READ = struct.Struct("=QQI20x")
-WRITE = struct.Struct("=QQI20x")
-"""Handle, offset, size."""
+WRITE = struct.Struct("=QQII16x")
+"""Handle, offset, size, flags."""
+WRITE_CACHE = 1 << 0
+"""Of its flags: the kernel writes pages back, for nobody who waits for an error."""
 GETXATTR = struct.Struct("=I4x")
 """Room for the value, 0: only its length is asked; the name follows. The length as an answer."""
 BATCH_FORGET = struct.Struct("=I4x")

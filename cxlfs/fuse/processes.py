@@ -50,6 +50,10 @@ _DESCRIPTORS_MAX = 4096
 _TEXT_PAGES = 3
 """Of /proc/PID/statm: the size of the program itself; the first word is that of all memory."""
 _FILE_SYSTEM_TYPE = "fuse.cxlfs"
+_MOUNT_ID, _MOUNT_DEVICE = 0, 2
+"""Of a line of /proc/PID/mountinfo: the device as MAJOR:MINOR."""
+_MAPS_MODE, _MAPS_DEVICE, _MAPS_INODE = 1, 3, 4
+"""Of a line of /proc/PID/maps: the device likewise, in hexadecimal digits."""
 
 
 class Process(NamedTuple):
@@ -181,11 +185,42 @@ class ProcessTable:
                 return True
         return False
 
+    def maps(self, process: Process, ino: int) -> bool:
+        """True if the process maps the inode ``ino`` of a mount of ours, shared.
+
+        Do not call this with a lock that a request needs: the kernel may have the reader wait until
+        requests of that process are answered (mmap_lock, and execve(2), see ``_is_in_exec``).
+        """
+        wanted = str(ino).encode()
+        try:
+            if self._is_in_exec(process.tgid):
+                return False
+            with open(f"{self._root}/{process.tgid}/maps", "rb") as lines:  # noqa: PTH123
+                devices = {
+                    fields[_MAPS_DEVICE]
+                    for fields in (line.split(maxsplit=_MAPS_INODE + 1) for line in lines)
+                    if len(fields) > _MAPS_INODE
+                    and fields[_MAPS_INODE] == wanted
+                    and fields[_MAPS_MODE].endswith(b"s")
+                }
+        except OSError:
+            return False
+        return any(self._is_ours_by_device(process.tgid, device) for device in devices)
+
+    def _is_ours_by_device(self, tgid: int, device: bytes) -> bool:
+        major, minor = (int(number, 16) for number in device.split(b":"))
+        return self._has_mount(tgid, _MOUNT_DEVICE, f"{major}:{minor}".encode())
+
     def _is_ours(self, tgid: int, mount: bytes) -> bool:
+        return self._has_mount(tgid, _MOUNT_ID, mount)
+
+    def _has_mount(self, tgid: int, field: int, value: bytes) -> bool:
+        """True if the process sees a mount of ours with this field in /proc/PID/mountinfo."""
         try:
             with open(f"{self._root}/{tgid}/mountinfo", "rb") as lines:  # noqa: PTH123
                 return any(
-                    line.startswith(mount + b" ") and f" - {_FILE_SYSTEM_TYPE} ".encode() in line
+                    line.split(maxsplit=field + 1)[field] == value
+                    and f" - {_FILE_SYSTEM_TYPE} ".encode() in line
                     for line in lines
                 )
         except OSError:

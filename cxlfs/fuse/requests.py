@@ -33,6 +33,7 @@ from cxlfs.fuse.data_plane import DataPlane, HandlersOnly
 from cxlfs.fuse.direct_access import DirectAccess
 from cxlfs.fuse.endings import Endings
 from cxlfs.fuse.handles import Caller, LookupCounts, Opened, OpenFile, OpenFiles
+from cxlfs.fuse.mappings import Mappings
 from cxlfs.fuse.page_cache import PageCache
 from cxlfs.fuse.privileges import Privileges
 from cxlfs.fuse.processes import Process, ProcessTable
@@ -49,6 +50,7 @@ _CONTINUING = frozenset(
     {b"curl", b"wget", b"aria2c", b"rsync", b"axel", b"git-lfs", b"hf", b"huggingface-cli"}
 )
 """Programs that leave a torn file on purpose, to continue it at their next start."""
+_KILLED = frozenset({Ending.KILLED, Ending.INTERRUPTED})
 
 
 class Requests:
@@ -83,6 +85,7 @@ class Requests:
         self.endings = Endings(self._processes)
         self.readers = Readers(store, self._processes)
         self.releases = Releases(store)
+        self._mappings = Mappings(self._processes)
         self.returned = Returned(store)
         self.absences = Absences(store, self.data_plane, self.returned)
         self.direct_access = DirectAccess(
@@ -98,8 +101,8 @@ class Requests:
         self._directories: dict[int, int] = {}
 
     def on_store_event(self, event: StoreEvent) -> None:
-        """The store says that it did something by itself; only reverts concern the kernel."""
-        if event.kind in {"reverted", "restored"} and event.ino is not None:
+        """The store says that it did something by itself; the kernel is told of new contents."""
+        if event.kind in {"reverted", "restored", "cut"} and event.ino is not None:
             self.page_cache.content_replaced(event.ino)
         elif event.kind == "unit-back" and event.ino is not None:
             self.returned.gone(event.ino)
@@ -119,12 +122,16 @@ class Requests:
     def _writer(self) -> Process | None:
         """Who is making the present request, from now on watched."""
         process = self._processes.identify(self.caller) or self._writing
-        if process is not None and not self.endings.is_watched(process):
+        if process is not None:
+            self._watch(process)
+        return process
+
+    def _watch(self, process: Process) -> None:
+        if not self.endings.is_watched(process):
             if self.endings.are_many:
                 wanted = self.store.units.opened.writers() | self.store.overwrites.writers()
                 self.endings.keep_only(wanted)
             self.endings.watch(process)
-        return process
 
     def _ending_of(self, writer: Hashable) -> Ending:
         return self.endings.of(writer) if isinstance(writer, Process) else Ending.UNKNOWN
@@ -324,15 +331,21 @@ class Requests:
         *,
         done: int = 0,
         in_steps: bool = False,
+        is_write_back: bool = False,
     ) -> int:
         """A write of the thread ``tid`` (0: not known), of which ``done`` bytes are written.
 
-        ``in_steps``: see ``Files.write``. Raises UnfinishedError.
+        ``in_steps``: see ``Files.write``. ``is_write_back``: the kernel writes mapped pages back,
+        and drops them if that fails. Raises UnfinishedError.
         """
-        file = self._prepare(handle, done)
-        self._writing = file.opener
         try:
+            file = self._prepare(handle, done)
+            self._writing = file.opener
             written = self.store.write(handle, offset, data, done=done, in_steps=in_steps)
+        except CxlfsError as error:
+            if is_write_back and handle in self.files:
+                self.store.files.pages_lost(handle, offset, error)
+            raise
         finally:
             self._writing = None
         writer = self._processes.identify(tid)
@@ -431,6 +444,7 @@ class Requests:
             handle,
             writer_killed=writer_killed,
             still_held=lambda: self._processes.holds(caller, file.ino),
+            is_mapped=lambda: self._is_mapped(caller, file),
         )
         if writer_killed:
             others = {file.opener, *file.writers} - {caller, None}
@@ -439,8 +453,40 @@ class Requests:
 
     def release_file(self, handle: int) -> None:
         file = self.files.remove(handle)
+        if self.store.versions.shared_maps.is_unfinished(file.ino) and self._was_killed(file):
+            self.store.flush(handle, writer_killed=True)
         self.data_plane.released(handle, file.ino)
         self.store.release(handle)
+
+    def release_left(self) -> None:
+        """The mount is gone, and the kernel may have dropped the RELEASE of a file whose mapping
+        ended with its program.
+        """
+        for handle in list(self.files):
+            file = self.files.get(handle)
+            if self.store.versions.shared_maps.is_unfinished(file.ino) and self._has_ended(file):
+                self.release_file(handle)
+
+    def _has_ended(self, file: OpenFile) -> bool:
+        """True if the opener has, or is about to."""
+        opener = file.opener
+        if opener is None:
+            return False
+        return self._processes.is_being_killed(opener) or not self._processes.is_alive(opener)
+
+    def _is_mapped(self, caller: Process | None, file: OpenFile) -> bool:
+        """The process that closes the file maps it; how its opener ends will be known then."""
+        is_mapped = self._mappings.has(caller, file.ino)
+        if is_mapped and file.opener is not None:
+            self._watch(file.opener)
+        return is_mapped
+
+    def _was_killed(self, file: OpenFile) -> bool:
+        """True if the opener was. With a mapping alone no FLUSH tells of its end."""
+        opener = file.opener
+        if opener is None or not file.writable:
+            return False
+        return self._processes.is_being_killed(opener) or self._ending_of(opener) in _KILLED
 
 
 async def _no_pause() -> None:

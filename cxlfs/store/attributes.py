@@ -37,6 +37,7 @@ from cxlfs.store.failed_resumes import failed_resumes
 from cxlfs.store.handle import give_up
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind, Inode
+from cxlfs.store.version import Version
 
 if TYPE_CHECKING:
     from cxlfs.store.unit_aside import Aside
@@ -216,11 +217,15 @@ def clamped_time(time_ns: int) -> int:
 
 
 def content_state(inode: Inode) -> str:
-    """``complete``, ``incomplete`` (its writer has not closed it, or died) or ``damaged``."""
+    """``complete``, ``damaged`` or ``incomplete``: its writer has not closed it, or died, or lost
+    a mapped page.
+    """
     if inode.damaged:
         return "damaged"
     if inode.uncommitted or inode.flags & layout.INODE_INCOMPLETE:
         return "incomplete"
     if inode.held is not None and inode.held.reason:
+        return "incomplete"
+    if isinstance(inode.version, Version) and inode.version.has_lost_pages:
         return "incomplete"
     return "complete"

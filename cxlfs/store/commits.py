@@ -9,7 +9,8 @@ Invariants
 - What a shell redirected and has grown by less than LOG_BYTES in the commit interval is a log:
   whoever looks why its program was killed wants its last lines, not those of the run before. What
   is committed sooner (a sync, want of room) says nothing about that.
-- A version with a failed range waits: its close must still tell the error.
+- A version with a failed range, or lost pages, waits: its close must still tell the error.
+- A file that was closed while it was mapped is published once nothing of it is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import time
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError
-from cxlfs.format import layout
 from cxlfs.store.version import Version
 
 if TYPE_CHECKING:
@@ -105,17 +105,19 @@ class Commits:
             self.versions.open_versions.pop(inode.ino, None)
             return False
         inode.note_writes()
-        if version.failed:
+        if self.versions.error_of(inode) is not None:
             return False
+        finished = self.versions.shared_maps.is_finished(inode)
         became_log = self._becomes_log(inode, version, log_before) and version.staged
-        if not (inode.content.is_dirty or inode.uncommitted or became_log):
+        if not (inode.content.is_dirty or inode.uncommitted or became_log or finished):
             return False
-        if version.atomic and not inode.uncommitted:
+        if finished:
+            self.versions.publish(inode, incomplete=False)
+        elif version.atomic and not inode.uncommitted:
             if inode.held is None:  # else its place is taken by the version before
                 self.versions.stage(inode)
         else:
-            new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
-            self.versions.publish(inode, incomplete=new)
+            self.versions.publish(inode, incomplete=self.versions.is_incomplete(inode))
         return True
 
     def _becomes_log(self, inode: Inode, version: Version, log_before: float) -> bool:

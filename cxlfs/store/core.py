@@ -20,7 +20,6 @@ from cxlfs.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from cxlfs.format import layout
 from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
 from cxlfs.store.commits import COMMITS_PER_STEP, Commits
@@ -196,11 +195,13 @@ class Store:
             if inode.links == 0 or not isinstance(version, Version):
                 continue
             try:
+                if self.files.settle_lost(inode):
+                    continue
                 if version.atomic and not inode.uncommitted:
                     self.versions.stage(inode)
                 else:
-                    new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
-                    self.versions.publish(inode, incomplete=new)
+                    incomplete = self.versions.is_incomplete(inode)
+                    self.versions.publish(inode, incomplete=incomplete)
             except CxlfsError as error:
                 self.volume.event("not-published", error.message, ino=inode.ino)
 
@@ -364,11 +365,19 @@ class Store:
         return self.files.write(handle, offset, data, done=done, in_steps=in_steps)
 
     def flush(
-        self, handle: int, *, writer_killed: bool, still_held: Callable[[], bool] | None = None
+        self,
+        handle: int,
+        *,
+        writer_killed: bool,
+        still_held: Callable[[], bool] | None = None,
+        is_mapped: Callable[[], bool] | None = None,
     ) -> None:
-        self.files.flush(handle, writer_killed=writer_killed, still_held=still_held)
+        self.files.flush(
+            handle, writer_killed=writer_killed, still_held=still_held, is_mapped=is_mapped
+        )
         closed = self.files.get(handle)
-        if closed.writable and not writer_killed and self.units.has_open:
+        deferred = self.versions.shared_maps.is_unfinished(closed.inode.ino)
+        if closed.writable and not writer_killed and not deferred and self.units.has_open:
             self.units.closed(closed.inode)
         self.units.settle_pending()
 
@@ -384,7 +393,13 @@ class Store:
             self.volume.fence()
 
     def release(self, handle: int) -> None:
+        """The last descriptor and the last mapping are gone."""
+        opened = self.files.get(handle)
+        deferred = self.versions.shared_maps.is_unfinished(opened.inode.ino)
         self.files.release(handle)
+        if deferred and not opened.killed and self.units.has_open and opened.inode.version is None:
+            self.units.closed(opened.inode)
+            self.units.settle_pending()
 
     def allocate(
         self,

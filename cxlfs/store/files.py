@@ -101,6 +101,8 @@ class Files:
             inode.direct.close()  # a program writes by itself only while nobody else is there
         if writable:
             self.before_change(inode.ino)
+            if inode.ino not in self.writers:
+                self.versions.shared_maps.forget(inode)
         handle = Handle(self._next_id, inode, access != os.O_WRONLY, writable)
         self._next_id += 1
         self._add(handle)
@@ -140,7 +142,8 @@ class Files:
         if handle.writable and inode.ino not in self.writers:
             inode.note_writes()
             try:
-                self._settle(inode, handle)
+                if not self._is_settled(inode):
+                    self._settle(inode, handle)
             except CxlfsError as error:
                 self.volume.event("not-published", error.message, ino=inode.ino)
             self.versions.finish(inode)
@@ -150,12 +153,51 @@ class Files:
         """All who could write to the file were killed since they last did: RELEASE settles it."""
         return ino in self.writers and all(h.killed for h in self.writers.of(ino))
 
+    def _is_settled(self, inode: Inode) -> bool:
+        """The last writer is gone, and left nothing to publish, or what has lost pages."""
+        if inode.links == 0 or self.volume.read_only:
+            return True
+        if self.settle_lost(inode):
+            return True
+        return not isinstance(inode.version, Version) and not inode.uncommitted
+
+    def settle_lost(self, inode: Inode) -> bool:
+        """Decide about a content that has lost a mapped page, as its last writer is gone: the
+        committed content comes back, a new file ends before the page.
+
+        Returns:
+            False if it has lost none, and the caller decides.
+
+        Raises:
+            CxlfsError: as ``Versions.publish``.
+        """
+        maps = self.versions.shared_maps
+        lost = maps.lost_of(inode.ino)
+        if lost is None:
+            return False
+        why = f"a mapped page could not be stored ({lost.error.message})"
+        version = inode.version
+        if not isinstance(version, Version):
+            maps.forget(inode)  # not even the first change was stored
+        elif maps.grows(inode.ino):
+            self.versions.revert(inode, why)
+        elif version.atomic or not self.versions.is_incomplete(inode):
+            maps.forget(inode)
+            self.versions.revert(inode, why)
+        else:
+            inode.stop_writes()
+            self._cut(inode, version, min(inode.content.size, lost.start))
+            self.versions.publish_left(inode, spoiled=True)
+            self.volume.event("cut", f"it ends before what is missing: {why}", ino=inode.ino)
+        return True
+
+    def _cut(self, inode: Inode, version: Version, size: int) -> None:
+        inode.content.truncate(size)
+        version.cut(size)
+        self.versions.promises.remove(inode, size, layout.FILE_SIZE_MAX)
+
     def _settle(self, inode: Inode, handle: Handle) -> None:
         """The last writer is gone."""
-        if inode.links == 0 or self.volume.read_only:
-            return
-        if not isinstance(inode.version, Version) and not inode.uncommitted:
-            return
         failed = self.versions.error_of(inode)
         killed = handle.killed or left_by_killed(inode, handle)
         if is_atomic(inode) and not inode.uncommitted:
@@ -271,8 +313,15 @@ class Files:
         known = inode.committed.size if inode.committed is not None else 0
         self._failed(inode, error, needed_bytes=max(inode.content.size, end, known))
 
+    def pages_lost(self, handle_id: int, start: int, error: CxlfsError) -> None:
+        """The kernel could not store mapped pages from ``start`` on, and drops them."""
+        inode = self.get(handle_id).inode
+        self.versions.shared_maps.lose(inode, start, error)
+
     def _writing_version(self, inode: Inode, handle: Handle) -> Version:
         atomic = handle.truncated and not handle.ordinary
+        if is_atomic(inode) and self.versions.shared_maps.is_unfinished(inode.ino):
+            atomic = True  # whichever handle the kernel chooses for the pages
         if not isinstance(version := inode.version, Version) or (version.atomic and not atomic):
             version = self.versions.begin(inode, atomic=atomic, now=time.monotonic())
         handle.version = version
@@ -422,9 +471,8 @@ class Files:
                 handle.wrote = True
             else:
                 version = self.versions.begin(inode, atomic=is_atomic(inode), now=time.monotonic())
-            inode.content.truncate(size)
-            version.cut(size)
-            self.versions.promises.remove(inode, size, layout.FILE_SIZE_MAX)
+            self._cut(inode, version, size)
+            self.versions.shared_maps.cut(inode, size)
             inode.touch(self.volume.now())
         if handle is None and not was_open and not inode.uncommitted and inode.links:
             self.versions.publish(inode, incomplete=bool(inode.flags & layout.INODE_INCOMPLETE))
@@ -439,12 +487,14 @@ class Files:
         *,
         writer_killed: bool,
         still_held: Callable[[], bool] | None = None,
+        is_mapped: Callable[[], bool] | None = None,
     ) -> None:
-        """A descriptor of the handle was closed: publish durably, unless its writer was killed.
+        """A descriptor of the handle was closed: publish durably, unless its writer was killed, or
+        still fills the file through a mapping.
 
         ``still_held``: whether whoever closed it has another descriptor of the file; asked only
-        before the first write. Raises the error of a failed write that was not repaired; nothing is
-        published then.
+        before the first write. ``is_mapped``: see ``SharedMaps.defers``. Raises the error of a
+        failed write that was not repaired, or of lost pages; nothing is published then.
         """
         handle = self.get(handle_id)
         if not handle.writable:
@@ -462,7 +512,8 @@ class Files:
                 self._redirected(handle)
                 return
             handle.ordinary = handle.truncated
-        self._publish_checked(handle)
+        shared_maps = self.versions.shared_maps
+        self._publish_checked(handle, defers=lambda: shared_maps.defers(handle.inode, is_mapped))
         if handle.redirected:  # one of several programs has ended, and what was before is gone
             handle.ordinary = True
 
@@ -485,12 +536,14 @@ class Files:
         handle.inode.note_writes()
         self._publish_checked(handle)
 
-    def _publish_checked(self, handle: Handle) -> None:
+    def _publish_checked(
+        self, handle: Handle, *, defers: Callable[[], bool] = lambda: False
+    ) -> None:
         inode = handle.inode
         error = self.versions.error_of(inode)
         if error is not None:
             raise error
-        if not inode.links or left_by_killed(inode, handle):
+        if not inode.links or left_by_killed(inode, handle) or defers():
             return
         if not is_atomic(inode) or not self.versions.units.is_emptied_marker(inode):
             self.versions.publish(inode, incomplete=False)

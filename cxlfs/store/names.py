@@ -325,7 +325,7 @@ class Names:
             raise NotFoundError("the file was removed")
         self._changing(directory, new_name)
         self.versions.units.publishing(inode, new_parent, new_name)
-        prepared = self._prepare(inode, with_name=True)
+        prepared = self._prepare(inode)
         now = self.volume.now()
         ops: list[Operation] = [
             LinkOperation(new_parent, ino, new_name),
@@ -339,9 +339,15 @@ class Names:
         self.volume.fence()
         return inode
 
-    def _prepare(self, inode: Inode, *, with_name: bool) -> Prepared | None:
-        """Publication of the content as part of another verb; raises a failed write's error."""
+    def _prepare(
+        self, inode: Inode, *, with_name: bool = True, replaces: bool = False
+    ) -> Prepared | None:
+        """Publication of the content as part of another verb; raises a failed write's error. What
+        has lost pages stays incomplete, and ``replaces`` nothing.
+        """
         if inode.live is None:
+            return None
+        if not replaces and self.versions.shared_maps.is_spoiled(inode):
             return None
         error = self.versions.error_of(inode)
         if error is not None:
@@ -404,7 +410,7 @@ class Names:
         target: Inode | None,
     ) -> None:
         """The name moves; what the new name meant before loses it."""
-        prepared = self._prepare(inode, with_name=False)
+        prepared = self._prepare(inode, with_name=False, replaces=target is not None)
         now = self.volume.now()
         ops: list[Operation] = []
         if not inode.uncommitted:

@@ -14,6 +14,7 @@ Invariants
   content of a format that the judge does not know, nor a file that somebody is writing.
 - Content that goes back is kept aside, as a killed writer's is: one record exchanges the two.
 - Held versions are given up, the oldest first and with an event, before a write fails for space.
+  Those of files that are being filled through a mapping are not (``shared_maps``).
 """
 
 from __future__ import annotations
@@ -438,9 +439,11 @@ class Overwrites:
 
     def give_up_oldest(self) -> bool:
         """Space is wanted that nothing else has: of the oldest overwrite one of the two contents
-        goes, the torn one where that is known. False: none is held. Raises as Volume.commit.
+        goes, the torn one where that is known. What a program still fills through a mapping needs
+        the other one. False: there is nothing to give up. Raises as Volume.commit.
         """
-        inode = next(self._held(), None)
+        unfinished = self._versions.shared_maps.is_unfinished
+        inode = next((inode for inode in self._held() if not unfinished(inode.ino)), None)
         if inode is None or inode.held is None:
             return False
         overwrite = self._pending.get(inode.ino)

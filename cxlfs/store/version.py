@@ -36,7 +36,8 @@ class Version:
     began empty, so that nothing of the previous content is in it.
     ``staged``: ``inode.aside`` holds what the periodic commit has made durable of it. ``killed``: a
     writer was killed; who has written nothing does not publish what that one left. ``redirection``:
-    the handle through which a shell has begun it, at ``redirected_monotonic``.
+    the handle through which a shell has begun it, at ``redirected_monotonic``. ``has_lost_pages``:
+    pages of a mapping could not be stored (``shared_maps``).
     """
 
     atomic: bool
@@ -44,6 +45,7 @@ class Version:
     whole: bool = False
     staged: bool = False
     killed: bool = False
+    has_lost_pages: bool = False
     redirection: Redirection | None = None
     redirected_monotonic: float = 0.0
     lease_bytes: int = LEASE_BYTES_MIN

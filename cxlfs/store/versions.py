@@ -36,6 +36,7 @@ from cxlfs.store.leases import Leases
 from cxlfs.store.overwrite_hooks import NoOverwrites, OverwriteHooks
 from cxlfs.store.past import Past
 from cxlfs.store.promises import Promises
+from cxlfs.store.shared_maps import SharedMaps
 from cxlfs.store.unit_hooks import NoUnits, UnitHooks
 from cxlfs.store.version import Version
 
@@ -117,6 +118,7 @@ class Prepared:
             self._versions.volume.health.replaced(inode)
         self._versions.volume.namespace.set_committed(inode)
         inode.flags = self._flags
+        self._versions.shared_maps.published(inode)
         overwrites = self._versions.overwrites
         if self._held is not None:
             overwrites.published(inode, self._held)
@@ -144,6 +146,7 @@ class Versions:
         self.leases = Leases(volume, self.promises)
         self.clones = Clones(self.close_map)
         self.past = Past(volume, self.leases, is_on=history)
+        self.shared_maps = SharedMaps()
         self._new_names: dict[int, bytes] = {}
         """Of uncommitted inodes: each has the one name that it was created with."""
         volume.namespace.on_drop = self._forget
@@ -156,6 +159,8 @@ class Versions:
         self.clones.forget(inode)
         self.asides.pop(inode.ino, None)
         self.overwrites.forget(inode)
+        if self.shared_maps.is_used:
+            self.shared_maps.forget(inode)
         self.open_versions.pop(inode.ino, None)
         self.promises.drop(inode)
         if inode.live is not None:
@@ -200,6 +205,7 @@ class Versions:
         version = inode.version
         old_live = inode.content
         self.promises.drop(inode)
+        self.shared_maps.forget(inode)
         if inode.uncommitted:
             old_live.truncate(0)
             if isinstance(version, Version):
@@ -314,11 +320,16 @@ class Versions:
             return
         self.commit(prepared, prepared.operations)
 
+    def is_incomplete(self, inode: Inode) -> bool:
+        """True if the content is incomplete unless its writer says otherwise."""
+        if inode.uncommitted or inode.flags & layout.INODE_INCOMPLETE:
+            return True
+        return self.shared_maps.is_unfinished(inode.ino)
+
     def publish_left(self, inode: Inode, *, spoiled: bool) -> None:
         """What the last writer left; ``spoiled``: it was killed, or a write has failed."""
-        new = inode.uncommitted or bool(inode.flags & layout.INODE_INCOMPLETE)
         try:
-            self.publish(inode, incomplete=new and spoiled)
+            self.publish(inode, incomplete=spoiled and self.is_incomplete(inode))
         finally:  # behind the publication, which is none that makes a spoiled file good
             if spoiled:
                 self.units.spoil(inode)
@@ -473,6 +484,7 @@ class Versions:
         self.close_map(given_up)
         inode.mtime_ns, inode.ctime_ns = inode.committed_mtime_ns, inode.committed_ctime_ns
         self.end(inode)
+        self.shared_maps.published(inode)
         self.volume.counters.reverts += 1
         self.volume.event("reverted", f"the previous version is back: {reason}", ino=inode.ino)
 
@@ -520,10 +532,11 @@ class Versions:
     def error_of(self, inode: Inode) -> CxlfsError | None:
         """Why the live content must not be published, if so."""
         version = inode.version
+        lost = self.shared_maps.lost_of(inode.ino)
+        cause = lost.error if lost is not None else None
         if isinstance(version, Version) and version.failed:
             cause = version.failed[0].error
-            return NoSpaceError(cause.message) if isinstance(cause, NoSpaceError) else cause
-        return None
+        return NoSpaceError(cause.message) if isinstance(cause, NoSpaceError) else cause
 
 
 def _content_operations(

@@ -218,7 +218,7 @@ def test_who_appends_does_it_at_the_end_whatever_the_kernel_believes(
     daemon.attributes_seconds(ino)
     appender = daemon.opened(ino, os.O_WRONLY | os.O_APPEND)
     for text in (b"one", b"two"):
-        write = kernel.WRITE.pack(appender, believed, 3) + text
+        write = kernel.WRITE.pack(appender, believed, 3, 0) + text
         assert daemon.call(Opcode.WRITE, ino, write).error == 0
     assert appender not in daemon.plane.allowed, "each of them is seen"
     daemon.close(appender)
@@ -230,7 +230,7 @@ def test_who_appends_does_it_at_the_end_whatever_the_kernel_believes(
 def test_who_appends_to_other_files_is_left_to_the_kernel(daemon: Daemon) -> None:
     ino, handle = daemon.create(flags=os.O_WRONLY | os.O_APPEND)
     for text, offset in ((b"one", 0), (b"two", 1)):
-        write = kernel.WRITE.pack(handle, offset, 3) + text
+        write = kernel.WRITE.pack(handle, offset, 3, 0) + text
         assert daemon.call(Opcode.WRITE, ino, write).error == 0
     assert daemon.store.get_attributes(ino).size == 4
     daemon.close(handle)

@@ -59,6 +59,23 @@ def in_place(data: bytes) -> Tree:
     return {b"model.h5": data + OLD[b"model.h5"][len(data) :]}
 
 
+@pytest.mark.parametrize("ending", [Ending.WELL, Ending.KILLED])
+def test_what_is_filled_through_a_mapping_is_closed_when_that_ends(
+    store: Store, ending: Ending
+) -> None:
+    writers = Writers(store)
+    size = 3 * 4096
+    handle = store.open_file(find(store, b"runs/model.h5").ino, os.O_RDWR | os.O_TRUNC)
+    store.write(handle, size - 1, b"\0")
+    store.flush(handle, writer_killed=False, is_mapped=lambda: True)
+    store.write(handle, 0, b"new")
+    store.release(handle)
+    writers.endings["trainer"] = ending
+    store.units.maintain()
+    assert open_count(store) == 0
+    assert tree(store, b"runs") == {b"model.h5": b"new".ljust(size, b"\0")}
+
+
 def test_no_crash_takes_back_what_was_closed(shop: Shop, store: Store) -> None:
     Writers(store)
     close(store, begin_in_place(store, b"new"))
