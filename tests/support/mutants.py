@@ -130,6 +130,7 @@ def _encode(event: Event) -> bytes:
 
 from tests.support import (  # noqa: E402 - they register, and need what stands above
     mutants_of_direct,  # noqa: F401
+    mutants_of_mappings,  # noqa: F401
     mutants_of_order,  # noqa: F401
     mutants_of_overwrites,  # noqa: F401
     mutants_of_past,  # noqa: F401

@@ -15,7 +15,7 @@ from tests.support.crash.operations import BIG, TRUNCATE
 _OLD, _OTHER = b"old", b"other"
 
 
-def _holding(bench: Bench, ending: Ending = Ending.ALIVE) -> None:
+def holding(bench: Bench, ending: Ending = Ending.ALIVE) -> None:
     """From here on overwrites are held, and their writers have ended like that."""
     overwrites = bench.store.overwrites
     overwrites.mode = TornMode.BACK
@@ -23,7 +23,7 @@ def _holding(bench: Bench, ending: Ending = Ending.ALIVE) -> None:
     overwrites.ending_of = lambda _writer: ending
 
 
-def _judge(bench: Bench, evidence: Evidence) -> None:
+def judge(bench: Bench, evidence: Evidence) -> None:
     """Answer every question like that, and decide."""
     overwrites = bench.store.overwrites
     now = overwrites.clock() + 2 * REST_SECONDS
@@ -48,20 +48,20 @@ def _content(bench: Bench, path: bytes) -> bytes:
 
 def held_left(bench: Bench) -> None:
     """Nobody has looked at the new content yet."""
-    _holding(bench)
+    holding(bench)
     bench.save(_OLD, 5000)
 
 
 def held_released(bench: Bench) -> None:
-    _holding(bench)
+    holding(bench)
     bench.save(_OLD, 3000)
-    _judge(bench, Evidence.NONE)
+    judge(bench, Evidence.NONE)
 
 
 def held_goes_back(bench: Bench) -> None:
-    _holding(bench, Ending.KILLED)
+    holding(bench, Ending.KILLED)
     bench.save(_OLD, 700)
-    _judge(bench, Evidence.STRONG)
+    judge(bench, Evidence.STRONG)
 
 
 def held_goes_back_to_much(bench: Bench) -> None:
@@ -72,35 +72,35 @@ def held_goes_back_to_much(bench: Bench) -> None:
 
 
 def held_reported(bench: Bench) -> None:
-    _holding(bench, Ending.WELL)
+    holding(bench, Ending.WELL)
     bench.save(_OLD, 2000)
-    _judge(bench, Evidence.WEAK)
+    judge(bench, Evidence.WEAK)
 
 
 def held_saved_again(bench: Bench) -> None:
     """Over one that nobody has judged, and over one that is known to be torn: the newest that is
     not comes back.
     """
-    _holding(bench)
+    holding(bench)
     bench.save(_OLD, 4000)
     good = _content(bench, _OLD)
     bench.save(_OLD, 900)
-    _judge(bench, Evidence.STRONG)
+    judge(bench, Evidence.STRONG)
     bench.save(_OLD, 1200)
-    _holding(bench, Ending.BADLY)
-    _judge(bench, Evidence.STRONG)
+    holding(bench, Ending.BADLY)
+    judge(bench, Evidence.STRONG)
     if not bench.left_open:  # else an earlier operation still writes
         assert _content(bench, _OLD) == good
 
 
 def held_fsync(bench: Bench) -> None:
-    _holding(bench, Ending.INTERRUPTED)
+    holding(bench, Ending.INTERRUPTED)
     handle = bench.open(_OLD, TRUNCATE)
     bench.write(handle, 0, 3000)
     bench.fsync(handle)
     bench.write(handle, 1500, 3000)
     bench.close(handle)
-    _judge(bench, Evidence.STRONG)
+    judge(bench, Evidence.STRONG)
 
 
 def held_changed_in_place(bench: Bench) -> None:
@@ -109,8 +109,8 @@ def held_changed_in_place(bench: Bench) -> None:
     bench.write(handle, 100, 300)
     bench.close(handle)
     changed = _content(bench, _OLD)
-    _holding(bench, Ending.KILLED)
-    _judge(bench, Evidence.STRONG)
+    holding(bench, Ending.KILLED)
+    judge(bench, Evidence.STRONG)
     if not bench.left_open:
         assert _content(bench, _OLD) == changed
 
@@ -120,8 +120,8 @@ def held_killed_in_the_next(bench: Bench) -> None:
     handle = bench.open(_OLD, TRUNCATE)
     bench.write(handle, 0, 2500)
     bench.close(handle, killed=True)
-    _holding(bench, Ending.KILLED)
-    _judge(bench, Evidence.STRONG)
+    holding(bench, Ending.KILLED)
+    judge(bench, Evidence.STRONG)
 
 
 def held_renamed_and_removed(bench: Bench) -> None:
@@ -145,10 +145,10 @@ def held_restored_twice(bench: Bench) -> None:
 
 
 def held_by_two_names(bench: Bench) -> None:
-    _holding(bench, Ending.KILLED)
+    holding(bench, Ending.KILLED)
     bench.save(_OTHER, 100)
     bench.link(_OTHER, b"third")
-    _judge(bench, Evidence.STRONG)
+    judge(bench, Evidence.STRONG)
 
 
 HELD_OPERATIONS = [

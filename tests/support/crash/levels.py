@@ -30,6 +30,7 @@ from tests.support.crash.damage import DAMAGES, cut_mkfs, damage
 from tests.support.crash.direct_operations import DIRECT_OPERATIONS
 from tests.support.crash.direct_situations import DIRECT_SITUATIONS
 from tests.support.crash.held_operations import HELD_OPERATIONS
+from tests.support.crash.mapped_operations import MAPPED_OPERATIONS
 from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
 from tests.support.crash.past_operations import PAST_OPERATIONS
 from tests.support.crash.programs import Program
@@ -61,6 +62,7 @@ BY_NAME: dict[str, single.Workload] = {
         *DIRECT_OPERATIONS,
         *SECOND_ONLY,
         *HELD_OPERATIONS,
+        *MAPPED_OPERATIONS,
         *_ALONE,
         *UNIT_OPERATIONS,
     )
@@ -72,6 +74,7 @@ _EACH = [
     *PAST_OPERATIONS,
     *DIRECT_OPERATIONS,
     *HELD_OPERATIONS,
+    *MAPPED_OPERATIONS,
     *LONG_WORKLOADS,
 ]
 _OF_UNITS = {work.__name__ for work in UNIT_OPERATIONS}
@@ -138,6 +141,7 @@ def _t1(_seed: int) -> Iterator[str]:
             yield f"two/{_MEDIA[i % 2]}/{first.__name__}+{second.__name__}"
     yield from _pairs_of(DIRECT_OPERATIONS)
     yield from _pairs_of(HELD_OPERATIONS)
+    yield from _pairs_of(MAPPED_OPERATIONS)
     yield from _pairs_of(PAST_OPERATIONS)
     others = [*OPERATIONS, *RANGE_OPERATIONS]
     for i, unit in enumerate(UNIT_OPERATIONS):
