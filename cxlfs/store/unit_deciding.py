@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from cxlfs.store.unit_places import Places
 from cxlfs.store.unit_policies import Policies
 from cxlfs.store.unit_record import UNIT_PREFIX, UNITS_XATTR, encode_unit, fits, unit_xattr
 from cxlfs.store.unit_returns import Returns
-from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
+from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode, matches
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from cxlfs.store.volume import Volume
 
 _NAMES = (UNITS_XATTR, UNIT_PREFIX)
+_SIBLINGS_MAX = 256
+"""So many names beside a directory are looked at, the newest first."""
 
 
 class DecidesUnits:
@@ -159,6 +162,8 @@ class DecidesUnits:
     def _facts(self, unit: OpenUnit, *, closing: bool, but: Inode | None = None) -> Facts:
         unit.spoiled = {ino for ino in unit.spoiled if self._is_below(ino, unit)}
         spoiled = unit.spoiled - {but.ino if but is not None else 0}
+        endings = frozenset(self._ending_of(writer) for writer in unit.writers)
+        is_over = Ending.ALIVE not in endings
         return Facts(
             expects_marker=unit.rule.expects_marker and unit.place is None,
             each_file=unit.each_file,
@@ -169,7 +174,35 @@ class DecidesUnits:
             quiet=self.clock() - unit.changed >= unit.rule.quiet_seconds,
             closing=closing,
             removed=unit.place is not None,
-            endings=frozenset(self._ending_of(writer) for writer in unit.writers),
+            lacks_marker=is_over and self._lacks_marker(unit),
+            endings=endings,
+        )
+
+    def _lacks_marker(self, unit: OpenUnit) -> bool:
+        """Its directory is new and has no marker, and one beside it of the same owner has: a saver
+        that ends well writes it. A handler of signals that exits with 0 does not.
+        """
+        rule = unit.rule
+        if unit.before is not None or unit.place is not None or unit.each_file or not rule.done:
+            return False
+        if any(name in (unit.inode.entries or {}) for name in rule.done):
+            return False
+        above = self._namespace.inodes.get(unit.inode.parent)
+        newest = reversed((above.entries if above is not None else None) or {})
+        return any(
+            self._has_marker(unit, above, name)
+            for name in itertools.islice(newest, _SIBLINGS_MAX)
+            if above is not None and (not rule.directories or matches(name, rule.directories))
+        )
+
+    def _has_marker(self, unit: OpenUnit, above: Inode, name: bytes) -> bool:
+        beside = self._namespace.find(above.ino, name)
+        return (
+            beside is not None
+            and beside is not unit.inode
+            and bool(beside.entries)
+            and unit.uid in {UNKNOWN, beside.uid}
+            and any(marker in (beside.entries or {}) for marker in unit.rule.done)
         )
 
     def _ending_of(self, writer: Hashable) -> Ending:

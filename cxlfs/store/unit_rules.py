@@ -35,7 +35,8 @@ there for good when it is closed or renamed and nothing else in the unit is bein
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """``directories``: patterns of names (fnmatch). ``files``: patterns of names in a directory of
-    any name that show what it is. ``done``: markers in the unit; ``done_beside``: in the directory
+    any name that show what it is. ``also``: names that a saver writes before those, and that count
+    if some of those are there. ``done``: markers in the unit; ``done_beside``: in the directory
     above. ``after``: patterns of files that may rightly be written after the marker.
     ``always_marked``: one without a marker is not finished.
     """
@@ -43,6 +44,7 @@ class Rule:
     name: str
     directories: tuple[bytes, ...] = ()
     files: tuple[bytes, ...] = ()
+    also: tuple[bytes, ...] = ()
     done: tuple[bytes, ...] = ()
     done_beside: tuple[bytes, ...] = ()
     after: tuple[bytes, ...] = ()
@@ -109,6 +111,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         name="safetensors",
         files=(b"*-[0-9]*-of-[0-9]*.safetensors",),
+        also=(b"config.json", b"generation_config.json"),
         done=(b"model.safetensors.index.json", b"diffusion_pytorch_model.safetensors.index.json"),
     ),
 )
@@ -118,7 +121,7 @@ _NEVER_EMPTY = (
     *(name for rule in TABLE for name in (*rule.done, *rule.done_beside)),
     *(b"*.json", b"*.pkl", b"*.pt", b"*.pth"),
 )
-_MARKERS_OF_FILES = frozenset(name for rule in TABLE if rule.files for name in rule.done)
+_BESIDE_FILES = frozenset(name for rule in TABLE if rule.files for name in (*rule.done, *rule.also))
 
 
 def matches(name: bytes, patterns: Iterable[bytes]) -> bool:
@@ -153,12 +156,12 @@ def known_file(name: bytes) -> Rule | None:
 
 def rule_of_file(name: bytes, others: Iterable[bytes]) -> Rule | None:
     """The rule of TABLE that knows a directory by a file of this name in it: one of its kind, or
-    its marker beside ``others`` of its kind.
+    its marker, or what comes before all others, beside ``others`` of its kind.
     """
     known = known_file(name)
-    if known is not None or name not in _MARKERS_OF_FILES:
+    if known is not None or name not in _BESIDE_FILES:
         return known
-    rules = [rule for rule in TABLE if rule.files and name in rule.done]
+    rules = [rule for rule in TABLE if rule.files and name in (*rule.done, *rule.also)]
     others = list(others)
     return next((r for r in rules if any(matches(other, r.files) for other in others)), None)
 
@@ -208,7 +211,7 @@ class Facts:
     published yet. ``spoiled``: a write failed, or a killed writer left something unfinished.
     ``followed``: its writers have begun the next one beside it. ``quiet``: nothing has changed for
     the time of its rule. ``closing``: the store is about to be closed. ``removed``: its directory
-    was.
+    was. ``lacks_marker``: its directory is new and has no marker, and one beside it has.
     """
 
     expects_marker: bool
@@ -220,6 +223,7 @@ class Facts:
     quiet: bool = False
     closing: bool = False
     removed: bool = False
+    lacks_marker: bool = False
     endings: frozenset[Ending] = frozenset()
 
 
@@ -266,6 +270,8 @@ def _decide_ended(facts: Facts) -> tuple[Decision, str]:
         return Decision.BACK, _what_went_wrong(facts)
     if Ending.UNKNOWN in facts.endings and facts.expects_marker:
         return Decision.BACK, "its writers are gone, and its marker has not come"
+    if facts.lacks_marker:
+        return Decision.BACK, "its writers have ended without the marker that the one beside it has"
     if facts.quiet or not facts.expects_marker:
         return Decision.DONE, "its writers have ended"
     return Decision.WAIT, "its marker may come"
@@ -275,6 +281,8 @@ def _decide_closing(facts: Facts) -> tuple[Decision, str]:
     """Nobody can go on with it."""
     if _went_wrong(facts) or Ending.BADLY in facts.endings or facts.busy:
         return Decision.BACK, _what_went_wrong(facts)
+    if facts.lacks_marker and _are_over(facts):
+        return Decision.BACK, "its marker has not come"
     unfinished = facts.expects_marker and not facts.quiet
     if unfinished and facts.endings != frozenset({Ending.WELL}):
         return Decision.BACK, "its marker has not come"

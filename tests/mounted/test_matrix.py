@@ -108,8 +108,8 @@ def test_nothing_is_left(campaign: Campaign) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
 def test_a_careless_program_in_a_unit(seed: int, tmp_path: Path, fresh: bool) -> None:
-    outcome = Outcome("careless", "cxlfs-units", "trainer", seed, wanted=2)
-    with open_place("cxlfs-units") as place:
+    outcome = Outcome("careless", "cxlfs-policies", "trainer", seed, wanted=2)
+    with open_place("cxlfs-policies") as place:
         trainer = Trainer(CARELESS, Path(sys.executable), tmp_path / "log", fresh=fresh)
         try:
             run_campaign(outcome, CARELESS, place, trainer)

@@ -264,6 +264,56 @@ def test_shards_that_are_overwritten_show_what_the_directory_is(shop: Shop, stor
     assert tree(store, b"dcp") == old
 
 
+def test_the_first_file_of_a_save_over_shards_begins_a_unit(shop: Shop, store: Store) -> None:
+    """save_pretrained writes config.json before all shards."""
+    directory = make(store, b"model")
+    files = {
+        b"config.json": b"{}",
+        **{b"model-%05d-of-00002.safetensors" % n: b"1" for n in (1, 2)},
+    }
+    old = save(store, directory, files, b"model.safetensors.index.json")
+    assert open_count(store) == 0
+    write_file(store, directory, b"config.json", b'{"step": 2}')
+    assert open_count(store) == 1
+    store = shop.reopen(store, units=UnitsMode.AUTO)
+    assert tree(store, b"model") == old
+    write_file(store, 1, b"config.json", b"{}")  # in a directory of any kind
+    assert open_count(store) == 0
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, b"step-2"])
+def test_a_new_set_without_the_marker_of_the_one_beside_it(store: Store, name: bytes) -> None:
+    """A handler of SIGTERM that exits with 0 leaves it so."""
+    writers = Writers(store)
+    first = {CHECKPOINT: b"checkpoint-4", b"step-2": b"step-1"}[name]
+    marker = MARKER if name == CHECKPOINT else b".metadata"
+    names = [b"__0_0.distcp", b"__1_0.distcp"]
+    save(store, make(store, first), dict.fromkeys(names, b"old"), marker)
+    files = save(store, make(store, name), dict.fromkeys(names, b"new"), None)
+    assert tree(store, name) == files
+    writers.endings["trainer"] = Ending.WELL
+    store.units.settle()
+    assert tree(store, name) is None
+    assert list(set_aside(store).values()) == [files]
+    assert tree(store, first) is not None
+
+
+def test_a_new_set_without_a_pattern_stays(store: Store) -> None:
+    """As a copy of some files of a checkpoint; and a change in a directory that is done."""
+    writers = Writers(store)
+    files = save(store, make(store, b"checkpoint-4"), shards(1), None)
+    writers.endings["trainer"] = Ending.WELL
+    writers.now += 100.0
+    store.units.settle()
+    assert tree(store, b"checkpoint-4") == files
+    directory, _ = saved(store)
+    assert open_count(store) == 0
+    write_file(store, directory, b"shard-1", b"edited")
+    writers.now += 100.0
+    store.units.settle()
+    assert read_file(store, find(store, b"checkpoint-5/shard-1").ino) == b"edited"
+
+
 def test_the_second_marker_ends_a_unit_of_its_own(shop: Shop, store: Store) -> None:
     directory, old = saved(store)
     write_file(store, directory, b"rng_state_1.pth", b"late")

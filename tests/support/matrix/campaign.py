@@ -5,9 +5,13 @@
 | trainer | SIGKILL of the training program |
 | daemon | SIGKILL of the daemon; a new mount |
 | interrupt | SIGINT (Ctrl-C) |
+| terminate | SIGTERM |
+| exit-0, exit-143 | SIGTERM, and a handler that calls ``sys.exit`` with that code |
 | exception | an exception in the program, at a random instant |
+| caught | the same, caught by the program, which ends with 0 |
 | full | no room for the save but so many tenths of it; then there is room again |
 
+A log that the program appends to lies beside the checkpoints, and is open all the time.
 The instants are spread evenly over the time that a save takes, and shuffled by the seed. Each life
 of the program resumes what the one before has left, and is judged by what it then holds:
 
@@ -42,7 +46,10 @@ from tests.support.matrix.catalogue import (
 from tests.support.matrix.places import Place
 from tests.support.matrix.trainer import Life, Trainer
 
-EVENTS = ("trainer", "daemon", "interrupt", "exception", "full")
+EVENTS = (
+    *("trainer", "daemon", "interrupt", "terminate", "exit-0", "exit-143"),
+    *("exception", "caught", "full"),
+)
 RESUMED = ("new", "old", "older")
 LOST = ("nothing", "failed", "mixed")
 OUTCOMES = (*RESUMED, *LOST)
@@ -138,12 +145,13 @@ class Campaign:
             self.place.directory,
             first=self.begun,
             pause_seconds=self._pause_seconds,
+            ending=self.outcome.event,
             **order,
         )
 
     @property
     def _pause_seconds(self) -> float:
-        has_quiet_time = self.place.has_units and not self.framework.expects_marker
+        has_quiet_time = self.place.has_policies and not self.framework.expects_marker
         return PAUSE_WHERE_QUIET_SECONDS if has_quiet_time else PAUSE_SECONDS
 
     def measure(self) -> None:
@@ -251,7 +259,9 @@ class Campaign:
                 self.place.kill_daemon()
             case "interrupt":
                 self.trainer.signal(signal.SIGINT)
-            case "exception":
+            case "terminate" | "exit-0" | "exit-143":
+                self.trainer.signal(signal.SIGTERM)
+            case "exception" | "caught":
                 self.trainer.signal(signal.SIGUSR1)
 
     def _meet_full(self, life: Life, fraction: float) -> None:

@@ -1,4 +1,4 @@
-"""Where the frameworks save: a mounted store with checkpoint units or without, ext4, tmpfs.
+"""Where the frameworks save: a store mounted without options, one with policies, ext4, tmpfs.
 
 Each place is small (``SIZE_BYTES``) and of its own, so that it can be full. Needs root for ext4 (a
 loop device) and tmpfs; where that is not to be had, a directory stands in that is never full.
@@ -27,6 +27,7 @@ SIZE_BYTES = 192 * MIB
 FILLER = "filler"
 _ANNOUNCED = (
     r"reverted: the previous version is back",
+    r"torn|restored",
     r"unit-back: what was (there before|removed) is back",
     r"no room|No space|ENOSPC|not-published",
 )
@@ -41,11 +42,8 @@ class Place:
     root: Path
     can_be_full: bool = True
     store: Workplace | None = None
-    options: tuple[str, ...] = ()
-
-    @property
-    def has_units(self) -> bool:
-        return bool(self.options)
+    has_policies: bool = False
+    """The framework's policy of docs/frameworks.md is set."""
 
     @property
     def directory(self) -> Path:
@@ -54,7 +52,7 @@ class Place:
     def prepare(self, framework: Framework) -> None:
         """An empty directory for a trainer."""
         self.directory.mkdir()
-        if self.has_units and framework.unit:
+        if self.has_policies and framework.unit:
             said = run_program("policy", "set", self.directory, *framework.unit)
             assert said.code == 0, said.stderr
 
@@ -75,7 +73,7 @@ class Place:
     def mount_again(self) -> None:
         assert self.store is not None
         assert mountinfo.is_dead(str(self.store.mountpoint))
-        self.store.mount(*self.options)
+        self.store.mount()
 
     # --- room -------------------------------------------------------------------------------
 
@@ -112,12 +110,8 @@ def open_place(name: str) -> Iterator[Place]:
 def _store(name: str) -> Iterator[Place]:
     with contextlib.redirect_stdout(io.StringIO()), workplace(size_bytes=SIZE_BYTES) as store:
         store.announced += _ANNOUNCED
-        options = ("units=auto",) if name == "cxlfs-units" else ("units=off",)
-        store.mount(*options)
-        place = Place(name, store.mountpoint, store=store, options=options)
-        if name != "cxlfs-units":
-            place.options = ()
-        yield place
+        store.mount()
+        yield Place(name, store.mountpoint, store=store, has_policies=name == "cxlfs-policies")
 
 
 @contextlib.contextmanager
@@ -162,5 +156,5 @@ def _remove(base: Path, root: Path) -> None:
     shutil.rmtree(base, ignore_errors=True)
 
 
-_MAKERS = {"cxlfs-units": _store, "cxlfs": _store, "ext4": _ext4, "tmpfs": _tmpfs}
+_MAKERS = {"cxlfs": _store, "cxlfs-policies": _store, "ext4": _ext4, "tmpfs": _tmpfs}
 PLACES = tuple(_MAKERS)

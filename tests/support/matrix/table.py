@@ -13,15 +13,16 @@ from tests.support.matrix.catalogue import FRAMEWORKS
 BEGIN = "<!-- matrix: begin -->"
 END = "<!-- matrix: end -->"
 HEADINGS = {
-    "cxlfs-units": "cxlfs, units",
     "cxlfs": "cxlfs",
+    "cxlfs-policies": "cxlfs, policies",
     "ext4": "ext4",
     "tmpfs": "tmpfs",
 }
 TABLES = (
     ("SIGKILL in mid-save", ("trainer", "daemon")),
     ("Ctrl-C in mid-save", ("interrupt",)),
-    ("An exception in mid-save", ("exception",)),
+    ("SIGTERM in mid-save", ("terminate", "exit-0", "exit-143")),
+    ("An exception in mid-save", ("exception", "caught")),
     ("A save that finds no room but for a part of it", ("full",)),
 )
 SHORT = (
@@ -35,8 +36,13 @@ SHORT = (
     "hdf5-a",
 )
 """The rows of the README's table, after SIGKILL of the trainer."""
-SHORT_PLACES = ("cxlfs-units", "ext4", "tmpfs")
-_OF_EVENT = {"trainer": "", "daemon": ", daemon killed"}
+SHORT_PLACES = ("cxlfs", "ext4", "tmpfs")
+_OF_EVENT = {
+    "daemon": ", daemon killed",
+    "exit-0": ", handler, exit code 0",
+    "exit-143": ", handler, 143",
+    "caught": ", caught",
+}
 _WORDS = {"failed": "fail", "mixed": "mixed", "nothing": "begin anew", "older": "older"}
 
 Document = Mapping[str, Any]

@@ -33,6 +33,9 @@ FRESH = "MATRIX_FRESH_PROCESS"
 TENSORS = 8
 TENSOR_ITEMS = 65_536
 """Of 4 bytes each: 2 MiB of state."""
+EXIT_CODES = {"exit-0": 0, "exit-143": 143}
+"""Of programs that end by ``sys.exit`` when they are told to (SIGTERM)."""
+EVENTS = "events.out.tfevents.0.host"
 _RANGE = 1 << 23
 """Whole numbers below it are exact in float32."""
 
@@ -80,11 +83,17 @@ class Life:
         self.pause_seconds: float = order["pause_seconds"]
         self._hold: int = order.get("hold", -1)
         self._descriptor = descriptor
+        self._events = os.open(self.directory / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        """A log beside the checkpoints, open for as long as the program lives."""
         self._saved = 0
         self.has_resumed = False
 
     def say(self, line: str) -> None:
         os.write(self._descriptor, line.encode() + b"\n")
+
+    def _log(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # there may be no room
+            os.write(self._events, line.encode())
 
     # --- resuming ---------------------------------------------------------------------------
 
@@ -123,10 +132,12 @@ class Life:
         return self._saved < self.saves
 
     def begin(self, step: int) -> None:
+        self._log(f"begin {step}\n")
         self.say(f"begin {step}")
 
     def end(self, step: int) -> None:
         self.say(f"end {step}")
+        self._log(f"end {step}\n")
         self._saved += 1
         if self._saved == self._hold:
             self.say("held")
@@ -199,7 +210,10 @@ def live(order: Mapping[str, Any], voice: int, train: Callable[[Life], None]) ->
 
     if "TMPDIR" in order:
         os.environ["TMPDIR"] = order["TMPDIR"]
+    ending = order.get("ending")
     signal.signal(signal.SIGUSR1, interrupt)
+    if ending in EXIT_CODES:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(EXIT_CODES[ending]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)  # as a shell does with a job: what ends it ends all that it has started
@@ -212,6 +226,7 @@ def live(order: Mapping[str, Any], voice: int, train: Callable[[Life], None]) ->
             kind = "error" if life.has_resumed else "failed"
             text = f"{type(error).__name__}: {error}"
             life.say(f"{kind} {json.dumps(text[:2000])}")
-        raise
+        if not (ending == "caught" and isinstance(error, InjectedError)):
+            raise
     finally:
         gc.collect()
