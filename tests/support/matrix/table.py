@@ -13,7 +13,7 @@ from tests.support.matrix.catalogue import FRAMEWORKS
 BEGIN = "<!-- matrix: begin -->"
 END = "<!-- matrix: end -->"
 HEADINGS = {
-    "cxlfs": "cxlfs",
+    "cxlfs": "cxlfs, default",
     "cxlfs-policies": "cxlfs, policies",
     "ext4": "ext4",
     "tmpfs": "tmpfs",
@@ -36,7 +36,7 @@ SHORT = (
     "hdf5-a",
 )
 """The rows of the README's table, after SIGKILL of the trainer."""
-SHORT_PLACES = ("cxlfs", "ext4", "tmpfs")
+SHORT_PLACES = ("cxlfs-policies", "ext4", "tmpfs")
 _OF_EVENT = {
     "daemon": ", daemon killed",
     "exit-0": ", handler, exit code 0",
