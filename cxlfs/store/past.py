@@ -194,9 +194,9 @@ class Past:
 
     def adopt(self, rows: Iterable[Row], found: Sequence[ArchiveSegment]) -> None:
         """Rows that an opening found, in the order of death, and the segments that have them."""
+        self.archive.adopt(found)
         for row in rows:
             self._put(row)
-        self.archive.adopt(found)
 
     def _add(self, row: Row) -> None:
         self._put(row)

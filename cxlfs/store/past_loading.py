@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TYPE_BITS = 0o170000
+_CONTRADICTIONS_MAX = 64
+"""Of batches that are left out."""
 _MODE = (layout.HISTORY_ROW_DTYPE.names or ()).index("mode")
 
 
@@ -79,6 +81,7 @@ class Loader:
         self._engine = engine
         self._last_lsn = last_lsn
         self._next_extent_id = next_extent_id
+        self._contradictions = 0
         self._archive: list[segments.SegmentHeader] = []
         self.epochs = np.zeros(block.segment_count, np.uint64)
         """Of each data segment; 0: it is none."""
@@ -100,11 +103,7 @@ class Loader:
             segment = ArchiveSegment.of(self._block, header)
             found.segments.append(segment)
             batches += self._read(segment)
-        try:
-            rows = self._take(batches)
-        except CorruptionError as error:
-            log.warning("history is read batch by batch: %s", error.message)
-            rows = self._take_each(batches)
+        rows = self._take_possible(batches)
         self._engine.drop_unreferenced()
         found.rows = [rows[key] for key in sorted(rows)]
         return found
@@ -167,14 +166,21 @@ class Loader:
 
     # --- rows -------------------------------------------------------------------------------
 
-    def _take_each(self, batches: Sequence[_Batch]) -> dict[tuple[int, int], Row]:
-        rows: dict[tuple[int, int], Row] = {}
-        for batch in batches:
-            try:
-                rows |= self._take([batch])
-            except CorruptionError as error:
+    def _take_possible(self, batches: Sequence[_Batch]) -> dict[tuple[int, int], Row]:
+        """The rows of all batches but those that contradict what is known, found by halves. An image
+        with many of them loses its history, and the opening is not delayed.
+        """
+        if self._contradictions > _CONTRADICTIONS_MAX:
+            return {}
+        try:
+            return self._take(batches)
+        except CorruptionError as error:
+            if len(batches) == 1:
+                self._contradictions += 1
                 log.warning("a batch of history is left out: %s", error.message)
-        return rows
+                return {}
+        half = len(batches) // 2
+        return self._take_possible(batches[:half]) | self._take_possible(batches[half:])
 
     def _take(self, batches: Sequence[_Batch]) -> dict[tuple[int, int], Row]:
         """The rows of batches, by key: of one that several have, what the last one says.

@@ -10,7 +10,7 @@ import pytest
 
 from cxlfs.errors import NoSpaceError
 from cxlfs.format import history, layout, segments
-from cxlfs.store import Store
+from cxlfs.store import Store, past
 from cxlfs.store.past_archive import ROWS_PER_BATCH, WAIT_S
 from cxlfs.store.past_rows import Death, Row
 from cxlfs.store.space import State
@@ -277,7 +277,8 @@ Damage = Callable[[history.Batch], history.Batch]
 def forged(store: Store, change: Callable[[dict[str, object]], None]) -> None:
     """Write a batch that is right in form, and says what ``change`` makes of it."""
     [segment] = store.past.archive._segments
-    [(_, batch)] = history.scan(store.media, segment.start, segment.size_bytes, seed=segment.seed)
+    scanned = history.scan(store.media, segment.start, segment.size_bytes, seed=segment.seed)
+    _, batch = next(scanned)
     assert batch is not None
     fields = {name: getattr(batch, name) for name in history.Batch.__dataclass_fields__}
     fields = {k: v.copy() if hasattr(v, "copy") else v for k, v in fields.items()}
@@ -362,6 +363,35 @@ def test_an_extent_over_live_data(shop: Shop, store: Store) -> None:
     store = shop.reopen(store)
     assert not len(store.past)
     assert read_file(store, live) == b"secret" * 2000
+
+
+def test_a_batch_that_contradicts_costs_its_own_rows(shop: Shop, store: Store) -> None:
+    live = write_file(store, 1, b"live", b"secret" * 2000)
+    place = store.volume.engine.list()["media_offset"][0]
+    for number in range(6):
+        write_file(store, 1, b"a", b"x" * (9000 + number))
+        archive_now(store)
+    known = [row.key for row in store.past]
+    forged(store, set_extent("media_offset", int(place)))
+    store = shop.reopen(store)
+    assert [row.key for row in store.past] == known[1:]
+    assert read_file(store, live) == b"secret" * 2000
+
+
+def test_more_rows_than_are_kept(shop: Shop, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches have rows that were dropped since: the limits hold at an opening, too."""
+    for number in range(40):
+        write_file(store, 1, b"n%d" % number, b"1")
+        write_file(store, 1, b"n%d" % number, b"2")
+        if number % 10 == 9:
+            archive_now(store)
+    last = [row.key for row in store.past][-3:]
+    monkeypatch.setattr(past.Limits, "of", lambda _bytes: past.Limits(rows=3))
+    store = shop.reopen(store)
+    assert [row.key for row in store.past] == last
+    write_file(store, 1, b"n0", b"3")
+    archive_now(store)
+    assert len(store.past) == 3
 
 
 def test_a_damaged_batch_costs_its_own_rows(shop: Shop, store: Store) -> None:
