@@ -167,8 +167,8 @@ class Loader:
     # --- rows -------------------------------------------------------------------------------
 
     def _take_possible(self, batches: Sequence[_Batch]) -> dict[tuple[int, int], Row]:
-        """The rows of all batches but those that contradict what is known, found by halves. An image
-        with many of them loses its history, and the opening is not delayed.
+        """The rows of all batches but those that contradict what is known, found by halves. An
+        image with many of them loses its history, and the opening is not delayed.
         """
         if self._contradictions > _CONTRADICTIONS_MAX:
             return {}
