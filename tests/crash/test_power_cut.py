@@ -15,6 +15,7 @@ from tests.support.crash.direct_operations import DIRECT_OPERATIONS
 from tests.support.crash.direct_situations import DIRECT_SITUATIONS
 from tests.support.crash.held_operations import HELD_OPERATIONS
 from tests.support.crash.levels import TRIPLES, UnitResult, units_of, units_of_each_test_run
+from tests.support.crash.mapped_operations import MAPPED_OPERATIONS
 from tests.support.crash.operations import OPERATIONS
 from tests.support.crash.past_operations import PAST_OPERATIONS
 from tests.support.crash.ranges import RANGE_OPERATIONS
@@ -103,7 +104,7 @@ def test_levels_are_as_large_as_promised(base_seed: int) -> None:
     assert sum(unit.startswith("program/") for unit in t2) >= TRIPLES
     assert sum(unit.startswith("three/") for unit in t2) >= TRIPLES * 0.9  # some are drawn twice
     kinds = (OPERATIONS, RANGE_OPERATIONS, SITUATIONS, UNIT_WORKLOADS)
-    held = HELD_OPERATIONS, PAST_OPERATIONS
+    held = HELD_OPERATIONS, MAPPED_OPERATIONS, PAST_OPERATIONS
     everything = sum(map(len, (*kinds, DIRECT_OPERATIONS, DIRECT_SITUATIONS, *held)))
     assert sum(unit.startswith("recovery/") for unit in t2) == 2 * everything
 
