@@ -29,12 +29,6 @@ from cxlfs.checkpoint.writers import writers_in
 from cxlfs.durable import sync_directory
 from cxlfs.errors import ReadOnlyError, UsageError
 
-_PERIODS: dict[str, Callable[[dt.datetime], object]] = {
-    "hourly": lambda time: (time.date(), time.hour),
-    "daily": lambda time: time.date(),
-    "weekly": lambda time: time.isocalendar()[:2],
-    "monthly": lambda time: (time.year, time.month),
-}
 _NS = 1_000_000_000
 
 
@@ -193,12 +187,20 @@ def _kept_by_rules(candidates: Sequence[Entry], rules: Rules) -> Iterator[tuple[
     if rules.value is not None:
         for entry in _best(candidates, rules.value)[: rules.best]:
             yield entry.path, f"best {rules.best}"
-    for period, key in _PERIODS.items():
-        for entry in _one_of_each(candidates, key, getattr(rules, period)):
+    for period, count, key in _periods(rules):
+        for entry in _one_of_each(candidates, key, count):
             yield entry.path, period
     for entry in candidates if rules.within_ns else ():
         if entry.written_ns >= candidates[0].written_ns - rules.within_ns:
             yield entry.path, "within the duration"
+
+
+def _periods(rules: Rules) -> Iterator[tuple[str, int, Callable[[dt.datetime], object]]]:
+    """What each rule of times is called, how many periods it keeps, and which one a time is in."""
+    yield "hourly", rules.hourly, lambda time: (time.date(), time.hour)
+    yield "daily", rules.daily, lambda time: time.date()
+    yield "weekly", rules.weekly, lambda time: time.isocalendar()[:2]
+    yield "monthly", rules.monthly, lambda time: (time.year, time.month)
 
 
 def _best(candidates: Sequence[Entry], value: Value) -> list[Entry]:

@@ -318,7 +318,7 @@ _KINDS = (
         11,
         "file data",
         WARNING,
-        "Damaged bytes that no file refers to any more. Nothing reads them.",
+        "Damaged bytes that no file refers to. At most a version in history has them.",
         "nothing has to be done; if it comes again, check the device",
     ),
 )

@@ -82,6 +82,7 @@ class Scene:
     def flip(self, place: int) -> None:
         """One bit of the medium: whoever compares it tells the daemon, which says so."""
         self.place.announced.append("checksum-error")
+        self.place.damaged_history = True
         with self.place.source.open("r+b") as medium:
             medium.seek(place)
             (byte,) = medium.read(1)

@@ -333,8 +333,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _opened(self, store: Store) -> None:
         self.store = store
-        self.died.clear()
-        assert len(self.store.past) == 0
         assert self.store.read_only_reason is None
         assert self.store.recovery.problems == []
         self.handles.clear()

@@ -375,13 +375,14 @@ def recovery_empties_the_old_journal(patch: Patch) -> None:
 @mutant("one/LINE/change_mode", 12, 19)
 def recovery_leaks_a_segment(patch: Patch) -> None:
     """Each recovery leaves one segment in use that nothing names."""
-    original = recovery._adopt_sets
+    original = recovery._adopt_history
 
-    def adopt(volume_: volume.Volume, state: Any, found: Any, states: dict[int, Any]) -> None:
-        original(volume_, state, found, states)
+    def adopt(volume_: volume.Volume, *asked: Any, **options: Any) -> Any:
+        found = original(volume_, *asked, **options)
         volume_.space.take(recovery.State.DATA)
+        return found
 
-    patch.setattr(recovery, "_adopt_sets", adopt)
+    patch.setattr(recovery, "_adopt_history", adopt)
 
 
 @mutant("one/LINE/create_long_name", 19)
