@@ -13,8 +13,10 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -62,16 +64,19 @@ class Value:
             found = _lookup(json_of(Place(entry.path), self.file), self.keys)
         except (ProblemError, OSError):
             return None
-        return found if found is None or found == found else None  # noqa: PLR0124 - not NaN
+        return None if found is None or math.isnan(found) else found
 
 
 def _lookup(value: object, keys: Sequence[str]) -> float | None:
     if isinstance(value, list):
-        found = (_lookup(each, keys) for each in reversed(value))
-        return next((each for each in found if each is not None), None)
+        items = (_lookup(each, keys) for each in reversed(value) if isinstance(each, dict))
+        return next((each for each in items if each is not None), None)
     if not keys:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number else None  # type: ignore[arg-type]
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        with contextlib.suppress(OverflowError):  # a whole number of any length
+            return float(value)
+        return None
     return _lookup(value.get(keys[0]), keys[1:]) if isinstance(value, dict) else None
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from cxlfs.errors import CorruptionError
 from cxlfs.format import layout
+from cxlfs.format.operations import is_name
 from cxlfs.native import crc32c
 
 if TYPE_CHECKING:
@@ -169,8 +170,6 @@ def check(batch: Batch) -> list[Texts]:
     is_link = types == stat.S_IFLNK
     _require(((rows["target_bytes"] > 0) == is_link).all(), "a link without its target")
     _require(not (rows["target_bytes"] > layout.SYMLINK_BYTES_MAX).any(), "a long target")
-    possible = (rows["name_bytes"] > 0) & (rows["name_bytes"] <= layout.NAME_BYTES_MAX)
-    _require(possible.all(), "an impossible name")
     return _texts(batch)
 
 
@@ -189,7 +188,7 @@ def _texts(batch: Batch) -> list[Texts]:
     lengths = (batch.rows["name_bytes"], batch.rows["target_bytes"], counts)
     for name_bytes, target_bytes, count in zip(*(each.tolist() for each in lengths), strict=True):
         name: bytes = strings[position : position + name_bytes]
-        is_possible = b"/" not in name and b"\0" not in name and name not in {b".", b".."}
+        is_possible = 0 < name_bytes <= layout.NAME_BYTES_MAX and is_name(name)
         _require(is_possible, "an impossible name")
         position += name_bytes
         target = strings[position : position + target_bytes]

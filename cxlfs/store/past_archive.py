@@ -225,29 +225,35 @@ class Archive:
     # --- forgetting -------------------------------------------------------------------------
 
     def erase(self, rows: Sequence[Row]) -> None:
-        """Make sure that rows are in no batch: their segments are overwritten, and others in these
-        wait to be stored anew. Call it before the rows are dropped. Durable. Raises MediaError.
+        """Make sure that rows are in no batch that an opening would find: all of the archive is
+        overwritten, and the other rows wait to be stored anew. Earlier batches may have a row too,
+        and so may segments that were given up and not used since. Call it before the rows are
+        dropped. Durable. Raises MediaError.
         """
-        erased = set(map(id, rows))
-        touched = {id(row.archived): row.archived for row in rows if row.archived is not None}
-        others = [
-            row
-            for segment in touched.values()
-            for row in segment.rows
-            if row.archived is segment and id(row) not in erased
-        ]
-        waiting = (row for row in self._waiting if id(row) not in erased)
-        self._waiting = collections.deque((*others, *waiting))
-        if not touched or self.volume.read_only:
+        if self.volume.read_only:
             return
-        with self.volume.writing:
-            for segment in touched.values():
-                for done in range(0, segment.used_bytes, len(_ZEROS)):
-                    piece = min(len(_ZEROS), segment.used_bytes - done)
-                    self.volume.media.copy(segment.start + done, _ZEROS[:piece])
-            self.volume.media.fence()
-        for segment in touched.values():
-            self._free(segment)
+        erased = set(map(id, rows))
+        stored = (r for each in self._segments for r in each.rows if r.archived is each)
+        left = [row for row in (*stored, *self._waiting) if id(row) not in erased]
+        self._overwrite_all()
+        while self._segments:
+            self._free(self._segments[-1])
+        self._waiting = collections.deque(left)
+
+    def _overwrite_all(self) -> None:
+        """Overwrite the batches in every segment whose header says that it holds some."""
+        volume, block = self.volume, self.volume.superblock
+        with volume.writing:
+            for header in segments.read_all(volume.media, block):
+                unused = volume.space.states[header.index] in {State.FREE, State.HISTORY}
+                if header.role != layout.ROLE_HISTORY or not unused:
+                    continue
+                found = ArchiveSegment.of(block, header)
+                scanned = history.scan(volume.media, found.start, found.size_bytes, seed=found.seed)
+                end = max((end for end, _ in scanned), default=0)
+                for done in range(0, end, len(_ZEROS)):
+                    volume.media.copy(found.start + done, _ZEROS[: min(len(_ZEROS), end - done)])
+            volume.media.fence()
 
 
 def make_batch(volume: Volume, rows: Sequence[Row]) -> history.Batch:

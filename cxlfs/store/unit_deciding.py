@@ -163,7 +163,7 @@ class DecidesUnits:
         unit.spoiled = {ino for ino in unit.spoiled if self._is_below(ino, unit)}
         spoiled = unit.spoiled - {but.ino if but is not None else 0}
         endings = frozenset(self._ending_of(writer) for writer in unit.writers)
-        is_over = Ending.ALIVE not in endings
+        is_over = bool(endings) and Ending.ALIVE not in endings
         return Facts(
             expects_marker=unit.rule.expects_marker and unit.place is None,
             each_file=unit.each_file,

@@ -103,6 +103,27 @@ def test_the_best_by_a_value(tmp_path: Path) -> None:
     assert kept(tmp_path, Rules(best=2, value=value)) == [2, 3, 7]
 
 
+HOSTILE = {
+    "deep": '{"log_history": ' + "[" * 900 + "]" * 900 + "}",
+    "huge": '{"log_history": [{"eval_loss": 1' + "0" * 400 + "}]}",
+    "an object": '{"log_history": {"eval_loss": {"eval_loss": 1}}}',
+    "a list": "[1]",
+    "true": '{"log_history": [{"eval_loss": true}]}',
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_values_that_are_none(tmp_path: Path, text: str) -> None:
+    save(tmp_path, 1, loss=0.5)
+    path = save(tmp_path, 2) / "other.json"
+    path.write_text(text)
+    value = Value.parse("other.json:log_history.eval_loss", is_highest_best=True)
+    found = {
+        d.entry.checkpoint.step: d.reasons for d in decide(tmp_path, Rules(best=1, value=value))
+    }
+    assert found == {2: ("newest good",), 1: ()}
+
+
 def test_the_newest_good_one_stays(tmp_path: Path) -> None:
     """A newer one that is damaged counts for nothing, and stays, too."""
     run_of(tmp_path, 1, 2, 3, 4)

@@ -201,6 +201,44 @@ def test_forgotten_rows_are_nowhere(shop: Shop, store: Store) -> None:
     assert [(row.name, data_of(row)) for row in store.past] == [(b"other", b"secret of other")]
 
 
+def test_forgotten_rows_are_in_no_earlier_batch(shop: Shop, store: Store) -> None:
+    """A row that was restored is stored anew, and one that was given back is still in a batch."""
+    for name in (b"token", b"given", b"other"):
+        write_file(store, 1, name, b"secret of " + name)
+        write_file(store, 1, name, b"new")
+    fill_batches(store)
+    [token] = [row for row in store.past if row.name == b"token"]
+    store.history.restore(token, 1, b"token")
+    fill_batches(store)
+    for row in [row for row in store.past if row.name == b"given"]:
+        store.past.forget(row)  # its space is needed
+    store.history.forget([row for row in store.past if row.name == b"token"])
+    for name in (b"token", b"given"):
+        assert name not in archive_bytes(store)
+    archive_now(store)
+    store = shop.reopen(store)
+    names = [row.name for row in store.past]
+    assert b"other" in names
+    assert not {b"token", b"given"} & set(names)
+
+
+def fill_batches(store: Store) -> None:
+    """Until the archive goes on in another segment."""
+    archive_now(store)
+    before = store.past.archive._segments[-1]
+    for number in range(600):
+        if store.past.archive._segments[-1] is not before:
+            for row in [row for row in store.past if len(row.name) >= 40]:
+                store.past.forget(row)
+            return
+        name = b"%d" % number * 40
+        write_file(store, 1, name, b"")
+        store.set_xattr(store.lookup(1, name).ino, b"user.x", b"x" * 3000)
+        store.unlink(1, name)
+        archive_now(store)
+    raise AssertionError("the archive stays in one segment")
+
+
 def archive_bytes(store: Store) -> bytes:
     """The payload of every segment that holds history, or did."""
     block = store.superblock
