@@ -1,4 +1,4 @@
-"""Find metadata images without a root, by their segment headers.
+"""Read metadata images out of their segments, and find them without a root by segment headers.
 
 The parts of an image have one nonce, and epochs that follow each other. The image header has the
 LSN, and its sections say how long the image is. Other modules apply images and decide which to use.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cxlfs.errors import CxlfsError
+from cxlfs.errors import CorruptionError, CxlfsError, MediaError
 from cxlfs.format import image, journal_chain, journal_reader, layout, segments
 from cxlfs.format.roots import Root
 
@@ -93,21 +93,27 @@ def _images(
             indexes = tuple(parts.get((nonce, epoch, number), -1) for number in range(count))
             if -1 in indexes:
                 continue
-            info = _check(media, superblock, indexes, length)
+            root = Root(
+                generation=1,
+                flags=0,
+                image_bytes=length,
+                image_lsn=0,
+                image_header_crc=0,
+                image_segments=indexes,
+                journal_segment=None,
+                journal_mirror=None,
+                journal_epoch=0,
+                journal_first_lsn=0,
+                next_epoch=next_epoch,
+            )
+            info = _check(superblock, read_image(media, superblock, root))
         except CxlfsError:
             continue
-        root = Root(
-            generation=1,
-            flags=0,
-            image_bytes=length,
+        root = dataclasses.replace(
+            root,
             image_lsn=info.lsn,
             image_header_crc=info.header_crc,
-            image_segments=indexes,
-            journal_segment=None,
-            journal_mirror=None,
-            journal_epoch=0,
             journal_first_lsn=info.lsn + 1,
-            next_epoch=next_epoch,
         )
         yield root, info.lsn, epoch
 
@@ -125,15 +131,40 @@ def _length(media: Media, superblock: Superblock, first: int) -> int:
     return -(-max(size, *ends) // layout.SECTION_ALIGN) * layout.SECTION_ALIGN
 
 
-def _check(
-    media: Media, superblock: Superblock, indexes: tuple[int, ...], length: int
-) -> image.ImageInfo:
-    """Read an image and compare its checksums. Raises CorruptionError, MediaError."""
-    data = bytearray()
-    for index in indexes:
-        size = min(length - len(data), superblock.segment_payload_bytes)
-        data += media.read(_payload(superblock, index), size)
+def _check(superblock: Superblock, data: bytearray) -> image.ImageInfo:
+    """Compare the checksums of an image. Raises CorruptionError."""
     end = layout.IMAGE_DTYPE.itemsize
     header_crc = int.from_bytes(data[end - 4 : end], "little")
     info, _ = image.check(data, uuid=superblock.uuid, header_crc=header_crc)
     return info
+
+
+def read_image(media: Media, superblock: Superblock, root: Root) -> bytearray:
+    """The image's bytes, out of its segments; raises CorruptionError."""
+    data = bytearray(root.image_bytes)
+    view, done = memoryview(data), 0
+    for part, index in enumerate(root.image_segments):
+        header = segments.read(media, superblock, index)
+        right = (
+            isinstance(header, segments.SegmentHeader)
+            and header.role == layout.ROLE_IMAGE
+            and header.first_lsn == part
+        )
+        offset = superblock.segment_offset(index)
+        if not right:
+            raise CorruptionError(
+                f"segment {index} does not hold part {part} of the metadata image",
+                structure="segment header",
+                media_offset=offset,
+            )
+        length = min(len(data) - done, superblock.segment_payload_bytes)
+        try:
+            media.read_into(offset + layout.SEGMENT_HEADER_BYTES, view[done : done + length])
+        except MediaError as error:
+            raise CorruptionError(
+                f"the metadata image cannot be read: {error.message}",
+                structure="metadata image",
+                media_offset=error.offset,
+            ) from error
+        done += length
+    return data

@@ -26,11 +26,11 @@ import numpy as np
 from cxlfs.errors import (
     ContradictionError,
     CorruptionError,
-    MediaError,
     NoSpaceError,
     invariant,
 )
 from cxlfs.format import (
+    image_search,
     journal,
     journal_chain,
     journal_reader,
@@ -229,42 +229,20 @@ def _load_until_contradiction(
 
 def _load_root(media: Media, block: superblock.Superblock, root: roots.Root) -> _State:
     engine = loading.empty_engine(media, block)
-    data = read_image(media, block, root)
+    data = image_search.read_image(media, block, root)
     namespace, info = loading.load(data, engine, uuid=block.uuid, header_crc=root.image_header_crc)
     if info.lsn != root.image_lsn:
         raise CorruptionError("root and image disagree about the LSN", structure="metadata image")
     return _State(root, engine, namespace, info.lsn, info.next_extent_id)
 
 
-def read_image(media: Media, block: superblock.Superblock, root: roots.Root) -> bytearray:
-    """The image's bytes, out of its segments; raises CorruptionError."""
-    data = bytearray(root.image_bytes)
-    view, done = memoryview(data), 0
-    for part, index in enumerate(root.image_segments):
-        header = segments.read(media, block, index)
-        right = (
-            isinstance(header, segments.SegmentHeader)
-            and header.role == layout.ROLE_IMAGE
-            and header.first_lsn == part
-        )
-        offset = block.segment_offset(index)
-        if not right:
-            raise CorruptionError(
-                f"segment {index} does not hold part {part} of the metadata image",
-                structure="segment header",
-                media_offset=offset,
-            )
-        length = min(len(data) - done, block.segment_payload_bytes)
-        try:
-            media.read_into(offset + layout.SEGMENT_HEADER_BYTES, view[done : done + length])
-        except MediaError as error:
-            raise CorruptionError(
-                f"the metadata image cannot be read: {error.message}",
-                structure="metadata image",
-                media_offset=error.offset,
-            ) from error
-        done += length
-    return data
+def _read_headers(
+    media: Media, block: superblock.Superblock, state: _State
+) -> list[segments.SegmentHeader]:
+    """Return every good segment header; they are read once."""
+    if not state.headers:
+        state.headers = segments.read_all(media, block)
+    return state.headers
 
 
 def _replay(
@@ -281,7 +259,7 @@ def _replay(
     root = state.root
     replayer = Replayer(state.namespace, state.engine, next_extent_id=state.next_extent_id)
     if follow:
-        state.headers = segments.read_all(media, block)
+        _read_headers(media, block, state)
     epoch = root.next_epoch - 1
     header: segments.SegmentHeader | None = None
     if root.journal_segment is not None and root.journal_mirror is not None:
@@ -438,7 +416,7 @@ def _next_epoch(
     epoch = max(newest.next_epoch, state.root.next_epoch)
     if clean:
         return epoch
-    headers = state.headers or segments.read_all(media, block)
+    headers = _read_headers(media, block, state)
     named = [header for scan in state.scans for header in scan.continuations]
     return max([epoch, *(header.epoch + 1 for header in (*headers, *state.chain, *named))])
 
@@ -492,7 +470,7 @@ def _adopt_history(
     """
     found = LoadedHistory()
     if history:
-        headers = state.headers or segments.read_all(volume.media, volume.superblock)
+        headers = _read_headers(volume.media, volume.superblock, state)
         loader = Loader(
             volume.media,
             volume.superblock,
@@ -519,7 +497,7 @@ def _journals_between(
     newest = volume.root
     if older.journal_segment is None:
         return []
-    headers = state.headers or segments.read_all(volume.media, volume.superblock)
+    headers = _read_headers(volume.media, volume.superblock, state)
     end = newest.next_epoch if newest.journal_segment is None else newest.journal_epoch
     found = (
         journal_reader.as_primary(header)

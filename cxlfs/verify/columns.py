@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from cxlfs.errors import CorruptionError, MediaError
 from cxlfs.format import image, layout
+from cxlfs.format.image_search import read_image
 from cxlfs.format.roots import Root
 from cxlfs.format.superblock import Superblock
 from cxlfs.media import Media
 from cxlfs.store import Store, export
-from cxlfs.store.recovery import read_image
 from cxlfs.types import ROOT_INO
 
 Rows: TypeAlias = npt.NDArray[np.void]

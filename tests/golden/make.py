@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from cxlfs.format import layout
@@ -22,6 +23,7 @@ IMAGE = HERE / "version-1.img.xz"
 EXPECTED = HERE / "version-1.json"
 UUID = bytes.fromhex("c0ffee00112233445566778899aabbcc")
 SEGMENTS = 24
+DIRECTORIES = (b"/", b"/step-0001")
 SIZE_BYTES = SEGMENTS * SEGMENT_BYTES + 4 * layout.UNIT_BYTES_TEST
 
 
@@ -70,9 +72,7 @@ def populate(store: Store) -> None:
     store.release(handle)
 
 
-def describe(
-    store: Store, directories: tuple[bytes, ...] = (b"/", b"/step-0001")
-) -> dict[str, object]:
+def describe(store: Store, directories: tuple[bytes, ...] = DIRECTORIES) -> dict[str, object]:
     """Everything that a user can see, as JSON."""
     entries = {
         os.fsdecode(path): {
@@ -113,27 +113,41 @@ def _spell(content: bytes) -> dict[str, str]:
     return {"sha256": hashlib.sha256(content).hexdigest(), "begins": begin}
 
 
-def main() -> None:
-    """Refuses to replace an image that exists: stores of that version exist too."""
-    if IMAGE.exists():
-        raise SystemExit(f"{IMAGE} exists; it stands for stores that users have")
+def make_image(
+    image: Path,
+    label: str,
+    uuid: bytes,
+    populate: Callable[[Store], None],
+    directories: tuple[bytes, ...] = DIRECTORIES,
+) -> None:
+    """Write an image and, beside it, what a reader must find in it.
+
+    Refuses to replace an image that exists: stores of that version exist too.
+    """
+    if image.exists():
+        raise SystemExit(f"{image} exists; it stands for stores that users have")
     media = MemoryMedia(SIZE_BYTES, Granularity.LINE)
     Store.format(
         media,
-        label="golden",
+        label=label,
         segment_size_bytes=SEGMENT_BYTES,
-        uuid=UUID,
+        uuid=uuid,
         unit_bytes=layout.UNIT_BYTES_TEST,
         chunk_bytes=CHUNK_BYTES,
     )
     store = Store.open(media)
     populate(store)
     store.abandon()  # as a kill would: the journal has records that the image does not
-    image = bytes(media.unguarded_memory())
-    IMAGE.write_bytes(lzma.compress(image, preset=9 | lzma.PRESET_EXTREME))
+    content = bytes(media.unguarded_memory())
+    image.write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
     reader = Store.open(media, StoreOptions(read_only=True))
-    EXPECTED.write_text(json.dumps(describe(reader), indent=1) + "\n", encoding="utf-8")
+    told = json.dumps(describe(reader, directories), indent=1) + "\n"
+    image.with_name(image.name.replace(".img.xz", ".json")).write_text(told, encoding="utf-8")
     reader.close()
+
+
+def main() -> None:
+    make_image(IMAGE, "golden", UUID, populate)
 
 
 if __name__ == "__main__":

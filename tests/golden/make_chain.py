@@ -8,19 +8,15 @@ version that is held.
 
 from __future__ import annotations
 
-import json
-import lzma
 import os
 from pathlib import Path
 
-from cxlfs.format import layout
-from cxlfs.media import Granularity, MemoryMedia
-from cxlfs.store import Store, StoreOptions
+from cxlfs.store import Store
 from cxlfs.store.overwrites import TornMode
 from cxlfs.store.unit_rules import Ending, UnitsMode
-from tests.golden.make import SIZE_BYTES, describe, text
+from tests.golden.make import make_image, text
 from tests.support.slices import small_slices, step
-from tests.support.stores import CHUNK_BYTES, SEGMENT_BYTES, write_file
+from tests.support.stores import write_file
 from tests.support.unit_scenes import open_writing, saved
 
 HERE = Path(__file__).parent
@@ -59,29 +55,8 @@ def populate(store: Store) -> None:
 
 
 def main() -> None:
-    """Refuses to replace an image that exists: stores of that version exist too."""
-    if IMAGE.exists():
-        raise SystemExit(f"{IMAGE} exists; it stands for stores that users have")
-    media = MemoryMedia(SIZE_BYTES, Granularity.LINE)
-    Store.format(
-        media,
-        label="golden chain",
-        segment_size_bytes=SEGMENT_BYTES,
-        uuid=UUID,
-        unit_bytes=layout.UNIT_BYTES_TEST,
-        chunk_bytes=CHUNK_BYTES,
-    )
     with small_slices():
-        store = Store.open(media)
-        populate(store)
-        store.abandon()
-    image = bytes(media.unguarded_memory())
-    IMAGE.write_bytes(lzma.compress(image, preset=9 | lzma.PRESET_EXTREME))
-    reader = Store.open(media, StoreOptions(read_only=True))
-    EXPECTED.write_text(
-        json.dumps(describe(reader, DIRECTORIES), indent=1) + "\n", encoding="utf-8"
-    )
-    reader.close()
+        make_image(IMAGE, "golden chain", UUID, populate, DIRECTORIES)
 
 
 if __name__ == "__main__":
