@@ -29,7 +29,7 @@ from cxlfs.checkpoint.place import Place
 from cxlfs.checkpoint.trackers import trackers_of
 from cxlfs.checkpoint.writers import writers_in
 from cxlfs.durable import sync_directory
-from cxlfs.errors import ReadOnlyError, UsageError
+from cxlfs.errors import BusyError, ReadOnlyError, UsageError
 
 _NS = 1_000_000_000
 
@@ -156,7 +156,7 @@ def decide(directory: str | Path, rules: Rules, level: Level = Level.CONTENT) ->
 def remove(decisions: Sequence[Decision]) -> Iterator[Decision]:
     """Remove what no reason keeps, the oldest first; yields each once it is gone. Durable then.
 
-    Raises ReadOnlyError: this user may not.
+    Raises ReadOnlyError: this user may not; BusyError: another process removes it, too.
     """
     for decision in reversed(decisions):
         if decision.is_kept:
@@ -168,8 +168,13 @@ def remove(decisions: Sequence[Decision]) -> Iterator[Decision]:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
             sync_directory(home)
+        except FileNotFoundError as error:
+            raise BusyError(
+                f"{decision.entry.path} changes while it is removed",
+                next_step="run it again when no other process removes checkpoints there",
+            ) from error
         except OSError as error:
             raise ReadOnlyError(
                 f"{decision.entry.path} cannot be removed: {error.strerror}",

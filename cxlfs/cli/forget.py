@@ -22,7 +22,8 @@ from cxlfs.errors import NoDaemonError, NotFoundError
 HELP = """Drop the earlier versions of a path, and of everything that was below it.
 
 What is there now stays. Use it when a secret was saved: afterwards no command brings it back. Its
-bytes stay on the media until the space is used again.
+bytes stay on the media until the space is used again. If it was renamed or linked since, name it as
+it is called now.
 
 Root and the user of the daemon may ask.
 

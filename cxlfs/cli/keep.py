@@ -17,7 +17,13 @@ from cxlfs.checkpoint.keep import Decision, Rules, Value, decide, remove
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
-from cxlfs.errors import NoCheckpointError, NoGoodCheckpointError, ReadOnlyError, UsageError
+from cxlfs.errors import (
+    BusyError,
+    NoCheckpointError,
+    NoGoodCheckpointError,
+    ReadOnlyError,
+    UsageError,
+)
 from cxlfs.units import NANOSECONDS, format_size, parse_duration
 
 HELP = """Remove checkpoints in DIR that no rule keeps.
@@ -94,7 +100,13 @@ _COUNT = click.IntRange(min=1)
     epilog=epilog(
         *(
             e.exit_code
-            for e in (UsageError, NoCheckpointError, NoGoodCheckpointError, ReadOnlyError)
+            for e in (
+                UsageError,
+                NoCheckpointError,
+                NoGoodCheckpointError,
+                BusyError,
+                ReadOnlyError,
+            )
         )
     ),
 )

@@ -21,8 +21,8 @@ from cxlfs.errors import ExistsError, NoDaemonError, NoSpaceError, NotFoundError
 
 HELP = """Bring back a file, or a directory with everything below it, that was removed.
 
-Works until the space of what was removed is needed, or the store is unmounted. Directories above
-PATH that are gone as well come back empty, but for PATH. No data is copied.
+Works until the space of what was removed is needed. Directories above PATH that are gone as well
+come back empty, but for PATH. No data is copied.
 
 Root and the user of the daemon may ask.
 

@@ -121,6 +121,11 @@ def forget(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
         count += 1
         left = store.past.of_inode(inode.ino)
         store.history.forget(left)
+    if inode is None and not count:
+        raise NotFoundError(
+            f"history has nothing of {os.fsdecode(path)}",
+            next_step="name it as it is called now, if it was renamed or linked",
+        )
     yield {"message_type": "done", "path": os.fsdecode(path), "count": count}
 
 

@@ -76,13 +76,17 @@ class Commits:
             self.versions.volume.fence()
         return False
 
-    def commit_all(self) -> bool:
+    def commit_all(self, *, for_room: bool = False) -> bool:
         """Of everything that is open now; True when there was something to do. One that fails does
-        not keep the others back, its error is raised in the end.
+        not keep the others back, its error is raised in the end. ``for_room``: but for files that
+        grow through a mapping. If there is no room for their pages, the committed content is what
+        comes back.
         """
         first: CxlfsError | None = None
         worked = False
         for inode in list(self.versions.open_versions.values()):
+            if for_room and self.versions.shared_maps.grows(inode.ino):
+                continue
             try:
                 worked |= self.commit(inode, log_before=time.monotonic() - self.interval_s)
             except CxlfsError as error:

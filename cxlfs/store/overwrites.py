@@ -130,6 +130,9 @@ class Overwrites:
         self._versions = versions
         self.mode = mode
         self._pending: dict[int, Overwrite] = {}
+        self._whole_asides: set[int] = set()
+        """Files whose kept-aside content was whole when it went there. After an opening nobody
+        knows: it is reported then."""
         """The oldest first."""
         self.judges: Callable[[bytes, bytes], bool] = lambda _name, _head: True
         self.writer: Callable[[], Hashable | None] = lambda: None
@@ -232,6 +235,7 @@ class Overwrites:
     def forget(self, inode: Inode) -> None:
         """What was held is gone, or is something else now."""
         self._pending.pop(inode.ino, None)
+        self._whole_asides.discard(inode.ino)
         if inode.held is not None:
             inode.held = None
             self._volume.namespace.remove_xattr(inode, HELD_XATTR)
@@ -386,7 +390,10 @@ class Overwrites:
         held = inode.held
         if held is None:
             return
+        is_whole = not held.reason
         self._exchange(inode, held.mtime_ns, None)
+        if is_whole:
+            self._whole_asides.add(inode.ino)
         self._volume.counters.reverts += 1
         self._volume.event("reverted", f"the previous version is back: {reason}", ino=inode.ino)
         if inode.aside is not None and inode.aside.ref_count > _REFERENCES_MAX:
@@ -407,7 +414,10 @@ class Overwrites:
             self.back(inode, "a user asked for it")
             return
         held = Held(inode.mtime_ns, inode.commit_lsn, inode.commit_ns, is_decided=True)
-        self._exchange(inode, self._volume.now(), Held.decode(held.value))
+        is_whole = inode.ino in self._whole_asides
+        self._exchange(inode, self._volume.now(), None if is_whole else Held.decode(held.value))
+        if is_whole:
+            self._whole_asides.add(inode.ino)  # the other one went back by a user's wish as well
         message = "what was kept aside is the content: a user asked for it"
         self._volume.event("reverted", message, ino=inode.ino)
 

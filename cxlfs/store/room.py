@@ -150,7 +150,7 @@ class Room:
     def _commit_open(self) -> bool:
         """What is not published cannot be moved, and what it has replaced is not dead yet."""
         try:
-            return self.commits.commit_all()
+            return self.commits.commit_all(for_room=True)
         except CxlfsError as error:
             if self.volume.read_only:
                 raise

@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from cxlfs.store.unit_places import Places
 from cxlfs.store.unit_policies import Policies
 from cxlfs.store.unit_record import UNIT_PREFIX, UNITS_XATTR, encode_unit, fits, unit_xattr
 from cxlfs.store.unit_returns import Returns
-from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode, matches
+from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
     from cxlfs.store.volume import Volume
 
 _NAMES = (UNITS_XATTR, UNIT_PREFIX)
-_SIBLINGS_MAX = 256
-"""So many names beside a directory are looked at, the newest first."""
+_FINISHERS_MAX = 1024
 
 
 class DecidesUnits:
@@ -71,6 +69,8 @@ class DecidesUnits:
         self.clock: Callable[[], float] = time.monotonic
         self.opened = OpenUnits()
         self._killed: set[Hashable] = set()
+        self._finishers: dict[Hashable, Rule] = {}
+        """Who has written the marker of a unit, and of which kind: the last ones."""
         self._left: set[int] = set()
         """Directories that a crash has left open in a store that cannot be written."""
         self.policies = Policies(volume, mode)
@@ -179,31 +179,13 @@ class DecidesUnits:
         )
 
     def _lacks_marker(self, unit: OpenUnit) -> bool:
-        """Its directory is new and has no marker, and one beside it of the same owner has: a saver
-        that ends well writes it. A handler of signals that exits with 0 does not.
+        """Its directory is new and has no marker, and one of its writers has finished a unit of the
+        kind before: a handler of signals that exits with 0 ended it. Programs that only copy files
+        have finished none.
         """
-        rule = unit.rule
-        if unit.before is not None or unit.place is not None or unit.each_file or not rule.done:
+        if unit.before is not None or unit.place is not None or unit.marked:
             return False
-        if any(name in (unit.inode.entries or {}) for name in rule.done):
-            return False
-        above = self._namespace.inodes.get(unit.inode.parent)
-        newest = reversed((above.entries if above is not None else None) or {})
-        return any(
-            self._has_marker(unit, above, name)
-            for name in itertools.islice(newest, _SIBLINGS_MAX)
-            if above is not None and (not rule.directories or matches(name, rule.directories))
-        )
-
-    def _has_marker(self, unit: OpenUnit, above: Inode, name: bytes) -> bool:
-        beside = self._namespace.find(above.ino, name)
-        return (
-            beside is not None
-            and beside is not unit.inode
-            and bool(beside.entries)
-            and unit.uid in {UNKNOWN, beside.uid}
-            and any(marker in (beside.entries or {}) for marker in unit.rule.done)
-        )
+        return any(self._finishers.get(writer) == unit.rule for writer in unit.writers)
 
     def _ending_of(self, writer: Hashable) -> Ending:
         ending = self.ending_of(writer)
@@ -300,6 +282,11 @@ class DecidesUnits:
         """One record: it is an ordinary directory. What there was before is wanted still where
         another unit begins in it at once, and only what has changed is to be copied for that.
         """
+        if unit.marked and not unit.each_file:
+            for writer in unit.writers:
+                self._finishers[writer] = unit.rule
+            while len(self._finishers) > _FINISHERS_MAX:
+                del self._finishers[next(iter(self._finishers))]
         ops = self.operations_for([unit], [])
         if ops:  # else the media do not name it any more
             self._volume.commit(ops, durable=durable)

@@ -211,7 +211,7 @@ class Facts:
     published yet. ``spoiled``: a write failed, or a killed writer left something unfinished.
     ``followed``: its writers have begun the next one beside it. ``quiet``: nothing has changed for
     the time of its rule. ``closing``: the store is about to be closed. ``removed``: its directory
-    was. ``lacks_marker``: its directory is new and has no marker, and one beside it has.
+    was. ``lacks_marker``: its directory is new and has no marker, and a writer has finished others.
     """
 
     expects_marker: bool
@@ -271,7 +271,7 @@ def _decide_ended(facts: Facts) -> tuple[Decision, str]:
     if Ending.UNKNOWN in facts.endings and facts.expects_marker:
         return Decision.BACK, "its writers are gone, and its marker has not come"
     if facts.lacks_marker:
-        return Decision.BACK, "its writers have ended without the marker that the one beside it has"
+        return Decision.BACK, "its writers have ended without the marker that they write"
     if facts.quiet or not facts.expects_marker:
         return Decision.DONE, "its writers have ended"
     return Decision.WAIT, "its marker may come"

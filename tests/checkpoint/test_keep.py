@@ -179,6 +179,23 @@ def test_order_is_not_that_of_times(tmp_path: Path) -> None:
     assert kept(tmp_path, Rules(last=1)) == [3]
 
 
+def test_a_file_that_is_gone_already(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        np.savez(tmp_path / f"step-{step}.npz", w=np.arange(step * 10.0))
+    decisions = decide(tmp_path, Rules(last=1))
+    (tmp_path / "step-1.npz").unlink()
+    assert len(list(remove(decisions))) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3.npz"]
+
+
+def test_a_directory_that_changes_meanwhile(tmp_path: Path) -> None:
+    decisions = decide(run_of(tmp_path, 1, 2), Rules(last=1))
+    (tmp_path / "checkpoint-1").rename(tmp_path / "elsewhere")
+    (tmp_path / "checkpoint-1").symlink_to("elsewhere")
+    list(remove(decisions))
+    assert (tmp_path / "elsewhere" / "model.safetensors").exists()
+
+
 def test_the_oldest_goes_first(tmp_path: Path) -> None:
     decisions = decide(run_of(tmp_path, 1, 2, 3, 4), Rules(last=1))
     steps = []

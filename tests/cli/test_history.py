@@ -143,3 +143,16 @@ def test_history_outlives_the_daemon(
     assert path.read_bytes() == b"good" * 1000
     assert run("undelete", top).code == 0
     assert (top / "weights.bin").read_bytes() == b"w" * 50_000
+
+
+def test_forgetting_what_history_does_not_have(run: Run, mnt: Path) -> None:
+    """A secret may be known by another name now: that must not look like success."""
+    (mnt / "old").mkdir()
+    (mnt / "old" / "token").write_bytes(b"secret")
+    (mnt / "old" / "token").write_bytes(b"clean")
+    (mnt / "old").rename(mnt / "new")
+    said = run("forget", mnt / "old")
+    assert said.code != 0
+    assert "name it as it is called now" in said.stderr
+    assert run("forget", mnt / "new").stdout == f"dropped 1 version of {mnt}/new\n"
+    assert versions(run, mnt / "new" / "token") == []

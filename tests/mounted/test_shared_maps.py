@@ -103,6 +103,20 @@ def test_an_array_that_does_not_fit_leaves_the_old_one(place: Workplace, how: st
         place.remount()
 
 
+def test_an_array_that_grows_beyond_the_room_keeps_what_it_had(place: Workplace) -> None:
+    """In place: making room must not commit the half of it."""
+    place.announced += ANNOUNCED
+    path = place.mountpoint / "array.raw"
+    old = np.random.default_rng(3).integers(0, 256, OLD_BYTES, np.uint8)
+    old.tofile(path)
+    assert run(FILL, path, "r+", TOO_LARGE_BYTES) == 0
+    wait_until(lambda: path.stat().st_size == OLD_BYTES, "the old array is back")
+    for _ in range(2):
+        assert (load(path, "w+") == old).all()
+        assert state(path) == b"complete"
+        place.remount()
+
+
 def test_an_array_is_saved_when_there_is_room_again(place: Workplace) -> None:
     place.announced += ANNOUNCED
     path, other = place.mountpoint / "array.npy", place.mountpoint / "other"

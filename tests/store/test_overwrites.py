@@ -238,6 +238,14 @@ def test_a_user_chooses(trial: Trial) -> None:
         assert (trial.settle(), trial.state) == (content, state)
 
 
+def test_a_user_chooses_between_whole_versions(trial: Trial) -> None:
+    """Neither becomes incomplete by that."""
+    trial.save(NEW)
+    for content in (OLD, NEW, OLD, NEW):
+        trial.store.set_xattr(trial.ino, b"user.cxlfs.restore", b"")
+        assert (read_file(trial.store, trial.ino), trial.state) == (content, b"complete")
+
+
 def test_there_must_be_something_to_restore(trial: Trial) -> None:
     with pytest.raises(NoAttributeError, match="nothing is kept aside"):
         trial.store.set_xattr(trial.ino, b"user.cxlfs.restore", b"")

@@ -298,6 +298,25 @@ def test_a_new_set_without_the_marker_of_the_one_beside_it(store: Store, name: b
     assert tree(store, first) is not None
 
 
+def test_a_directory_that_other_programs_fill_stays(store: Store) -> None:
+    """mkdir, and a cp for each file, beside one that a trainer has finished."""
+    writers = Writers(store)
+    save(store, make(store, b"checkpoint-4"), shards(1))
+    writers.present = "mkdir"
+    directory = make(store, CHECKPOINT)
+    writers.endings["mkdir"] = Ending.WELL
+    store.units.settle()
+    for name, data in shards(2).items():
+        writers.present = b"cp " + name
+        write_file(store, directory, name, data)
+        writers.endings[writers.present] = Ending.WELL
+        store.units.settle()
+    assert tree(store, CHECKPOINT) == shards(2)
+    writers.now += 100.0
+    store.units.settle()
+    assert tree(store, CHECKPOINT) == shards(2)
+
+
 def test_a_new_set_without_a_pattern_stays(store: Store) -> None:
     """As a copy of some files of a checkpoint; and a change in a directory that is done."""
     writers = Writers(store)
