@@ -2,6 +2,7 @@
 and a clear reason where this machine lacks what a test needs.
 
 ``CXLFS_SEED=N`` repeats a run with other random choices; the default is always the same.
+``CXLFS_SAMPLE=N`` draws another sample of the long tests; the default is a number of the commit.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ import os
 import random
 import signal
 import zlib
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
+from tests.support.repository import ROOT
+from tests.support.sample import left_out, number_of_commit
+
 SEED_DEFAULT = 20_260_101
 SEED = int(os.environ.get("CXLFS_SEED", SEED_DEFAULT))
+# In the environment, so that all workers of a run draw one sample.
+SAMPLE = int(os.environ.get("CXLFS_SAMPLE") or number_of_commit(ROOT, SEED_DEFAULT))
+os.environ["CXLFS_SAMPLE"] = str(SAMPLE)
 
 # Without CXLFS_SEED the same examples each time: a failure is the change's, not luck's. Times are
 # the machine's business, and pytest-timeout's.
@@ -39,8 +47,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.disable()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Leave to campaigns what this run does not sample; order what pytest has selected."""
+    sampled = [
+        (item, marker)
+        for item in items
+        if (marker := item.get_closest_marker("sampled")) is not None
+    ]
+    cases = [
+        (marker.kwargs.get("group", item.nodeid.partition("[")[0]), marker.args[0])
+        for item, marker in sampled
+    ]
+    for position in left_out(cases, SAMPLE):
+        sampled[position][0].add_marker("campaign")
+    yield
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         from tests.support.order import long_first
@@ -59,6 +80,7 @@ def pytest_report_header() -> list[str]:
     reason = _why_not_mountable()
     return [
         f"seed: {SEED} (set CXLFS_SEED to choose another)",
+        f"sample of long tests: {SAMPLE} (set CXLFS_SAMPLE to choose another)",
         "mounts: yes" if reason is None else f"mounts: NO, {reason}; mounted tests are skipped",
     ]
 
@@ -84,6 +106,12 @@ def _why_not_mountable() -> str | None:
 def base_seed() -> int:
     """The one of the whole run, for what divides it itself."""
     return SEED
+
+
+@pytest.fixture(scope="session")
+def sample() -> int:
+    """The number that draws which part of the long tests this run makes."""
+    return SAMPLE
 
 
 @pytest.fixture

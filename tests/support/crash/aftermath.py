@@ -110,18 +110,19 @@ def _differences(
 # --- daemons that are killed ----------------------------------------------------------------
 
 
-def kill_then_cut(tape: Tape, rng: random.Random, *, kills: int) -> Result:
+def kill_then_cut(tape: Tape, rng: random.Random, limits: Limits, *, kills: int) -> Result:
     """The daemon is killed at some of the events (all it stored can be read, not all of it is
-    durable), its successor recovers and saves a file, the power goes at any of its fences.
+    durable), its successor recovers and saves a file, the power goes at any of its fences. Of
+    ``limits`` the share counts, of the kills.
     """
-    run = Run(tape, rng, Limits())
+    run = Run(tape, rng, limits)
     log = tape.media.recorded()
     ends = [0, *(end for end in _ends(log))]
     chosen = sorted(rng.sample(range(1, len(ends)), min(kills, len(ends) - 1)))
     try:
         finished = 0
         marks = [index for index, tag in run.log.marks()]
-        for event in chosen:
+        for event in limits.share.of(chosen):
             run.examiner.advance(event)
             finished = sum(mark < event for mark in marks)
             run.result.points += 1

@@ -11,15 +11,16 @@
 ``kill/LINE/rename``        one operation; the daemon is killed, its successor is cut
 ``damage/LINE/primary``     damage to what is durable
 ``mkfs/PAGE/over``          mkfs, over an old store
+``one/LINE/rename/3of8``    the fourth of eight shares of the cuts of ``one/LINE/rename``
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import random
 import time
+import zlib
 from collections.abc import Callable, Iterator
 
 from cxlfs.media import Granularity
@@ -35,7 +36,14 @@ from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
 from tests.support.crash.past_operations import PAST_OPERATIONS
 from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
-from tests.support.crash.runner import FAILURES_MAX, Failure, Limits, Result, cut_everywhere
+from tests.support.crash.runner import (
+    FAILURES_MAX,
+    Failure,
+    Limits,
+    Result,
+    Share,
+    cut_everywhere,
+)
 from tests.support.crash.single import SITUATIONS
 from tests.support.crash.unit_operations import UNIT_OPERATIONS, set_the_scene
 from tests.support.crash.unit_workloads import LONG_WORKLOADS, UNIT_WORKLOADS
@@ -47,7 +55,9 @@ KILLS = 12
 STEPS = 6
 """After so many, in the smallest slices, all inodes of the tiny store are taken down."""
 SOME_EVERY = {"sliced": 12, "continued": 15, "together": 12}
-"""Of long units on each media: one in so many is part of each test run."""
+"""One in so many of these kinds is part of each test run: nearly each image costs a recovery."""
+SHARES, SHARES_OF_SHORT = 16, 4
+"""Each test run makes one of so many shares of a unit's cuts."""
 TWICE = 0.002
 """Part of the recoveries of cut recoveries that are cut again: a thousand or more in all."""
 
@@ -78,6 +88,17 @@ _EACH = [
     *LONG_WORKLOADS,
 ]
 _OF_UNITS = {work.__name__ for work in UNIT_OPERATIONS}
+_SHORT = {
+    work.__name__
+    for work in (
+        *OPERATIONS,
+        *RANGE_OPERATIONS,
+        *DIRECT_OPERATIONS,
+        *HELD_OPERATIONS,
+        *MAPPED_OPERATIONS,
+    )
+}
+"""Workloads of few cuts and few seconds."""
 _MEDIA = ("LINE", "PAGE")
 
 
@@ -86,31 +107,42 @@ def units_of(level: str, seed: int) -> list[str]:
     return list(dict.fromkeys({"t0": _t0, "t1": _t1, "t2": _t2}[level](seed)))
 
 
-def units_of_each_test_run(seed: int) -> list[str]:
-    """Level t0 without most of what is long. Each workload is cut by itself on one kind of media:
-    on lines and on pages in turn; of those over checkpoint units every sixth on lines, and none of
-    the longest ones. Those on bytes are there, but for checkpoint units. Of those beside a
-    rollover, of those that continue the journal, and of those that apply records at once one in
-    SOME_EVERY: few of their recoveries have much in common, so that nearly every image costs one.
+def units_of_each_test_run(seed: int, sample: int) -> list[str]:
+    """Return the part of level t0 that each test run cuts; ``sample`` draws it.
+
+    Each workload is there by itself: a share of its cuts, on lines or on pages. On bytes each that
+    t0 has is there with a share. Of the kinds in SOME_EVERY one workload in so many is there.
+    Consecutive samples draw one media after the other, then the next share.
     """
-    on_lines = [work for work in UNIT_WORKLOADS if work not in LONG_WORKLOADS][::6]
-    on_lines += [work for work in _EACH if work not in UNIT_WORKLOADS][::2]
-    other_media = {
-        f"one/{'PAGE' if work in on_lines else 'LINE'}/{work.__name__}" for work in _EACH
-    }
-    of_units = {work.__name__ for work in UNIT_WORKLOADS}
-    by_itself = tuple(f"one/{media}/" for media in _MEDIA)
-    units = [
-        unit
-        for unit in units_of("t0", seed)
-        if unit not in other_media
-        and (unit.startswith(by_itself) or unit.split("/")[2] not in of_units)
-    ]
-    for (kind, every), media in itertools.product(SOME_EVERY.items(), _MEDIA):
-        of_kind = [unit for unit in units if unit.startswith(f"{kind}/{media}/")]
-        left_out = {*of_kind} - {*of_kind[every // 2 :: every]}
-        units = [unit for unit in units if unit not in left_out]
+    units: list[str] = []
+    for work in _EACH:
+        number = _number(sample, work.__name__)
+        units.append(_share_of(f"one/{_MEDIA[number % 2]}/{work.__name__}", number // 2))
+    seen: dict[str, int] = {}
+    for unit in units_of("t0", seed):
+        kind, media, _ = unit.split("/")
+        if kind == "one" and media in _MEDIA:
+            continue
+        every = SOME_EVERY.get(kind, 1)
+        seen[kind] = number = seen.get(kind, sample) + 1
+        if number % every == 0:
+            units.append(_share_of(unit, _number(sample // every, unit)))
     return units
+
+
+def _number(sample: int, name: str) -> int:
+    """Return ``sample``, counted from a place that depends on the name."""
+    return sample + zlib.crc32(name.encode())
+
+
+def _share_of(unit: str, number: int) -> str:
+    """Return the name of a share of a unit; what makes no tape has no shares."""
+    kind, _, what = unit.split("/")
+    if kind in ("mkfs", "damage"):
+        return unit
+    is_short = kind == "one" and what in _SHORT
+    every = SHARES_OF_SHORT if is_short else SHARES
+    return f"{unit}/{number % every}of{every}"
 
 
 def _t0(_seed: int) -> Iterator[str]:
@@ -190,17 +222,29 @@ class UnitResult:
     failures: list[Failure]
 
 
+def split_share(name: str) -> tuple[str, Share]:
+    """Return the name of the whole unit, and the share of its cuts that ``name`` asks for."""
+    whole, _, share = name.rpartition("/")
+    first, of, every = share.partition("of")
+    if not (of and first.isdecimal() and every.isdecimal()):
+        return name, Share()
+    return whole, Share(int(first), int(every))
+
+
 def run_unit(
     name: str, seed: int, only: int | None = None, *, failures_max: int = FAILURES_MAX
 ) -> UnitResult:
     """Record and cut one unit; ``only``: judge no image but the one with that hash."""
     began = time.process_time()
-    kind, media, what = name.split("/")
-    rng = random.Random(f"{seed}/{name}")
+    whole, share = split_share(name)
+    kind, media, what = whole.split("/")
+    rng = random.Random(f"{seed}/{whole}")
     if kind == "mkfs":
         result = cut_mkfs(Granularity[media], rng, over=what == "over")
     else:
-        asked = functools.partial(dataclasses.replace, only=only, failures_max=failures_max)
+        asked = functools.partial(
+            dataclasses.replace, only=only, failures_max=failures_max, share=share
+        )
         result = _run_bench(kind, media, what, rng, asked)
     seconds = time.process_time() - began
     return UnitResult(
@@ -290,5 +334,5 @@ def _cut(bench: Bench, kind: str, what: str, rng: random.Random, limits: Limits)
     if kind == "damage":
         return damage(bench, what, rng)
     if kind == "kill":
-        return kill_then_cut(bench.tape, rng, kills=KILLS)
+        return kill_then_cut(bench.tape, rng, limits, kills=KILLS)
     return cut_everywhere(bench.tape, rng, limits)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from cxlfs.media import Granularity
 from cxlfs.media.crash import CrashCursor, EventLog, Indexes, InFlight, Mask, Words
@@ -13,6 +14,7 @@ from tests.support.crash.examiner import Examiner, Outcome, Work
 from tests.support.crash.masks import Chooser
 from tests.support.crash.tape import State, Tape, difference
 
+T = TypeVar("T")
 FAILURES_MAX = 3
 """Of one tape: the first ones tell."""
 
@@ -37,13 +39,29 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the cuts of a tape: one in ``every``, from number ``first`` on.
+
+    Invariants: all shares of one ``every`` are all cuts. No share is empty.
+    """
+
+    first: int = 0
+    every: int = 1
+
+    def of(self, cuts: Sequence[T]) -> Sequence[T]:
+        """Return this share of ``cuts``, at least one of them."""
+        return cuts[self.first % min(self.every, len(cuts)) :: self.every]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Which cuts: at events from ``first_event`` on; ``headers``: every subset of the words of each
-    record's header; ``random_masks`` of each kind; ``only``: report no image but that one; so many
-    failures tell enough.
+    """Which cuts: this ``share`` of those at events from ``first_event`` on; ``headers``: every
+    subset of the words of each record's header; ``random_masks`` of each kind; ``only``: report no
+    image but that one; so many failures tell enough.
     """
 
     first_event: int = 0
+    share: Share = Share()
     headers: bool = False
     random_masks: int = 32
     pairs_max: int = 400
@@ -67,19 +85,25 @@ class Run:
 
     def cut_everywhere(self) -> Result:
         """Judge every image chosen; stops after ``failures_max`` failures."""
-        finished = 0
         try:
-            for event, is_mark in points(self.log):
-                finished += is_mark
-                if event >= self.limits.first_event:
-                    self.result.points += 1
-                    self._cut(event, finished)
+            for event, finished in self.limits.share.of(self._cuts()):
+                self.result.points += 1
+                self._cut(event, finished)
                 if len(self.result.failures) >= self.limits.failures_max:
                     break
         finally:
             self.result.work = self.examiner.work
             self.examiner.close()
         return self.result
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """(events done, verbs finished) of each cut; the last one is at the end."""
+        finished, cuts = 0, []
+        for event, is_mark in points(self.log):
+            finished += is_mark
+            if event >= self.limits.first_event:
+                cuts.append((event, finished))
+        return cuts
 
     def _cut(self, event: int, finished: int) -> None:
         in_flight = self.examiner.advance(event)
