@@ -17,6 +17,7 @@ from cxlfs.format.journal_reader import SegmentReader
 from cxlfs.verify.image_pass import Damage as ImageDamage
 from cxlfs.verify.image_pass import sum_image
 from cxlfs.verify.media_passes import good_superblock_bytes, superblock_problem
+from tests.corruption.conftest import OneIn
 from tests.support.corrupt import Anatomy, Damage, Region
 from tests.support.verdict import Picture, findings_of, good_picture, good_store, picture_of
 
@@ -93,10 +94,10 @@ def test_journal_records() -> None:
                 assert _read_journal(anatomy) == (whole, [(region.index, region.copy)]), bit
 
 
-def test_metadata_images(anatomy: Anatomy) -> None:
+def test_metadata_images(anatomy: Anatomy, one_in: OneIn[int]) -> None:
     root = anatomy.newest
     for piece in anatomy.image_pieces(root):
-        for bit in piece.bits:
+        for bit in one_in(3, piece.bits):
             with Damage(anatomy.media) as damage:
                 damage.flip(bit)
                 items = sum_image(anatomy.media, anatomy.block, root)

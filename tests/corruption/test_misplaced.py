@@ -14,6 +14,7 @@ from cxlfs.errors import CxlfsError
 from cxlfs.format import layout
 from cxlfs.store import Store
 from cxlfs.verify import ERROR, Finding
+from tests.corruption.conftest import OneIn
 from tests.support.corrupt import Anatomy, Damage, Region, populated_media
 from tests.support.stores import write_file
 from tests.support.verdict import Picture, findings_of, good_picture, good_store, picture_of
@@ -43,12 +44,12 @@ def _lines(regions: list[Region]) -> Iterator[tuple[Region, int]]:
 
 @pytest.mark.parametrize("fill", [b"\0", b"\xff"])
 def test_every_metadata_line_blanked(
-    anatomy: Anatomy, good: Picture, fill: bytes, sample_count: int | None
+    anatomy: Anatomy, good: Picture, fill: bytes, one_in: OneIn[tuple[Region, int]]
 ) -> None:
-    """What a lost cache line or an uncorrectable error leaves; of those with ones a part."""
+    """What a lost cache line or an uncorrectable error leaves; fewer of those with ones."""
     tried = found_count = 0
-    step = 1 if fill == b"\0" or sample_count is None else 5
-    for region, offset in itertools.islice(_lines(anatomy.metadata()), 0, None, step):
+    every = 4 if fill == b"\0" else 16
+    for region, offset in one_in(every, _lines(anatomy.metadata())):
         size = min(LINE_BYTES, region.offset + region.length - offset)
         blank = fill * size
         if anatomy.media.read(offset, size) == blank:
@@ -59,9 +60,9 @@ def test_every_metadata_line_blanked(
             assert seen == good, (region, offset)
         tried += 1
         found_count += bool(found)
-    assert tried > 150 / step
+    assert tried > 150 // every - 2
     # The rest: last records in one copy, and two root slots, which a crash may tear.
-    assert found_count > 0.75 * tried
+    assert found_count > 0.6 * tried
 
 
 def test_every_data_line_blanked() -> None:
@@ -105,9 +106,13 @@ def _pairs(regions: list[Region]) -> Iterator[tuple[Region, Region]]:
 @pytest.mark.parametrize("name", ["superblocks", "roots", "segment_headers"])
 @pytest.mark.parametrize("swap", [True, False], ids=["swapped", "doubled"])
 def test_structures_in_each_others_place(
-    anatomy: Anatomy, good: Picture, name: str, swap: bool
+    anatomy: Anatomy,
+    good: Picture,
+    name: str,
+    swap: bool,
+    one_in: OneIn[tuple[Region, Region]],
 ) -> None:
-    for one, other in _pairs(getattr(anatomy, name)()):
+    for one, other in one_in(3, _pairs(getattr(anatomy, name)())):
         if swap and one.offset > other.offset:
             continue
         before = anatomy.media.read(one.offset, one.length)
@@ -123,7 +128,9 @@ def test_structures_in_each_others_place(
 
 
 @pytest.mark.parametrize("swap", [True, False], ids=["swapped", "doubled"])
-def test_segments_in_each_others_place(anatomy: Anatomy, good: Picture, swap: bool) -> None:
+def test_segments_in_each_others_place(
+    anatomy: Anatomy, good: Picture, swap: bool, one_in: OneIn[tuple[int, int]]
+) -> None:
     size = anatomy.block.segment_size_bytes
     used = [anatomy.block.segment_offset(r.index) for r in anatomy.segment_headers()]
     free = next(
@@ -131,7 +138,7 @@ def test_segments_in_each_others_place(anatomy: Anatomy, good: Picture, swap: bo
         for offset in map(anatomy.block.segment_offset, range(anatomy.block.segment_count))
         if offset not in used
     )
-    for one, other in itertools.permutations([*used, free], 2):
+    for one, other in one_in(4, itertools.permutations([*used, free], 2)):
         with Damage(anatomy.media) as damage:
             if swap:
                 damage.swap(one, other, size)

@@ -110,6 +110,7 @@ def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

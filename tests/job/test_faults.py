@@ -42,6 +42,7 @@ def in_a_new_process(run: Callable[..., campaign.Outcome], *arguments: Any) -> c
         return pool.submit(run, *arguments).result()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "replicas"),
     [

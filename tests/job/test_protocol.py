@@ -12,7 +12,7 @@ from tests.support.job_histories import histories
 from tests.support.job_mutants import MUTANTS
 from tests.support.job_stores import FAULTS_AND_OUTCOMES, ViolationError
 
-COUNT = 1000
+COUNT = 400
 CAMPAIGN_COUNT = 100_000
 CAUGHT_WITHIN = 3000
 CAUGHT_FROM = {

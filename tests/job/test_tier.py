@@ -40,7 +40,7 @@ from tests.support.job_histories_below import tier_histories
 from tests.support.job_ranks import WORLD, Job, content, write
 from tests.support.job_stores import ViolationError
 
-COUNT = 400
+COUNT = 200
 OLD, NEW = Attempt(1, 10, "a"), Attempt(2, 20, "b")
 
 

@@ -32,6 +32,7 @@ from tests.support.mount import fast_directory
 from tests.support.repository import ROOT
 
 BENCH = [sys.executable, str(ROOT / "scripts" / "bench")]
+one_quick_run = pytest.mark.sampled(5, group="quick runs of benchmarks")
 LEVELS = ("p50_s", "p90_s", "p99_s", "count")
 
 
@@ -77,6 +78,7 @@ def test_a_failure_while_a_mapping_is_held_is_the_one_that_is_told(
         mapping.close()
 
 
+@one_quick_run
 @pytest.mark.mounted
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # half a minute of two cores, which others may be using
@@ -106,6 +108,7 @@ def test_a_quick_run_measures_every_case(tmp_path: Path) -> None:
     assert again.stdout == done.stdout == f"{table(figures)}\n"
 
 
+@one_quick_run
 @pytest.mark.mounted
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # as above
@@ -138,6 +141,7 @@ def test_a_bare_server_keeps_what_is_written(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+@one_quick_run
 @pytest.mark.mounted
 @pytest.mark.skipif(os.geteuid() != 0, reason="a bare FUSE server is mounted as root only")
 def test_a_quick_run_measures_a_store_beside_a_bare_server(tmp_path: Path) -> None:
@@ -221,6 +225,7 @@ def quick_run(tmp_path: Path, section: str) -> tuple[dict[str, Any], str]:
     return json.loads(path.read_text()), done.stdout
 
 
+@one_quick_run
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # as above
 def test_a_quick_run_measures_what_grows(tmp_path: Path) -> None:
@@ -244,6 +249,7 @@ def test_a_quick_run_measures_what_grows(tmp_path: Path) -> None:
     assert rows <= {what for what, _ in scaling.rows(found)}, "the document has what is printed"
 
 
+@one_quick_run
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # as above
 def test_a_quick_run_measures_openings_behind_each_kind_of_change(tmp_path: Path) -> None:

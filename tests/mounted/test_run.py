@@ -103,6 +103,7 @@ def play(
     return said, files, counts
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_program_does_the_same(
     place: Workplace, scenes: Path, tmp_path: Path, scene: str

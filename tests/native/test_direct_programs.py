@@ -171,6 +171,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", seeds(2), ids="CXLFS_SEED={}".format)
 @pytest.mark.parametrize("chunk", [256, 4096])
 @pytest.mark.parametrize("granularity", list(Granularity))

@@ -163,6 +163,7 @@ MANY_STEPS = {"punch again", "move"}
 """These are several calls, of which the first may have worked."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_each_allocation_may_fail(name: str) -> None:
     failures = 0
@@ -226,6 +227,7 @@ def test_a_part_of_a_copy_may_fail(first: int) -> None:
     pytest.fail("it never succeeded")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [0, 1000, 150 * 4096 + 5])
 def test_what_ends_in_steps_ends_without_memory(size: int) -> None:
     """At once, or in the order of the file: what is left is the same."""

@@ -48,6 +48,7 @@ def run(machine: Machine, steps: int) -> None:
                 machine.check_file(other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "seed",
     [

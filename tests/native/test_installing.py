@@ -1,5 +1,6 @@
 """Every way of installing the package makes an extension that works: a wheel, an editable one, and
-one of the source distribution, elsewhere. Uninstalling it leaves what ``docs/operations.md`` names.
+one of the source distribution, elsewhere. A test run draws one way beside the wheel. Uninstalling
+it leaves what ``docs/operations.md`` names.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def assert_leaves_what_is_named(python: Path, before: set[Path], scratch: Path) 
 @needs_tools
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_way_of_installing_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every_way", [False, pytest.param(True, marks=pytest.mark.campaign)])
+def test_every_way_of_installing_works(tmp_path: Path, sample: int, every_way: bool) -> None:
     """``python -m build`` with its wheel and its sdist installed elsewhere, ``pip install .`` and
     ``pip install -e .``.
     """
@@ -155,7 +157,9 @@ def test_every_way_of_installing_works(tmp_path: Path) -> None:
         "checkout": ["--no-build-isolation", str(source)],
         "editable": ["--no-build-isolation", "--editable", str(source)],
     }
-    for name, arguments in ways.items():
+    drawn = [*ways] if every_way else ["wheel", [*ways][1 + sample % 3]]
+    for name in drawn:
+        arguments = ways[name]
         beside = environment_beside_ours(tmp_path / name)
         before = listing(tmp_path / name)
         install = ["-m", "pip", "install", "--no-deps"]

@@ -89,6 +89,7 @@ def without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Volume, "_admit", lambda *_: None)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", [what for what in WRONG if what not in NO_CONTRADICTION])
 @pytest.mark.parametrize("others", [0, 100])
 def test_one_that_is_there_costs_nothing_before_it(

@@ -24,6 +24,7 @@ def known(infos: object, crcs: object) -> Known:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_it_is_of_the_moment_at_which_it_began(
     shop: Shop, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -202,6 +202,7 @@ class Changes:
                 store.rename(*rng.choice(places[1:] or places), *new, exchange=exchange)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6), ids="seed={}".format)
 def test_changes_of_an_image(store: Store, seed: int) -> None:
     rng = random.Random(seed)
@@ -217,6 +218,7 @@ def test_changes_of_an_image(store: Store, seed: int) -> None:
     assert len(state) > 30
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(40), ids="seed={}".format)
 def test_forged_moves_of_directories(seed: int) -> None:
     """Into each other, below themselves, under two names or none: the same state or refusal."""

@@ -119,6 +119,7 @@ WAYS = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_changes_of_files_that_sleep_are_applied_together(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, way: str

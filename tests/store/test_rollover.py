@@ -73,6 +73,7 @@ def reopened_equals_committed(bench: Bench) -> None:
     again.abandon()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_an_image_is_of_one_moment(
     bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +98,7 @@ def test_an_image_is_of_one_moment(
     reopened_equals_committed(bench)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("work", [*OPERATIONS, *RANGE_OPERATIONS], ids=lambda work: work.__name__)
 def test_every_operation_while_nothing_is_taken_down(
     bench: Bench, work: typing.Callable[[Bench], None], monkeypatch: pytest.MonkeyPatch

@@ -371,6 +371,7 @@ def _roll_over(store: Store) -> None:
     store.abandon()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("always_in_steps")
 @pytest.mark.parametrize("end", [_close, _abandon, _roll_over])
 @pytest.mark.parametrize("steps", range(0, 60, 4))

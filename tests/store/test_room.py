@@ -49,15 +49,16 @@ def write_until_full(store: Store, name: bytes, length: int = MIB) -> int:
 # --- overwriting in place ---------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 def test_overwriting_in_place_needs_no_fsync(shop: Shop, big: Store, rng: random.Random) -> None:
-    """Five times the size of the store, in a file of a quarter of it."""
+    """Three times the size of the store, in a file of a quarter of it."""
     size = STORE_BYTES // 4
     ino, handle = create(big, b"f")
     content = [0] * (size // PIECE)
     for number in range(len(content)):
         big.write(handle, number * PIECE, piece_of(0))
     big.flush(handle, writer_killed=False)
-    for number in range(1, 5 * STORE_BYTES // PIECE):
+    for number in range(1, 3 * STORE_BYTES // PIECE):
         index = rng.randrange(len(content))
         big.write(handle, index * PIECE, piece_of(number))
         content[index] = number
@@ -272,6 +273,7 @@ def overwritten_by_killed_writers(store: Store, _rng: random.Random) -> None:
         close(store, open_for_overwrite(store, b"f%d" % number, piece_of(2, 4 * MIB)), killed=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "before",
     [

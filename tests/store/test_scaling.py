@@ -326,6 +326,7 @@ class Longest:
             self.step(lambda: self.store.maintain(0.0))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["cut", "emptied", "removed", "replaced"])
 def test_the_end_of_many_references_is_spread_over_steps(shop: Shop, way: str) -> None:

@@ -226,6 +226,7 @@ def test_what_the_journal_changes_sleeps_on(shop: Shop, store: Store) -> None:
     assert store.namespace.get(inos[20]).links == 2
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("fill", [filled, crashed])
 @pytest.mark.parametrize("seed", range(12), ids="seed={}".format)

@@ -47,6 +47,7 @@ def store(shop: Shop, granularity: Granularity, short_steps: None) -> Store:
 # --- how much at once ---------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("how", "count"),
     [

@@ -217,6 +217,7 @@ def change_at(
     return done == [at]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("short_steps")
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_copy_is_what_is_there_when_the_unit_begins(shop: Shop, change: str) -> None:
@@ -227,6 +228,7 @@ def test_the_copy_is_what_is_there_when_the_unit_begins(shop: Shop, change: str)
     assert at >= 6
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("change", [*sorted(OF_CONTENT)])
 def test_the_copy_of_files_of_many_references(shop: Shop, change: str) -> None:
@@ -260,6 +262,7 @@ def test_a_crash_between_two_parts(shop: Shop) -> None:
     assert number > PIECES // PART
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "seed", [*range(7), *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(7, 20))]
 )

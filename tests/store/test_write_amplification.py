@@ -97,6 +97,7 @@ def test_overwriting_whole_files(meter: Meter, rng: random.Random, writers: int)
         assert meter.per_byte(written) <= 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("filled", "used", "most"), [(0.85, 0.94, 5.0), (0.893, 0.97, 8.0)])
 def test_overwriting_scattered_blocks(
     meter: Meter, rng: random.Random, filled: float, used: float, most: float

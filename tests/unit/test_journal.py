@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
@@ -66,12 +67,13 @@ class Bench:
 
 
 @pytest.fixture(autouse=True, params=[None, 256])
-def window_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def window_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
     """Everything once more with windows that hold a record or two."""
     if request.param is not None:
         for name in ("_WINDOW_BYTES_FIRST", "_WINDOW_BYTES_MAX", "_RECORD_BYTES"):
             monkeypatch.setattr(journal_reader, name, request.param)
         monkeypatch.setattr(journal_reader, "_LOOK_AHEAD_BYTES", request.param)
+    return cast("int | None", request.param)
 
 
 @pytest.fixture
@@ -100,10 +102,11 @@ def test_both_copies_are_equal(bench: Bench) -> None:
     assert primary == mirror
 
 
-def test_torn_at_every_byte_of_the_last_record(bench: Bench) -> None:
+def test_torn_at_every_byte_of_the_last_record(bench: Bench, window_bytes: int | None) -> None:
+    """In small windows at each third one: the reader looks through the segment for each."""
     start, end = bench.ends[-2:]
     whole = bench.media.read(bench.block.segment_offset(10) + start, end - start)
-    for cut in range(end - start + 1):
+    for cut in [*range(0, end - start, 1 if window_bytes is None else 3), end - start]:
         torn = whole[:cut] + bytes(end - start - cut)
         for index in (10, 20):
             bench.media.store(bench.block.segment_offset(index) + start, torn)
@@ -328,11 +331,12 @@ def test_continuation_in_either_copy(bench: Bench, compare: bool) -> None:
         bench.spoil(bench.ends[-1] + 70, copies)
 
 
-def test_every_bit_of_a_continuation(bench: Bench) -> None:
+def test_every_bit_of_a_continuation(bench: Bench, window_bytes: int | None) -> None:
+    """In small windows one bit of each byte: the reader looks through the segment for each bit."""
     bench.journal.end(successor())
     start = bench.ends[-1]
     for position in range(start, start + journal.CONTINUATION_BYTES):
-        for bit in range(8):
+        for bit in range(8) if window_bytes is None else [position % 8]:
             bench.spoil(position, value=1 << bit)
             records, scan = bench.read()
             assert len(records) == 5

@@ -27,6 +27,7 @@ def test_there_are_programs() -> None:
     }
 
 
+@pytest.mark.sampled(3)
 @needs_environment
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_a_program_runs_where_path_leads_to_another_python(path: Path, tmp_path: Path) -> None:
