@@ -5,9 +5,10 @@ rules that are about more than imports between modules.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,20 +72,30 @@ RULES: dict[str, tuple[Rule, tuple[str, ...], str]] = {
 """Name: what it looks for, where below cxlfs it may be, an example that it must find."""
 
 
-def violations(rule: Rule, allowed: tuple[str, ...]) -> Iterator[str]:
+def may_hold(allowed: tuple[str, ...], path: Path) -> bool:
+    """True if a rule permits what it looks for in the file ``path``."""
     permitted = [ROOT / "cxlfs" / name for name in allowed]
+    return any(place == path or place in path.parents for place in permitted)
+
+
+@functools.cache
+def violations() -> dict[str, list[str]]:
+    """Return the places that break each rule: all files are read once for all rules."""
+    found: dict[str, list[str]] = {name: [] for name in RULES}
     for path in python_files("cxlfs"):
-        if any(place == path or place in path.parents for place in permitted):
-            continue
+        rules = {
+            name: rule for name, (rule, allowed, _) in RULES.items() if not may_hold(allowed, path)
+        }
         for node in ast.walk(ast.parse(path.read_text())):
-            if rule(node):
-                yield f"{name_of(path)}:{getattr(node, 'lineno', 0)}"
+            for name, rule in rules.items():
+                if rule(node):
+                    found[name].append(f"{name_of(path)}:{getattr(node, 'lineno', 0)}")
+    return found
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_each_thing_has_its_place(name: str) -> None:
-    rule, allowed, _ = RULES[name]
-    assert list(violations(rule, allowed)) == []
+    assert violations()[name] == []
 
 
 @pytest.mark.parametrize("name", RULES)
