@@ -9,7 +9,7 @@ from cxlfs.store.space import State
 from tests.support.mutants import Anything, Patch, during, mutant
 
 
-@mutant("one/LINE/restore_after_a_rollover", 16)
+@mutant("one/LINE/restore_after_a_rollover/14of16", 16)
 def restore_without_definitions(patch: Patch) -> None:
     """The record of a restore does not define the extents that the image left out."""
     during(
@@ -36,7 +36,7 @@ def segment_used_again_under_history(patch: Patch) -> None:
     patch.setattr(past_space.PastSpace, "_give_back", give_back)
 
 
-@mutant("one/LINE/archive_what_is_used_again", 12)
+@mutant("one/LINE/archive_what_is_used_again/1of16", 12)
 def rows_whatever_their_segments_hold_now(patch: Patch) -> None:
     """An opening believes a batch whose data segments were taken into use since."""
 
@@ -46,7 +46,7 @@ def rows_whatever_their_segments_hold_now(patch: Patch) -> None:
     patch.setattr(past_loading.Loader, "_whole_rows", whole)
 
 
-@mutant("one/LINE/archive_what_died", 12)
+@mutant("one/LINE/archive_what_died/3of16", 12)
 def torn_batches(patch: Patch) -> None:
     """An opening believes a batch whose checksums are wrong."""
     during(

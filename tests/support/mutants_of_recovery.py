@@ -66,7 +66,7 @@ def header_checksum_not_compared(patch: Patch) -> None:
     _compare_of_records(patch, header=False)
 
 
-@mutant("one/LINE/rollovers_around_the_ring", 9, 11)
+@mutant("one/LINE/rollovers_around_the_ring/10of16", 9, 11)
 def checksum_covers_less_than_the_record(patch: Patch) -> None:
     """The checksum of a payload leaves out its last 64 bytes, in writer and reader."""
     from cxlfs.format import journal
@@ -323,7 +323,7 @@ def images_leave_out_attributes_of_sleepers(patch: Patch) -> None:
 # --- taking over ----------------------------------------------------------------------------
 
 
-@mutant("kill/LINE/append", 2, 17)
+@mutant("kill/LINE/append/7of16", 2, 17)
 def accepted_records_not_made_durable(patch: Patch) -> None:
     """Recovery builds on records that are readable and not durable, and rolls over without them."""
 

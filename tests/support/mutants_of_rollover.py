@@ -18,14 +18,14 @@ def _unnamed(patch: Patch, kind: type) -> None:
     patch.setitem(export.NAMED_BY, kind, lambda _op: ())
 
 
-@mutant("sliced/PAGE/rename_directory_in_use", 6, 11)
+@mutant("sliced/PAGE/rename_directory_in_use/3of16", 6, 11)
 def image_of_a_later_content(patch: Patch) -> None:
     """What is published or put aside while an image is made may be in it already."""
     _unnamed(patch, operations.InodeOperation)
     _unnamed(patch, operations.ContentOperation)
 
 
-@mutant("sliced/LINE/cleaning_many", 11)
+@mutant("sliced/LINE/cleaning_many/15of16", 11)
 def image_of_moved_references(patch: Patch) -> None:
     """References that the cleaner moves while an image is made may be in it as they are then."""
     _unnamed(patch, operations.MoveOperation)

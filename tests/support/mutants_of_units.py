@@ -17,7 +17,7 @@ def _is_entry(op: Any) -> bool:
     return isinstance(op, says) and op.name.startswith((UNITS_XATTR, UNIT_PREFIX))
 
 
-@mutant("one/LINE/unit_overwritten", 16)
+@mutant("one/LINE/unit_overwritten/15of16", 16)
 def unit_that_no_record_opens(patch: Patch) -> None:
     """That a unit is open is known to the living alone."""
     original = units.Units.operations_for
@@ -49,7 +49,7 @@ def copy_without_its_last_file(patch: Patch) -> None:
     patch.setattr(unit_copying.Copying, "_copy", forgetful)
 
 
-@mutant("one/LINE/unit_overwritten", 7, 6)
+@mutant("one/LINE/unit_overwritten/14of16", 7, 6)
 def copy_with_times_of_its_own(patch: Patch) -> None:
     """What comes back looks as if it had been written just now."""
     original = unit_copies.Copies.inode_like
@@ -62,7 +62,7 @@ def copy_with_times_of_its_own(patch: Patch) -> None:
     patch.setattr(unit_copies.Copies, "inode_like", stamped)
 
 
-@mutant("one/LINE/unit_overwritten", 12)
+@mutant("one/LINE/unit_overwritten/13of16", 12)
 def copy_removed_while_it_is_wanted(patch: Patch) -> None:
     """The copy counts as garbage from the beginning."""
     original = unit_copying.Copyings.take
@@ -75,7 +75,7 @@ def copy_removed_while_it_is_wanted(patch: Patch) -> None:
     patch.setattr(unit_copying.Copyings, "take", take)
 
 
-@mutant("one/LINE/unit_copied_in_steps", 7)
+@mutant("one/LINE/unit_copied_in_steps/14of16", 7)
 def unit_opened_before_the_last_step(patch: Patch) -> None:
     """The record that opens a unit comes before the last files of its copy."""
     step = unit_copying.Copyings.step
@@ -88,13 +88,13 @@ def unit_opened_before_the_last_step(patch: Patch) -> None:
     patch.setattr(unit_copying, "invariant", nothing)
 
 
-@mutant("one/LINE/unit_copied_in_steps", 7)
+@mutant("one/LINE/unit_copied_in_steps/11of16", 7)
 def changes_between_two_steps_missed(patch: Patch) -> None:
     """What was copied counts as it was then, whatever has changed before the unit begins."""
     patch.setattr(unit_copying.Copying, "heard", nothing)
 
 
-@mutant("one/LINE/unit_back_with_several_writers", 5)
+@mutant("one/LINE/unit_back_with_several_writers/2of16", 5)
 def back_in_two_records(patch: Patch) -> None:
     """That the unit is over is said first, and the directories change places behind it."""
     original = unit_returns.Returns._commit_back
@@ -112,7 +112,7 @@ def recovery_takes_nothing_back(patch: Patch) -> None:
     patch.setattr(units.Units, "recover", lambda _self: [])
 
 
-@mutant("one/LINE/unit_marker_first", 16)
+@mutant("one/LINE/unit_marker_first/9of16", 16)
 def marker_alone_ends_a_unit(patch: Patch) -> None:
     """A marker counts although nothing was published before it."""
     original = units.Units._seen
@@ -131,7 +131,7 @@ def marker_ends_a_unit_that_is_being_written(patch: Patch) -> None:
     patch.setattr(units.Units, "_is_busy", lambda *_: False)
 
 
-@mutant("one/LINE/unit_marker_beside", 6, 16)
+@mutant("one/LINE/unit_marker_beside/6of16", 6, 16)
 def marker_beside_comes_first(patch: Patch) -> None:
     """A marker names a unit that is not done yet."""
     patch.setattr(units.Units, "publishing", nothing)
@@ -174,13 +174,13 @@ def rename_and_end_in_two_records(patch: Patch) -> None:
     patch.setattr(units.UnitTransition, "stored", late)
 
 
-@mutant("one/LINE/unit_removed_and_made_again", 16)
+@mutant("one/LINE/unit_removed_and_made_again/15of16", 16)
 def removal_ends_a_unit(patch: Patch) -> None:
     """What was removed is forgotten before its name is made again."""
     patch.setattr(units.Units, "removing", lambda self, directory: self.naming((), directory))
 
 
-@mutant("one/LINE/unit_removed_and_replaced", 16)
+@mutant("one/LINE/unit_removed_and_replaced/8of16", 16)
 def replaced_removal_kept(patch: Patch) -> None:
     """What has the name of a removed unit ends the removal in a record before its own."""
     naming = units.Units.naming
@@ -195,7 +195,7 @@ def replaced_removal_kept(patch: Patch) -> None:
     patch.setattr(units.Units, "naming", early)
 
 
-@mutant("one/LINE/unit_removed_and_followed", 16)
+@mutant("one/LINE/unit_removed_and_followed/12of16", 16)
 def removal_stands_whoever_goes_on(patch: Patch) -> None:
     """A unit that was removed is forgotten when anybody begins another one beside it."""
     original = units.Units._follow
@@ -208,7 +208,7 @@ def removal_stands_whoever_goes_on(patch: Patch) -> None:
     patch.setattr(units.Units, "_follow", follow)
 
 
-@mutant("one/LINE/unit_removed_and_followed", 16)
+@mutant("one/LINE/unit_removed_and_followed/8of16", 16)
 def removal_stands_wherever_its_remover_goes_on(patch: Patch) -> None:
     """A unit that was removed is forgotten when its remover begins another one anywhere."""
 
@@ -220,7 +220,7 @@ def removal_stands_wherever_its_remover_goes_on(patch: Patch) -> None:
     patch.setattr(units.Units, "_follow", follow)
 
 
-@mutant("one/PAGE/unit_removed_and_followed", 12)
+@mutant("one/PAGE/unit_removed_and_followed/14of16", 12)
 def removed_content_dropped_before_its_record(patch: Patch) -> None:
     """When the next unit is begun what was removed counts as garbage; that its removal stands is
     said later.
@@ -236,7 +236,7 @@ def removed_content_dropped_before_its_record(patch: Patch) -> None:
     patch.setattr(units.Units, "_follow", follow)
 
 
-@mutant("one/LINE/unit_of_files_renamed_over_and_in", 5)
+@mutant("one/LINE/unit_of_files_renamed_over_and_in/15of16", 5)
 def file_lost_on_its_way_into_a_unit(patch: Patch) -> None:
     """That a file stays which was renamed into a directory of checkpoints is said in a record
     behind that of the rename: a crash in between finds it nowhere.

@@ -55,7 +55,7 @@ def root_not_written_back(patch: Patch) -> None:
     during(patch, roots, "write", (SimulatedMedia, "write_back", nothing))
 
 
-@mutant("one/LINE/rollover", 1, 17)
+@mutant("one/LINE/rollover/11of16", 1, 17)
 def segment_header_not_written_back(patch: Patch) -> None:
     """Segment headers reach the media by luck."""
     during(patch, segments, "store", (SimulatedMedia, "write_back", nothing))
