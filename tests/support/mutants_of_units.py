@@ -244,13 +244,13 @@ def file_lost_on_its_way_into_a_unit(patch: Patch) -> None:
     patch.setattr(units.Units, "decide_named", lambda *_: (None, None))
 
 
-@mutant("one/LINE/unit_of_files_of_several_writers", 16)
+@mutant("one/LINE/unit_of_files_of_several_writers/15of16", 16)
 def closed_beside_one_that_is_being_written(patch: Patch) -> None:
     """Where each file is a checkpoint what one has closed stays while another is being written."""
     patch.setattr(units.Units, "_is_busy", lambda *_: False)
 
 
-@mutant("one/LINE/unit_of_files_killed_between_any_two", 16)
+@mutant("one/LINE/unit_of_files_killed_between_any_two/12of16", 16)
 def closed_file_goes_back_with_its_writer(patch: Patch) -> None:
     """Where each file is a checkpoint that it was closed is known to the living alone."""
 
