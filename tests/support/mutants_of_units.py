@@ -260,7 +260,7 @@ def closed_file_goes_back_with_its_writer(patch: Patch) -> None:
     patch.setattr(units.Units, "_keep", keep)
 
 
-@mutant("one/LINE/unit_removed_on_a_full_store", 12, 16)
+@mutant("one/LINE/unit_removed_on_a_full_store/0of16", 12, 16)
 def room_of_a_removed_unit_taken_without_a_record(patch: Patch) -> None:
     """Where a write needs the room of what was removed, that it does not come back is known to the
     living alone.
@@ -275,7 +275,7 @@ def room_of_a_removed_unit_taken_without_a_record(patch: Patch) -> None:
     patch.setattr(units.Units, "drop_removed", drop_removed)
 
 
-@mutant("one/LINE/unit_of_files_of_several_writers", 16)
+@mutant("one/LINE/unit_of_files_of_several_writers/15of16", 16)
 def synced_half_stays_with_what_is_closed(patch: Patch) -> None:
     """Where each file is a checkpoint one that is synced counts as closed."""
     original = units.Units._facts
