@@ -62,9 +62,10 @@ def compile_program(
 
     def compiled(source: Path) -> Path:
         of_csrc = source.is_relative_to(CSRC)
-        if of_csrc and (made := ready / f"{source.stem}.o").exists():
+        name = f"{source.parent.name}-{source.stem}.o"  # two parts have an ahead.c
+        if of_csrc and (made := ready / name).exists():
             return made
-        made = (_objects(compiler) if of_csrc else own) / f"{source.parent.name}-{source.stem}.o"
+        made = (_objects(compiler) if of_csrc else own) / name
         if of_csrc and made.exists():
             return made
         subprocess.run([compiler, *options, "-c", source, "-o", made], check=True, env=settings)
