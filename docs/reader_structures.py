@@ -107,7 +107,7 @@ IMAGE: Final = _structure(
 )
 SECTION: Final = _structure("kind:u4 crc:u4 offset:u8 length:u8 item_count:u8")
 IMAGE_INODE: Final = _structure(
-    *_ATTRIBUTES,
+    *(part.replace("reserved:u4", "named_lsn:u4") for part in _ATTRIBUTES),
     "commit_lsn:u8 commit_ns:i8 size:u8 ref_count:u8 aside_size:u8 aside_ref_count:u8",
 )
 IMAGE_NAME: Final = _structure("parent:u8 ino:u8 name_offset:u8 name_bytes:u4 reserved:u4")

@@ -425,7 +425,9 @@ IMAGE_INODE_DTYPE: Final = np.dtype(
         ("rdev", "<u4"),
         # INODE_INCOMPLETE, INODE_ASIDE.
         ("flags", "<u4"),
-        ("reserved", "<u4"),
+        # Record by which all of its names were linked, or a later one; 0: not known, or it does not
+        # fit. Then no earlier than the image.
+        ("named_lsn", "<u4"),
         ("atime_ns", "<i8"),
         ("mtime_ns", "<i8"),
         ("ctime_ns", "<i8"),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from cxlfs.errors import BadHandleError
-from cxlfs.store.unit_aside import is_unlisted
+from cxlfs.store.hidden import is_unlisted
 
 if TYPE_CHECKING:
     from cxlfs.store.namespace import FileKind, Inode, Namespace

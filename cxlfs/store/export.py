@@ -36,7 +36,7 @@ from cxlfs.errors import InvariantError
 from cxlfs.format import image, layout, operations
 from cxlfs.format.packing import packer
 from cxlfs.native.snapshot import LEFT_OUT, ExtentSnapshot, ReferenceSnapshot, references_of
-from cxlfs.store.namespace import FileKind, Inode, Namespace, entries_of
+from cxlfs.store.namespace import FileKind, Inode, Namespace, entries_of, stored_named_lsn
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -252,7 +252,8 @@ class Export:
         sizes, counts, refs = references_of(maps, REFERENCES_AT_ONCE if self._number else LEFT_OUT)
         self._add_references(maps, sizes, counts, refs)
         contents = zip(sizes.tolist(), counts.tolist(), strict=True)
-        rows = [_row(inode, contents) for inode in present]
+        since = self._namespace.named_since
+        rows = [_row(inode, since(inode), contents) for inode in present]
         self._sections[layout.SECTION_INODES].add(b"".join(rows), len(rows))
         return len(refs)
 
@@ -360,7 +361,7 @@ def build(
     return made.read(0, len(made)), made.info
 
 
-def _row(inode: Inode, contents: Iterator[tuple[int, int]]) -> bytes:
+def _row(inode: Inode, named_lsn: int, contents: Iterator[tuple[int, int]]) -> bytes:
     """``contents``: size and number of references of this inode's contents come next."""
     size = ref_count = aside_size = aside_ref_count = 0
     flags = inode.flags
@@ -376,7 +377,7 @@ def _row(inode: Inode, contents: Iterator[tuple[int, int]]) -> bytes:
         inode.gid,
         inode.rdev,
         flags,
-        0,
+        stored_named_lsn(named_lsn),
         inode.atime_ns,
         inode.committed_mtime_ns,
         inode.committed_ctime_ns,

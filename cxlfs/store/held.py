@@ -52,6 +52,8 @@ class Held:
     commit_ns: int
     is_decided: bool = False
     reason: str = ""
+    ended_lsn: int = 0
+    """Record that replaced that version; 0: not known, as after an opening."""
 
     @property
     def value(self) -> bytes:

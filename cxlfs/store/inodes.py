@@ -53,6 +53,10 @@ class Sleeping(Protocol[T_co]):
         """Make the object, once; None: no such number sleeps."""
         ...
 
+    def opened(self, lsn: int) -> None:
+        """Everything up to that record was read from the media."""
+        ...
+
     def begin_export(self, number: int) -> None:
         """Image ``number`` is begun."""
         ...

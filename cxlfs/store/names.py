@@ -38,6 +38,7 @@ from cxlfs.format.operations import (
 from cxlfs.native.maps import FileMap
 from cxlfs.store.handle import UnfinishedError
 from cxlfs.store.namespace import FileKind, Inode
+from cxlfs.store.past_names import NameEnd
 from cxlfs.store.past_rows import Death
 from cxlfs.store.unit_hooks import NO_TRANSITION
 from cxlfs.store.versions import xattr_operations
@@ -146,21 +147,26 @@ class Names:
         LSN and time.
         """
         lsn, time_ns = committed
-        unlinked: list[tuple[int, UnlinkOperation | LinkOperation, Inode]] = []
+        unlinked: list[tuple[int, UnlinkOperation | LinkOperation, Inode, int]] = []
+        since = self.namespace.named_since
         for number, op in enumerate(ops, first):
             if type(op) is InodeOperation:
                 self._set_live(op)
             elif type(op) is UnlinkOperation:
-                unlinked.append((number, op, self.namespace.unlink(op.parent, op.name)))
+                inode = self.namespace.unlink(op.parent, op.name)
+                unlinked.append((number, op, inode, since(inode)))
             elif type(op) is LinkOperation:
                 replaced = self.namespace.link(op.parent, op.name, op.ino)
                 death = Death.RENAMED_OVER
                 if replaced is not None:
-                    unlinked.append((number, op, replaced))
-        for number, gone, inode in unlinked:
-            if not inode.links:
-                key = (lsn, number)
-                self.versions.past.died(inode, gone.parent, gone.name, key, time_ns, death)
+                    unlinked.append((number, op, replaced, since(replaced)))
+        past = self.versions.past
+        for number, gone, inode, named_lsn in unlinked:
+            if inode.links:
+                end = NameEnd(gone.parent, gone.name, inode.ino, named_lsn, lsn)
+                past.name_ended(end)
+            else:
+                past.died(inode, gone.parent, gone.name, (lsn, number), time_ns, death)
             self.namespace.reap(inode.ino)
 
     def _set_live(self, op: InodeOperation) -> None:

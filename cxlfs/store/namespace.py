@@ -69,6 +69,11 @@ def kind_of(mode: int) -> FileKind | None:
     return _KINDS.get(mode & 0o170000)
 
 
+def stored_named_lsn(lsn: int) -> int:
+    """What an image says; 0: it does not fit."""
+    return lsn if lsn < 1 << 32 else 0
+
+
 _DIRECTORY = FileKind.DIRECTORY  # looked up in its class it takes as long as ten fields
 _new = tuple.__new__  # a named tuple in a third of the time that calling its class takes
 
@@ -120,6 +125,7 @@ class Inode:
         "mode",
         "mtime_ns",
         "name",  # the last one linked since the store was opened: where to look first
+        "named_lsn",  # record that gave it the last name; 0: see Namespace.opened_lsn
         "parent",  # directories: ino of the directory above (root: itself); else the last one seen
         "pins",
         "port",  # files the data plane serves by itself: its Port, else None
@@ -173,7 +179,7 @@ class Inode:
         self.commit_ns = commit_ns
         self.links = links
         self.subdirectories = subdirectories
-        self.pins = self.handles = 0
+        self.pins = self.handles = self.named_lsn = 0
         self.parent = parent
         self.name = name
         self.entries: dict[bytes, int] | None = {} if kind is _DIRECTORY else None
@@ -300,6 +306,10 @@ class Namespace:
         self.inodes: Inodes[Inode] = Inodes()
         self._get_awake = self.inodes.get_awake
         self.next_ino = ROOT_INO + 1
+        self.lsn = 0
+        """Last record that was stored since the store was opened."""
+        self.opened_lsn = 0
+        """Last record before: every name without a ``named_lsn`` was linked by then."""
         self.name_bytes = 0
         """Bytes of all names, symlink targets and extended attributes: sizes the image."""
         self.string_items = 0
@@ -396,6 +406,8 @@ class Namespace:
 
     def set_committed(self, inode: Inode) -> None:
         """A record knows it."""
+        if inode.uncommitted:
+            inode.named_lsn = self.lsn
         inode.uncommitted = False
         self.uncommitted.discard(inode.ino)
 
@@ -420,12 +432,22 @@ class Namespace:
         self.name_bytes += len(name)
         self.string_items += 1
         inode.links += 1
-        inode.parent, inode.name = parent, name
+        inode.parent, inode.name, inode.named_lsn = parent, name, self.lsn
         self._unlinked.discard(ino)
         if inode.entries is not None:
             directory.subdirectories += 1
             self.directory_moves += 1
         return replaced
+
+    def opened(self, lsn: int) -> None:
+        """Everything up to that record was read from the media."""
+        self.lsn = self.opened_lsn = lsn
+        if self.inodes.sleeping is not None:
+            self.inodes.sleeping.opened(lsn)
+
+    def named_since(self, inode: Inode) -> int:
+        """The record by which all names of an inode were linked, or a later one."""
+        return inode.named_lsn or self.opened_lsn
 
     def unlink(self, parent: int, name: bytes) -> Inode:
         """Take the name away; raises NotFoundError."""

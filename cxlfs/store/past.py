@@ -26,6 +26,7 @@ import numpy as np
 from cxlfs.native.extents import Counting
 from cxlfs.store.clones import REFS_AT_ONCE
 from cxlfs.store.past_archive import Archive
+from cxlfs.store.past_names import NameEnd, NameEnds
 from cxlfs.store.past_order import Limits, Order
 from cxlfs.store.past_rows import ArchiveSegment, Death, Row
 
@@ -79,6 +80,7 @@ class Past:
         self.order = Order()
         self.archive = Archive(volume, is_on=is_on)
         self.memory_bytes = 0
+        self.name_ends = NameEnds()
         self.left_out: Callable[[int], bool] = lambda _ino: False
         """True if what the directory holds leaves no rows."""
         self._leases = leases
@@ -145,6 +147,7 @@ class Past:
         row = Row(key, died_ns, Death.OVERWRITTEN, inode, inode.parent, inode.name, content)
         row.mtime_ns, row.born_lsn, row.born_ns = held.mtime_ns, held.commit_lsn, held.commit_ns
         row.flags = 0
+        row.ended_lsn = held.ended_lsn or held.commit_lsn
         self._add(row)
 
     def died(
@@ -160,6 +163,7 @@ class Past:
         if not self.is_on or inode.uncommitted or inode.damaged or self.left_out(parent):
             return
         row = Row(key, died_ns, death, inode, parent, name, None)
+        row.named_lsn = self.volume.namespace.named_since(inode)
         if row.is_incomplete and not row.born_lsn:
             return
         if inode.live is None:
@@ -167,6 +171,11 @@ class Past:
         else:
             self._unnamed[inode.ino] = row
         self._add(row)
+
+    def name_ended(self, end: NameEnd) -> None:
+        """A record took a name of an inode that has others."""
+        if self.is_on and not self.left_out(end.parent):
+            self.name_ends.add(end)
 
     def dropping(self, inode: Inode) -> None:
         """An inode without a name is about to go: its row takes the committed content over."""

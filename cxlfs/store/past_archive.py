@@ -266,7 +266,7 @@ def make_batch(volume: Volume, rows: Sequence[Row]) -> history.Batch:
         size, ref_count = (0, 0) if row.content is None else next(sizes)
         table.append(_told(row, size, ref_count))
         strings += (row.name, row.target)
-        for name, value in (row.xattrs or {}).items():
+        for name, value in row.stored_xattrs.items():
             strings += (name, value)
             attributes.append((len(name), len(value)))
     block = volume.superblock
@@ -310,5 +310,5 @@ def _told(row: Row, size: int, ref_count: int) -> tuple[int, ...]:
         row.flags,
         len(row.name),
         len(row.target),
-        len(row.xattrs or ()),
+        len(row.xattrs or ()) + 1,
     )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Final
 
 from cxlfs.format import layout, segments
 from cxlfs.store.namespace import FileKind, kind_of
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
     from cxlfs.store.namespace import Inode
 
+NEVER = (1 << 64) - 1
+"""A record that there is not."""
+SPAN_XATTR: Final = layout.XATTR_HIDDEN_PREFIX + b"span"
+"""In a batch, beside the attributes of a row: ``named_lsn`` and ``ended_lsn``, as ``_SPAN``."""
+_SPAN = struct.Struct("<QQ")
 _ROOT_UID = 0
 _ROWS_KEPT = 1024
 """So many rows that are gone, or as many as are live, are remembered."""
@@ -93,6 +99,7 @@ class Row:
         "content",  # FileMap of a file; None while the inode lives on without a name
         "death",
         "died_ns",
+        "ended_lsn",  # record by which the content was replaced: earlier, if it was held after that
         "flags",
         "gid",
         "holds",
@@ -106,6 +113,7 @@ class Row:
         "mode",
         "mtime_ns",
         "name",
+        "named_lsn",  # of a last name: record that gave it; NEVER: not known
         "parent",
         "rdev",
         "target",
@@ -147,6 +155,7 @@ class Row:
         self.archived: ArchiveSegment | None = None
         self.is_gone = self.is_pinned = False
         self.holds = 0
+        self.ended_lsn, self.named_lsn = key[0], NEVER
         self.memory_bytes = self.measure()
 
     @classmethod
@@ -158,12 +167,21 @@ class Row:
         row.mode, row.uid, row.gid, row.rdev, row.flags = told[13:18]
         row.key, row.death = (ended_lsn, operation), _DEATHS[death]
         row.kind = kind_of(row.mode) or FileKind.FILE
-        row.name, row.target, row.xattrs = texts.name, texts.target, texts.xattrs
+        row.name, row.target = texts.name, texts.target
+        xattrs = dict(texts.xattrs or ())
+        row.named_lsn, row.ended_lsn = _known_lsns(xattrs.pop(SPAN_XATTR, b""), row.born_lsn)
+        row.xattrs = xattrs or None
         row.content, row.inode, row.archived = content, None, None
         row.is_gone = row.is_pinned = False
         row.holds = 0
         row.memory_bytes = row.measure()
         return row
+
+    @property
+    def stored_xattrs(self) -> dict[bytes, bytes]:
+        """Attributes as a batch has them."""
+        span = {SPAN_XATTR: _SPAN.pack(self.named_lsn, self.ended_lsn)}
+        return (self.xattrs or {}) | span
 
     @property
     def died_lsn(self) -> int:
@@ -201,6 +219,13 @@ class Row:
 
     def __lt__(self, other: Row) -> bool:
         return self.key < other.key
+
+
+def _known_lsns(value: bytes, born_lsn: int) -> tuple[int, int]:
+    """``named_lsn`` and ``ended_lsn``. A value that makes no sense counts as none: then nothing is
+    known of the states that the row belongs to.
+    """
+    return _SPAN.unpack(value) if len(value) == _SPAN.size else (NEVER, born_lsn)
 
 
 def may_see(row: Row, uid: int) -> bool:

@@ -161,7 +161,8 @@ class Run:
         said = self._found.attributes(self._last_rows[made].tolist())
         rows = np.zeros(count, dtype=layout.IMAGE_INODE_DTYPE)
         for name in said.dtype.names or ():
-            rows[name] = said[name]
+            if name in (rows.dtype.names or ()):
+                rows[name] = said[name]
         rows["ref_count"] = subjects.references[made]
         published = np.flatnonzero(self._last_changes[made] >= 0)
         lsns, times = self._commits(made[published], records)
@@ -247,7 +248,7 @@ class Run:
             inode.links = links
             inode.subdirectories += more
             if is_named:
-                inode.parent, inode.name = parent, names[name]
+                inode.parent, inode.name, inode.named_lsn = parent, names[name], 0
 
     def _put_names(self) -> None:
         """Into their directories, and out of them."""

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from cxlfs.store.attributes import content_state
 from cxlfs.store.health import RefusedWrites, VerifyOutcome
+from cxlfs.store.hidden import is_unlisted
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.paths import path_of
-from cxlfs.store.unit_aside import is_unlisted
 from cxlfs.store.volume import Volume
 
 if TYPE_CHECKING:

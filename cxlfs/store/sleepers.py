@@ -31,7 +31,7 @@ from cxlfs.native.maps import FileMap
 from cxlfs.native.snapshot import references_at
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.inodes import SleepingRows
-from cxlfs.store.namespace import Inode, Namespace
+from cxlfs.store.namespace import Inode, Namespace, stored_named_lsn
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -119,6 +119,7 @@ class Sleepers:
         """By number: names and values. Few have some."""
         self.export_number = 0
         self.exported = 0
+        self._unknown = 0
         self.add(columns)
 
     def add(self, columns: SleeperColumns) -> None:
@@ -162,7 +163,7 @@ class Sleepers:
         block, row = found
         columns = block.columns
         address = int(columns.contents[row])
-        ino, mode, uid, gid, rdev, flags, _, *others = columns.rows[row].item()
+        ino, mode, uid, gid, rdev, flags, named_lsn, *others = columns.rows[row].item()
         atime, mtime, ctime, birth, commit_lsn, commit_ns, *_ = others
         name = int(columns.name_indexes[row])
         inode = Inode(
@@ -174,6 +175,7 @@ class Sleepers:
             live=FileMap.at(self._engine, ino, address) if address else None,
             subdirectories=int(columns.subdirectories[row]),
         )
+        inode.named_lsn = named_lsn
         inode.xattrs = self.xattrs.pop(ino, None)
         if block.first_row + row < self.exported:
             inode.exported = self.export_number
@@ -208,11 +210,25 @@ class Sleepers:
                 *(names, contents, columns.subdirectories[inside].tolist()),
             )
             made.update(zip(inos, inodes, strict=True))
+            for ino, named_lsn in zip(inos, said["named_lsn"].tolist(), strict=True):
+                made[ino].named_lsn = named_lsn
             block.has_left[inside] = True
         for ino in made.keys() & self.xattrs.keys():
             made[ino].xattrs = self.xattrs.pop(ino)
         self._count -= len(rows)
         return made
+
+    def commits(self) -> Integers:
+        """Of all rows with a content, asleep or not: time and number of the commit, as loaded."""
+        found = [np.empty((0, 2), np.int64)]
+        for block in self._blocks:
+            rows = block.columns.rows
+            found.append(np.stack((rows["commit_ns"], rows["commit_lsn"].astype(np.int64)), axis=1))
+        return np.concatenate(found)
+
+    def opened(self, lsn: int) -> None:
+        """All names were linked by that record: what images say where no more is known."""
+        self._unknown = stored_named_lsn(lsn)
 
     def begin_export(self, number: int) -> None:
         """An image is begun that takes the rows from the first on; see ``exported``."""
@@ -238,7 +254,7 @@ class Sleepers:
         files = contents != 0
         sizes, counts, references = references_at(self._engine, contents[files])
         rows["size"][files], rows["ref_count"][files] = sizes, counts
-        rows["reserved"] = 0
+        rows["named_lsn"][rows["named_lsn"] == 0] = self._unknown
         known = self.xattrs
         inos = [ino for ino in rows["ino"].tolist() if ino in known] if known else []
         return SleepingRows(rows, references, [(ino, known[ino]) for ino in inos])
@@ -294,8 +310,9 @@ class Sleepers:
         return told
 
     def set_fields(self, rows: Integers, values: Rows | dict[str, npt.NDArray[np.generic]]) -> None:
-        """Fields of an image's rows, by name."""
+        """Fields of an image's rows, by name; others are left out."""
         names = list(values) if isinstance(values, dict) else list(values.dtype.names or ())
+        names = [name for name in names if name in (layout.IMAGE_INODE_DTYPE.names or ())]
         for columns, _, inside, part in self._parts(rows):
             for name in names:
                 columns.rows[name][inside] = values[name][part]
@@ -309,6 +326,7 @@ class Sleepers:
         """The last name of each."""
         for columns, _, inside, part in self._parts(rows):
             columns.parents[inside] = parents[part]
+            columns.rows["named_lsn"][inside] = 0
             columns.name_indexes[inside] = len(columns.names) + np.arange(len(inside))
             columns.names.extend(names[part])
 

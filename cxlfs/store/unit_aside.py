@@ -239,11 +239,6 @@ def apply_names(namespace: Namespace, ops: list[Operation]) -> None:
         namespace.reap(ino)
 
 
-def is_unlisted(directory: Inode, name: bytes) -> bool:
-    """A name that listings leave out."""
-    return directory.ino == ROOT_INO and name == ASIDE_NAME
-
-
 def _set_times(inode: Inode, now: int) -> None:
     inode.atime_ns = inode.mtime_ns = inode.ctime_ns = inode.birth_ns = now
     inode.committed_mtime_ns = inode.committed_ctime_ns = now

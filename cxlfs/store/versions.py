@@ -103,6 +103,7 @@ class Prepared:
         key, before = (lsn, self._number), inode.committed
         whole = version.atomic or version.staged or before is None
         if self._held is not None:
+            self._held.ended_lsn = lsn
             self._delta.apply(live, None)
             inode.committed = None
         elif whole or self._versions.past.wants(inode, self._delta):

@@ -33,6 +33,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import journal, layout, operations, roots, segments
 from cxlfs.store.admission import Admission
+from cxlfs.store.commit_times import CommitTimes
 from cxlfs.store.events import Events
 from cxlfs.store.health import Health
 from cxlfs.store.paths import path_of
@@ -180,6 +181,8 @@ class Volume:
         self.next_extent_id = next_extent_id
         self.last_lsn = last_lsn
         self.last_commit_ns = 0
+        self.commit_times = CommitTimes()
+        namespace.opened(last_lsn)
         self.journal: journal.Journal | None = None
         self.journal_end: JournalEnd | None = None
         self.current = MetadataSet(root.image_segments)
@@ -271,8 +274,9 @@ class Volume:
             lsn, time_ns = end.append(payload, len(ops))
             if durable or end.must_fence_each:
                 end.fence()
-        self.last_lsn = lsn
+        self.last_lsn = self.namespace.lsn = lsn
         self.last_commit_ns = time_ns
+        self.commit_times.add(lsn, time_ns)
         self.counters.commits += 1
         self.counters.journal_bytes_written += needed
         if self.on_record is not None:

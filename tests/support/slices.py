@@ -67,9 +67,11 @@ def told_by(columns: Columns) -> Told:
     refs, counts = columns.references.tolist(), columns.reference_counts()
     ends = np.cumsum(counts).tolist()
     inodes = {}
+    when_named = (columns.inodes.dtype.names or ()).index("named_lsn")  # replay may not know it
     for index, row in enumerate(columns.inodes.tolist()):
         first = ends[2 * index - 1] if index else 0
-        inodes[row[0]] = (row, tuple(refs[first : ends[2 * index + 1]]))
+        said = (*row[:when_named], *row[when_named + 1 :])
+        inodes[row[0]] = (said, tuple(refs[first : ends[2 * index + 1]]))
     names = {}
     for parent, ino, start, length, _ in columns.names.tolist():
         names[parent, columns.strings[start : start + length]] = ino

@@ -30,7 +30,8 @@ from cxlfs.media.crash import WORD_BYTES, CrashCursor, EventLog, Indexes, InFlig
 from cxlfs.native import EventKind
 from cxlfs.native.extents import Engine
 from cxlfs.store import Store
-from cxlfs.store.unit_aside import ASIDE_NAME, is_unlisted
+from cxlfs.store.hidden import is_unlisted
+from cxlfs.store.unit_aside import ASIDE_NAME
 from cxlfs.verify import run_passes
 from tests.support.crash.footprint import Answers, Durable, Memory, words_read
 from tests.support.crash.readings import Question, Reading, ReadingMedia
