@@ -22,6 +22,7 @@ from cxlfs.errors import ExistsError, NotFoundError, UsageError
 from cxlfs.format import layout
 from cxlfs.store import Store
 from cxlfs.store.attributes import content_state
+from cxlfs.store.hidden import require_shown
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_rows import Death, Row
 from cxlfs.types import ROOT_INO
@@ -140,6 +141,7 @@ def _live(store: Store, path: bytes) -> Inode:
     """A directory that is there. Raises NotFoundError."""
     inode = store.namespace.get(ROOT_INO)
     for part in filter(None, path.split(b"/")):
+        require_shown(inode.ino, part)
         found = store.namespace.find(inode.ino, part)
         if found is None:
             raise NotFoundError(f"no such path: {os.fsdecode(path)}")
@@ -154,6 +156,7 @@ def _versions(store: Store, path: bytes) -> tuple[Inode | None, list[Row]]:
     parts = [part for part in path.split(b"/") if part]
     if not parts:
         return store.namespace.get(ROOT_INO), []
+    require_shown(ROOT_INO, parts[0])
     directory: int = ROOT_INO
     for part in parts[:-1]:
         directory = _directory_in(store, directory, part, path)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from cxlfs.daemon.control_server import Message
 from cxlfs.errors import NotFoundError, UsageError
 from cxlfs.store import Store
+from cxlfs.store.hidden import require_shown
 from cxlfs.store.namespace import Inode
 from cxlfs.store.unit_record import NAMES_MAX, QUIET_SECONDS_MAX, policy_rule
 from cxlfs.store.unit_rules import Rule
@@ -49,6 +50,7 @@ def policy(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
 def _directory(store: Store, path: str) -> Inode:
     inode = store.namespace.get(ROOT_INO)
     for part in os.fsencode(path).split(b"/"):
+        require_shown(inode.ino, part)
         found = store.namespace.find(inode.ino, part) if part else inode
         if found is None:
             raise NotFoundError(f"no such path: {path}")

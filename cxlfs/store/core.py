@@ -29,6 +29,7 @@ from cxlfs.store.directories import Directories, DirectoryEntry
 from cxlfs.store.events import StoreEvent
 from cxlfs.store.files import Files
 from cxlfs.store.health import Health
+from cxlfs.store.hidden import require_shown
 from cxlfs.store.making import format_store
 from cxlfs.store.names import Names
 from cxlfs.store.namespace import Attributes, FileKind
@@ -36,7 +37,9 @@ from cxlfs.store.options import StoreOptions
 from cxlfs.store.overwrites import Overwrites
 from cxlfs.store.past_restore import PastVerbs
 from cxlfs.store.past_space import PastSpace
+from cxlfs.store.past_state import Moments, PastState
 from cxlfs.store.paths import path_of
+from cxlfs.store.pins import Pins
 from cxlfs.store.ranges import Ranges
 from cxlfs.store.recovery import RecoveryReport, open_volume
 from cxlfs.store.report import CheckpointEntry, Reporter, SpaceReport, StoreStatistics
@@ -97,7 +100,9 @@ class Store:
         self.overwrites.is_open = self.files.writers.__contains__
         self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None
         room.units, room.drop_removed = self.units.copies, self.units.drop_removed
-        self.past.left_out = aside.holds
+        self.pins = pins = Pins(volume, self.versions, self.names, aside)
+        self.past.left_out = lambda ino: pins.holds(ino) or aside.holds(ino)
+        self.moments = Moments(volume, self.past)
         self.attributes = InodeAttributes(
             volume,
             self.files.damaged,
@@ -128,6 +133,7 @@ class Store:
             store.past.adopt(history.rows, history.segments)
             volume.require_counts()
             report.note_open_units(store.units.recover())
+            store.pins.recover()
         except BaseException:
             volume.engine.close()
             raise
@@ -464,6 +470,7 @@ class Store:
             self.volume.fence()
         worked = self.overwrites.settle() or self.past.archive.step(now_monotonic) or worked
         worked = self.units.maintain() or self.direct.maintain() or worked
+        worked = self.pins.step() or worked
         rolling = self.volume.rollovers.step(apart=apart)
         worked = self.cleaner.step() or self.defragmenter.step(now_monotonic) or worked
         return rolling or worked
@@ -471,6 +478,10 @@ class Store:
     def maintain_apart(self) -> bool:
         """Background work that needs no lock of other verbs; True when there was some."""
         return self.volume.rollovers.step_apart()
+
+    def state_at(self, commit: int) -> PastState:
+        """The store as it was when that commit was the last one."""
+        return PastState(self.volume, self.past, commit)
 
     def path_of(self, ino: int) -> bytes | None:
         return path_of(self.namespace, ino)
@@ -480,6 +491,7 @@ class Store:
         inode = self.namespace.get(ROOT_INO)
         for part in path.split(b"/"):
             if part:
+                require_shown(inode.ino, part)
                 found = self.namespace.find(inode.ino, part)
                 if found is None:
                     raise NotFoundError(f"no such path: {os.fsdecode(path)}")

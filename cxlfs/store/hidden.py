@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from cxlfs.errors import NotFoundError
 from cxlfs.store.unit_aside import ASIDE_NAME
 from cxlfs.types import ROOT_INO
 
@@ -27,3 +28,12 @@ def is_unlisted(directory: Inode, name: bytes) -> bool:
 def is_past(parent: int, name: bytes) -> bool:
     """True for the name of the view of the past."""
     return name == PAST_NAME and parent == ROOT_INO
+
+
+def require_shown(parent: int, name: bytes) -> None:
+    """Raises NotFoundError: the name leads to the past, which no verb of the store reaches."""
+    if is_past(parent, name):
+        raise NotFoundError(
+            "what is below .cxlfs is no part of the store",
+            next_step="read it with ordinary tools, or use cxlfs history",
+        )

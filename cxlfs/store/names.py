@@ -67,6 +67,8 @@ class Names:
         self.namespace = volume.namespace
         self._aside = aside
         self._reclaim = reclaim
+        self.check_place: Callable[[int, bytes], None] = lambda _parent, _name: None
+        """Called with a directory and a name that is to change. Raises NotPermittedError."""
         self.in_steps = False
         """Verbs that need a long preparation raise UnfinishedError behind each step of it: whoever
         sets this calls the same verb again, when others had their turn.
@@ -82,6 +84,7 @@ class Names:
         directory = self.namespace.directory(ino)
         if directory.links == 0:
             raise NotFoundError("the directory was removed")
+        self.check_place(ino, name)
         return directory
 
     def _new_name(self, ino: int, name: bytes) -> Inode:

@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from cxlfs.errors import BusyError, ExistsError, InvariantError, NotFoundError, invariant
+from cxlfs.errors import BusyError, ExistsError, InvariantError, NotFoundError
 from cxlfs.format.operations import InodeOperation, XattrRemoveOperation, XattrSetOperation
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind
 from cxlfs.store.past_rows import Death, Row
+from cxlfs.store.sharing import share_whole
 from cxlfs.store.unit_hooks import NoUnits
 
 if TYPE_CHECKING:
@@ -229,12 +230,7 @@ class PastVerbs:
         source = row.data
         if source is None:
             raise NotFoundError("that version was given back")
-        size = source.size
-        if size and source.share(0, size, content, 0) is None:
-            self.versions.leases.close(source)  # of a file that is open and has no name
-            shared = source.share(0, size, content, 0)
-            invariant(shared == size, "only its own lease keeps an extent of a content open")
-        content.truncate(size)
+        share_whole(self.versions.leases, source, content)
         self.names.require_metadata_room()
 
     # --- trees ------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tests.support.crash.levels import (
 from tests.support.crash.mapped_operations import MAPPED_OPERATIONS
 from tests.support.crash.operations import OPERATIONS
 from tests.support.crash.past_operations import PAST_OPERATIONS
+from tests.support.crash.pin_operations import PIN_OPERATIONS
 from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.runner import Share
 from tests.support.crash.single import SITUATIONS
@@ -130,7 +131,7 @@ def test_levels_are_as_large_as_promised(base_seed: int, sample: int) -> None:
     assert sum(unit.startswith("program/") for unit in t2) >= TRIPLES
     assert sum(unit.startswith("three/") for unit in t2) >= TRIPLES * 0.9  # some are drawn twice
     kinds = (OPERATIONS, RANGE_OPERATIONS, SITUATIONS, UNIT_WORKLOADS)
-    held = HELD_OPERATIONS, MAPPED_OPERATIONS, PAST_OPERATIONS
+    held = HELD_OPERATIONS, MAPPED_OPERATIONS, PAST_OPERATIONS, PIN_OPERATIONS
     everything = sum(map(len, (*kinds, DIRECT_OPERATIONS, DIRECT_SITUATIONS, *held)))
     assert sum(unit.startswith("recovery/") for unit in t2) == 2 * everything
 

@@ -315,6 +315,11 @@ def use(store: Store) -> None:
     store.units.clock = lambda: math.inf  # where a policy makes units, the removal was one
     while store.units.maintain():
         pass
+    for uid in store.pins.users():
+        for pin in store.pins.of_user(uid):
+            store.pins.remove(uid, pin.name)
+    while store.pins.step():
+        pass
     place = store.aside.directory()
     if place is not None:
         delete_all(store, place.ino)

@@ -34,6 +34,7 @@ from tests.support.crash.held_operations import HELD_OPERATIONS
 from tests.support.crash.mapped_operations import MAPPED_OPERATIONS
 from tests.support.crash.operations import OPERATIONS, SECOND_ONLY
 from tests.support.crash.past_operations import PAST_OPERATIONS
+from tests.support.crash.pin_operations import PIN_OPERATIONS
 from tests.support.crash.programs import Program
 from tests.support.crash.ranges import RANGE_OPERATIONS
 from tests.support.crash.runner import (
@@ -69,6 +70,7 @@ BY_NAME: dict[str, single.Workload] = {
         *OPERATIONS,
         *RANGE_OPERATIONS,
         *PAST_OPERATIONS,
+        *PIN_OPERATIONS,
         *DIRECT_OPERATIONS,
         *SECOND_ONLY,
         *HELD_OPERATIONS,
@@ -82,6 +84,7 @@ _EACH = [
     *OPERATIONS,
     *RANGE_OPERATIONS,
     *PAST_OPERATIONS,
+    *PIN_OPERATIONS,
     *DIRECT_OPERATIONS,
     *HELD_OPERATIONS,
     *MAPPED_OPERATIONS,
@@ -175,6 +178,7 @@ def _t1(_seed: int) -> Iterator[str]:
     yield from _pairs_of(HELD_OPERATIONS)
     yield from _pairs_of(MAPPED_OPERATIONS)
     yield from _pairs_of(PAST_OPERATIONS)
+    yield from _pairs_of(PIN_OPERATIONS)
     others = [*OPERATIONS, *RANGE_OPERATIONS]
     for i, unit in enumerate(UNIT_OPERATIONS):
         for j, other in enumerate((*UNIT_OPERATIONS, *others, *SECOND_ONLY)):
