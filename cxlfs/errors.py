@@ -426,6 +426,12 @@ class TooManyLinksError(LimitError):
     id = "too-many-links"
 
 
+class TooManyPinsError(LimitError):
+    errno = _errno.EDQUOT
+    id = "too-many-pins"
+    default_next_step = "take one away with cxlfs unpin"
+
+
 class NamespaceError(CxlfsError):
     """A POSIX verb that cannot be done; behind the mount it is only an errno."""
 

@@ -31,6 +31,25 @@ def parse_size(text: str) -> int:
     return int(float(number) * factor) if "." in number else int(number) * factor
 
 
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def parse_moment(text: str) -> int:
+    """A commit number, or a time in ns, as ``1204`` or ``2026-11-26T08:00:00Z`` mean it; raises
+    UsageError.
+    """
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(1 << 64)):
+        return int(text)
+    try:
+        moment = dt.datetime.fromisoformat(text).astimezone(dt.UTC)
+        return (moment - _EPOCH) // dt.timedelta(microseconds=1) * 1000
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"neither a commit nor a time: {text!r}",
+            next_step="give a number of cxlfs history, or a time like 2026-11-26T08:00:00Z",
+        ) from error
+
+
 _SECONDS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*(ms|min|[smhd]?)\s*", re.IGNORECASE | re.ASCII)
 

@@ -7,7 +7,6 @@ mount brings back what is kept aside, with the rights of the caller. The daemon 
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import errno
 import os
 from collections.abc import Iterator
@@ -28,9 +27,8 @@ from cxlfs.errors import (
     ReadOnlyError,
     UsageError,
 )
-from cxlfs.units import format_size
+from cxlfs.units import format_size, parse_moment
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 RESTORE_XATTR = "user.cxlfs.restore"
 STATE_XATTR = "user.cxlfs.state"
 
@@ -126,16 +124,10 @@ def _from_history(path: str, at: str | None, target: str) -> tuple[str, int]:
 
 def _moment(text: str) -> int:
     """A commit number, or a time in ns. Raises UsageError."""
-    if text.isdecimal():
-        return int(text)
     try:
-        moment = dt.datetime.fromisoformat(text).astimezone(dt.UTC)
-        return (moment - _EPOCH) // dt.timedelta(microseconds=1) * 1000
-    except (ValueError, OverflowError) as error:
-        raise UsageError(
-            f"--at {text}: neither a commit nor a time",
-            next_step="give a number of cxlfs history, or a time like 2026-11-26T08:00:00Z",
-        ) from error
+        return parse_moment(text)
+    except UsageError as error:
+        raise UsageError(f"--at {error.message}", next_step=error.next_step) from error
 
 
 def _state_of(path: str) -> tuple[str, int]:

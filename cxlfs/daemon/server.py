@@ -253,6 +253,7 @@ class _Server:
                 with self._operations.lock:
                     self._operations.release_left()
                     self._operations.lookups.forget_all()
+                    self._operations.past.release_all()
                     with contextlib.suppress(CxlfsError):
                         self._operations.readers.maintain()
                 self._hide()

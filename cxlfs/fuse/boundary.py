@@ -78,6 +78,12 @@ class Handlers(Owner, Protocol):
     user: int | None
     pause: Callable[[], Awaitable[None]]
 
+    def other_handler(
+        self, name: str, arguments: tuple[object, ...]
+    ) -> Callable[..., object] | None:
+        """What serves a request that is not about the store as it is."""
+        ...
+
 
 def caller_of(arguments: tuple[object, ...]) -> int:
     """A handler's last argument says it, where pyfuse3 gives it one that does."""
@@ -126,8 +132,11 @@ def request(
                 with self.lock:
                     self.caller = caller_of(args)
                     self.user = user_of(args)
+                    name = function.__name__
+                    other = self.other_handler(name, args)
+                    serve = functools.partial(function, self) if other is None else other
                     number, result = outcome_of(
-                        self.failures, function.__name__, lambda: function(self, *args, **kwargs)
+                        self.failures, name, functools.partial(serve, *args, **kwargs)
                     )
                 break
             except UnfinishedError:

@@ -24,6 +24,7 @@ from cxlfs.fuse import kernel
 from cxlfs.fuse.boundary import outcome_of
 from cxlfs.fuse.handles import Caller, Opened
 from cxlfs.fuse.kernel import Opcode
+from cxlfs.fuse.past_direct import PastDirect
 from cxlfs.native.transport import UPCALL_LEASE, Answer, Unfinished, Upcall
 from cxlfs.store import UnfinishedError
 from cxlfs.store.namespace import Attributes
@@ -55,6 +56,7 @@ class Direct:
         self._store = requests.store
         self._transport = transport
         self._on_lease = on_lease
+        self._past = PastDirect(requests.past, is_direct=requests.page_cache.is_direct)
         self._handlers: dict[int, _Handler] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.FORGET: self._forget,
@@ -86,7 +88,7 @@ class Direct:
             self._lease(upcall)
             return None
         requests = self._requests
-        handler = self._handlers.get(upcall.opcode, self._unknown)
+        handler = self._past.handler(upcall) or self._handlers.get(upcall.opcode, self._unknown)
         with requests.lock:
             requests.caller = upcall.pid
             requests.user = upcall.uid

@@ -117,13 +117,18 @@ def attributes_reply(attributes: Attributes, cache_seconds: int = CACHE_SECONDS)
     return _ATTRIBUTES_REPLY.pack(cache_seconds, 0) + _attributes(attributes)
 
 
-def entry_reply(attributes: Attributes | None, cache_seconds: int = CACHE_SECONDS) -> bytes:
+def entry_reply(
+    attributes: Attributes | None,
+    cache_seconds: int = CACHE_SECONDS,
+    *,
+    name_seconds: int = CACHE_SECONDS,
+) -> bytes:
     """None: there is no such name, which the kernel may remember. ``cache_seconds``: of the
-    attributes; the name is remembered as ever.
+    attributes; ``name_seconds``: of the name.
     """
     if attributes is None:
         return _ENTRY.pack(0, 0, CACHE_SECONDS, 0, 0, 0) + bytes(_ATTRIBUTES.size)
-    entry = _ENTRY.pack(attributes.ino, 0, CACHE_SECONDS, cache_seconds, 0, 0)
+    entry = _ENTRY.pack(attributes.ino, 0, name_seconds, cache_seconds, 0, 0)
     return entry + _attributes(attributes)
 
 

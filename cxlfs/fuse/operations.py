@@ -24,9 +24,13 @@ from cxlfs.errors import (
 )
 from cxlfs.fuse.attributes import absent_entry, entry_of
 from cxlfs.fuse.boundary import notice, request
+from cxlfs.fuse.data_plane import DataPlane
 from cxlfs.fuse.handles import Caller, Opened
+from cxlfs.fuse.past_operations import PastOperations
 from cxlfs.fuse.privileges import CAPABILITY_XATTR
+from cxlfs.fuse.processes import ProcessTable
 from cxlfs.fuse.requests import Requests, check_name
+from cxlfs.store import Store
 from cxlfs.store.namespace import Attributes
 
 _EXECUTE_BITS = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
@@ -41,6 +45,17 @@ class Operations(Requests, pyfuse3.Operations):
     supports_dot_lookup = True
     enable_writeback_cache = False
     enable_acl = False
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        processes: ProcessTable | None = None,
+        data_plane: DataPlane | None = None,
+    ) -> None:
+        super().__init__(store, processes=processes, data_plane=data_plane)
+        past = PastOperations(self.past, is_direct=self.page_cache.is_direct)
+        self.other_handler = past.handler
 
     # --- names ------------------------------------------------------------------------------
 

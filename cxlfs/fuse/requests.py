@@ -35,6 +35,7 @@ from cxlfs.fuse.endings import Endings
 from cxlfs.fuse.handles import Caller, LookupCounts, Opened, OpenFile, OpenFiles
 from cxlfs.fuse.mappings import Mappings
 from cxlfs.fuse.page_cache import PageCache
+from cxlfs.fuse.past_view import PastView
 from cxlfs.fuse.privileges import Privileges
 from cxlfs.fuse.processes import Process, ProcessTable
 from cxlfs.fuse.readers import Readers
@@ -70,6 +71,7 @@ class Requests:
         self.lookups = LookupCounts(store)
         self.files = OpenFiles()
         self.page_cache = PageCache(self.files, self.data_plane)
+        self.past = PastView(store)
         self._processes = processes if processes is not None else ProcessTable()
         self.privileges = Privileges(store, self.files, self._processes, self.page_cache)
         self.caller = 0

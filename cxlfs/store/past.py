@@ -92,6 +92,8 @@ class Past:
         """Rows with a content, by its address in the engine."""
         self._held: dict[int, list[Row]] = {}
         """Held rows of each inode."""
+        self._lent: dict[int, list[FileMap]] = {}
+        """Contents of each inode that readers have copies of."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -330,8 +332,20 @@ class Past:
         return min(held, default=None)
 
     def held_contents(self, ino: int) -> list[FileMap]:
-        """Contents of held rows of an inode: what moves data moves them too."""
-        return [row.content for row in self._held.get(ino, ()) if row.content is not None]
+        """Contents of held rows of an inode, and lent ones: what moves data moves them too."""
+        held = [row.content for row in self._held.get(ino, ()) if row.content is not None]
+        return held + self._lent.get(ino, [])
+
+    def lend(self, ino: int, content: FileMap) -> None:
+        """A reader has a copy of an earlier content of an inode until :meth:`give_back`."""
+        self._lent.setdefault(ino, []).append(content)
+
+    def give_back(self, ino: int, content: FileMap) -> None:
+        lent = self._lent[ino]
+        lent.remove(content)
+        if not lent:
+            del self._lent[ino]
+        content.close()
 
     # --- questions --------------------------------------------------------------------------
 
@@ -356,6 +370,17 @@ class Past:
         """What an inode was, in the order of death."""
         found = ((block, block.find(block.inos, ino)) for block in self._blocks)
         return [b.rows[i] for b, places in found for i in places if not b.rows[i].is_gone]
+
+    def of_inodes(self, inos: set[int]) -> dict[int, list[Row]]:
+        """The same of many, by number."""
+        found: dict[int, list[Row]] = {}
+        wanted = np.fromiter(inos, np.uint64, len(inos))
+        for block in self._blocks if inos else ():
+            places = np.flatnonzero(np.isin(np.frombuffer(block.inos, np.uint64), wanted))
+            for row in (block.rows[place] for place in places.tolist()):
+                if not row.is_gone:
+                    found.setdefault(row.ino, []).append(row)
+        return found
 
     def died_in(self, directory: int) -> list[Row]:
         """What the names in a directory meant, in the order of death."""

@@ -113,6 +113,10 @@ class State(Protocol):
         """What an inode was; None: that is not known any more."""
         ...
 
+    def facts(self, inos: set[int]) -> dict[int, Fact]:
+        """The same of many, by number, without those of which it is not known."""
+        ...
+
 
 class PastState:
     """The state when ``commit`` was the last one."""
@@ -155,15 +159,27 @@ class PastState:
                 yield end.name, end.ino
 
     def fact(self, ino: int) -> Fact | None:
+        return self._living(ino) or self._died(ino, self._past.of_inode(ino))
+
+    def facts(self, inos: set[int]) -> dict[int, Fact]:
+        living = {ino: self._living(ino) for ino in inos}
+        found = {ino: fact for ino, fact in living.items() if fact is not None}
+        rows = self._past.of_inodes(inos - found.keys())
+        died = {ino: self._died(ino, those) for ino, those in rows.items()}
+        return found | {ino: fact for ino, fact in died.items() if fact is not None}
+
+    def _living(self, ino: int) -> Fact | None:
         inode = self._namespace.inodes.get(ino)
-        if inode is not None and (inode.uncommitted or not inode.links):
-            inode = None
-        if inode is not None and inode.kind is not FileKind.FILE:
+        if inode is None or inode.uncommitted or not inode.links:
+            return None
+        if inode.kind is not FileKind.FILE:
             return Fact(ino, inode, None)
-        rows = self._past.of_inode(ino)
-        if inode is not None and inode.commit_lsn <= self.commit and not inode.damaged:
-            content = inode.committed_content
-            return None if content is None else Fact(ino, inode, content)
+        content = inode.committed_content
+        if content is None or inode.damaged or inode.commit_lsn > self.commit:
+            return None
+        return Fact(ino, inode, content)
+
+    def _died(self, ino: int, rows: list[Row]) -> Fact | None:
         for row in rows:
             if row.kind is not FileKind.FILE:
                 return Fact(ino, row, None)

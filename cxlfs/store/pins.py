@@ -25,16 +25,16 @@ import math
 import re
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cxlfs.errors import (
     ExistsError,
     InvalidArgumentError,
-    LimitError,
     NotFoundError,
     NotPermittedError,
     StaleError,
+    TooManyPinsError,
 )
 from cxlfs.format.layout import XATTR_HIDDEN_PREFIX
 from cxlfs.format.operations import LinkOperation, Operation, UnlinkOperation, XattrSetOperation
@@ -64,7 +64,7 @@ _RESERVED = frozenset({b"now"})
 _PRIVATE, _OPEN = 0o700, 0o755
 _AT_ONCE = 16
 """So many names are made or removed in one step."""
-_RECORD = struct.Struct("<B7xQqQQ")
+_RECORD = struct.Struct("<B7xQqQQQQ")
 _VERSION = 1
 _ROOT_UID = 0
 
@@ -72,7 +72,8 @@ _ROOT_UID = 0
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pin:
     """A pin. ``path``: what is pinned, from the top; ``commit``: as of which commit. ``count``:
-    files and directories in it, of ``size_bytes``. ``directory``: where the store keeps it.
+    files and directories in it, of ``size_bytes``; ``left_out``: what is another user's;
+    ``missing``: what history did not have. ``directory``: where the store keeps it.
     """
 
     name: bytes
@@ -82,13 +83,15 @@ class Pin:
     made_ns: int
     count: int
     size_bytes: int
+    left_out: int
+    missing: int
     directory: Inode
 
     @property
     def value(self) -> bytes:
         """Of PIN_XATTR."""
-        numbers = (_VERSION, self.commit, self.made_ns, self.count, self.size_bytes)
-        return _RECORD.pack(*numbers) + self.path
+        numbers = (self.commit, self.made_ns, self.count, self.size_bytes)
+        return _RECORD.pack(_VERSION, *numbers, self.left_out, self.missing) + self.path
 
     @classmethod
     def of(cls, name: bytes, uid: int, directory: Inode) -> Pin | None:
@@ -96,10 +99,10 @@ class Pin:
         value = (directory.xattrs or {}).get(PIN_XATTR, b"")
         if len(value) < _RECORD.size or value[0] != _VERSION:
             return None
-        _, commit, made_ns, count, size_bytes = _RECORD.unpack_from(value)
-        return cls(
-            *(name, uid, value[_RECORD.size :]), commit, made_ns, count, size_bytes, directory
-        )
+        _, commit, made_ns, count, size, left_out, missing = _RECORD.unpack_from(value)
+        path = value[_RECORD.size :]
+        numbers = (commit, made_ns, count, size, left_out, missing)
+        return cls(name, uid, path, *numbers, directory)
 
 
 class PinState:
@@ -122,6 +125,10 @@ class PinState:
             return None
         return Fact(ino, inode, inode.committed_content)
 
+    def facts(self, inos: set[int]) -> dict[int, Fact]:
+        found = {ino: self.fact(ino) for ino in inos}
+        return {ino: fact for ino, fact in found.items() if fact is not None}
+
 
 @dataclasses.dataclass(slots=True)
 class Made:
@@ -134,9 +141,9 @@ class Made:
     missing: int = 0
 
     def count_one(self) -> None:
-        """Count a name. Raises LimitError."""
+        """Count a name. Raises TooManyPinsError."""
         if self.count >= self.names_left:
-            raise LimitError(f"{NAMES_MAX} names in the pins of one user")
+            raise TooManyPinsError(f"{NAMES_MAX} names in the pins of one user")
         self.count += 1
 
 
@@ -287,15 +294,17 @@ class Pins:
     # --- making -----------------------------------------------------------------------------
 
     def check_new(self, uid: int, name: bytes) -> None:
-        """Raises InvalidArgumentError, ExistsError, LimitError: no pin of that name can be made."""
+        """Raises InvalidArgumentError, ExistsError, TooManyPinsError: the name can be no pin."""
         if len(name) > NAME_BYTES_MAX or not _NAME.match(name) or name in _RESERVED:
             raise InvalidArgumentError("a name of a pin has letters, digits and . _ + - only")
         if self.find(uid, name) is not None:
             raise ExistsError("there is a pin of that name")
         if uid != _ROOT_UID and len(self.of_user(uid)) >= PINS_MAX:
-            raise LimitError(f"{PINS_MAX} pins of one user", next_step="remove one: cxlfs unpin")
+            raise TooManyPinsError(f"{PINS_MAX} pins of one user")
 
-    def make(self, uid: int, name: bytes, path: bytes, state: PastState) -> Iterator[Made]:
+    def make(
+        self, uid: int, name: bytes, path: bytes, state: PastState
+    ) -> Generator[Made, None, None]:
         """Pin what a path meant in a state. Each step is short; others may have their turn between
         two. The pin is there, and durable, when the last step is done.
 
@@ -303,7 +312,7 @@ class Pins:
             NotFoundError: the state has no such path.
             NotPermittedError: it is another user's.
             StaleError: a part of it is not known any more.
-            InvalidArgumentError, ExistsError, LimitError: see :meth:`check_new`.
+            InvalidArgumentError, ExistsError, TooManyPinsError: see :meth:`check_new`.
             NoSpaceError, MediaError, ReadOnlyError: nothing is pinned.
         """
         self._volume.require_writable()
@@ -422,7 +431,7 @@ class Pins:
         self, top: Inode, uid: int, name: bytes, path: bytes, commit: int, made: Made
     ) -> None:
         self.check_new(uid, name)  # others had their turn
-        numbers = (self._volume.now(), made.count, made.size_bytes)
+        numbers = (self._volume.now(), made.count, made.size_bytes, made.left_out, made.missing)
         pin = Pin(name, uid, path, commit, *numbers, top)
         self._volume.commit([XattrSetOperation(top.ino, PIN_XATTR, pin.value)], durable=False)
         self._namespace.set_xattr(top, PIN_XATTR, pin.value)

@@ -9,11 +9,11 @@ import pytest
 from cxlfs.errors import (
     ExistsError,
     InvalidArgumentError,
-    LimitError,
     NoSpaceError,
     NotFoundError,
     NotPermittedError,
     StaleError,
+    TooManyPinsError,
 )
 from cxlfs.store import Store, pins
 from cxlfs.store.namespace import FileKind
@@ -185,13 +185,13 @@ def test_limits_are_those_of_each_user(store: Store, monkeypatch: pytest.MonkeyP
         store.set_attributes(write_file(store, 1, b"%d" % uid, b"x"), uid=uid)
         pin(store, b"a", b"/%d" % uid, uid=uid)
         pin(store, b"b", b"/%d" % uid, uid=uid)
-        with pytest.raises(LimitError):
+        with pytest.raises(TooManyPinsError):
             pin(store, b"c", b"/%d" % uid, uid=uid)
         store.pins.remove(uid, b"b")
         top = store.make_directory(1, b"d%d" % uid, 0o755, uid, 0).ino
         for name in (b"x", b"y"):
             store.set_attributes(write_file(store, top, name, b"x"), uid=uid)
-        with pytest.raises(LimitError):
+        with pytest.raises(TooManyPinsError):
             pin(store, b"c", b"/d%d" % uid, uid=uid)
         assert [each.name for each in store.pins.of_user(uid)] == [b"a"]
     for name in (b"a", b"b", b"c"):
