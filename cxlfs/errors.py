@@ -432,6 +432,14 @@ class TooManyPinsError(LimitError):
     default_next_step = "take one away with cxlfs unpin"
 
 
+class StillPinnedError(CxlfsError):
+    """History keeps nothing of a path any more, but pins hold some of it."""
+
+    errno = _errno.EBUSY
+    id = "still-pinned"
+    default_next_step = "take the pins away with cxlfs unpin"
+
+
 class NamespaceError(CxlfsError):
     """A POSIX verb that cannot be done; behind the mount it is only an errno."""
 

@@ -165,7 +165,26 @@ def mounted_place(path: str) -> tuple[str, str]:
             f"{path} does not lie in a mounted store",
             next_step="mount the store first, and name something in it",
         )
-    return around, "/" + str(real.relative_to(around)).removeprefix(".")
+    inside = str(real.relative_to(around))
+    return around, "/" if inside == "." else f"/{inside}"
+
+
+def only_mount(path: str | None) -> str:
+    """The mount of ours that ``path`` lies in; without one the only mount that there is.
+
+    Raises UsageError.
+    """
+    if path is not None:
+        return mounted_place(path)[0]
+    of_ours = {
+        mount.mountpoint
+        for mount in mountinfo.read_mounts()
+        if mount.file_system_type == mountinfo.FILE_SYSTEM_TYPE
+    }
+    if len(of_ours) != 1:
+        said = f"{len(of_ours)} stores are mounted" if of_ours else "no store is mounted"
+        raise UsageError(said, next_step="name the mount point")
+    return of_ours.pop()
 
 
 def wait_for_name(path: str) -> None:

@@ -6,7 +6,8 @@ of each name that was removed from it, the oldest death first.
 history has) and ``to`` (a path, or null: the same). ``undelete``: ``path``; a directory with what
 was removed with it. ``forget``: ``path``; what history has of it and of everything below it. Each
 answers with one ``done``: ``path`` and ``count`` (and of a restored file ``state``,
-``size_bytes``); ``undelete`` says ``progress`` meanwhile.
+``size_bytes``; ``forget``: ``pins`` that hold some of it). ``undelete`` says ``progress``
+meanwhile.
 
 Other modules keep history (``store.past``) and bring it back (``store.past_restore``). The control
 socket lets in root and the daemon's user alone.
@@ -111,23 +112,31 @@ def forget(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
     inode, rows = _versions(store, path)
     wanted = {row.key: row for row in rows}
     tops = {row.ino for row in rows if row.kind is FileKind.DIRECTORY}
-    if inode is not None and inode.entries is not None:
-        tops |= {each.ino for each in store.namespace.walk(inode.ino) if each.entries is not None}
+    living = [] if inode is None else list(store.namespace.walk(inode.ino))
+    tops |= {each.ino for each in living if each.entries is not None}
     for top in tops:
         wanted |= {row.key: row for row in store.history.died_below(top)}
     count = len(wanted)
+    births = {row.birth_ns for row in wanted.values()} | {each.birth_ns for each in living}
+    pins = store.pins.holding([path], births)
     store.history.forget(wanted.values())
+    store.past.name_ends.forget({row.ino for row in wanted.values()} | tops)
     if inode is not None and inode.aside is not None and not store.read_only:
         store.versions.drop_aside(inode)
         count += 1
         left = store.past.of_inode(inode.ino)
         store.history.forget(left)
-    if inode is None and not count:
+    if inode is None and not count and not pins:
         raise NotFoundError(
             f"history has nothing of {os.fsdecode(path)}",
             next_step="name it as it is called now, if it was renamed or linked",
         )
-    yield {"message_type": "done", "path": os.fsdecode(path), "count": count}
+    yield {
+        "message_type": "done",
+        "path": os.fsdecode(path),
+        "count": count,
+        "pins": [{"name": os.fsdecode(pin.name), "uid": pin.uid} for pin in pins],
+    }
 
 
 def _text(parameters: Mapping[str, object], key: str) -> bytes:

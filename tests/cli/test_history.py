@@ -156,3 +156,92 @@ def test_forgetting_what_history_does_not_have(run: Run, mnt: Path) -> None:
     assert "name it as it is called now" in said.stderr
     assert run("forget", mnt / "new").stdout == f"dropped 1 version of {mnt}/new\n"
     assert versions(run, mnt / "new" / "token") == []
+
+
+def test_pins(run: Run, mnt: Path) -> None:
+    """Made of what is there and of what was; listed, read, taken away."""
+    top = mnt / "run"
+    top.mkdir()
+    (top / "model.bin").write_bytes(b"one")
+    assert run("pins", mnt).stdout == "no pins\n"
+    said = run("pin", "first", top)
+    assert said.stdout.splitlines() == [
+        "pinned /run: 2 names, 3 B",
+        f"read it in {mnt}/.cxlfs/at/first",
+    ]
+    commit = run("pins", mnt, "--json").document["pins"][0]["commit"]  # type: ignore[index]
+    (top / "model.bin").write_bytes(b"two")
+    made = run("pin", "before", top / "model.bin", "--at", commit, "--json").document
+    assert made["schema"] == "cxlfs.pin/1"
+    pin = made["pin"]
+    assert isinstance(pin, dict)
+    assert {key: pin[key] for key in ("name", "path", "commit", "count", "size_bytes")} == {
+        "name": "before",
+        "path": "/run/model.bin",
+        "commit": commit,
+        "count": 1,
+        "size_bytes": 3,
+    }
+    shutil.rmtree(top)
+    for name in ("first", "before"):
+        assert (mnt / ".cxlfs/at" / name / "run/model.bin").read_bytes() == b"one"
+    shown = run("pins", mnt).stdout.splitlines()
+    assert shown[0].split() == ["NAME", "COMMIT", "MADE", "NAMES", "SIZE", "PATH"]
+    assert [line.split()[0] for line in shown[1:]] == ["before", "first"]
+    assert run("unpin", "first", mnt, "--json").document["name"] == "first"
+    assert run("unpin", "before", mnt).stdout == "unpinned before\n"
+    assert run("pins", mnt).stdout == "no pins\n"
+
+
+def test_what_cannot_be_pinned(run: Run, mnt: Path) -> None:
+    (mnt / "file").write_bytes(b"one")
+    assert run("pin", "best", mnt / "file").code == 0
+    for arguments, code, message in (
+        (("pin", "best", mnt / "file"), 1, "a pin best exists"),
+        (("pin", "7", mnt / "file"), 2, "not a name of a pin"),
+        (("pin", "a/b", mnt / "file"), 2, "not a name of a pin"),
+        (("pin", "other", mnt / "none"), 1, "there is none"),
+        (("pin", "other", mnt / "file", "--at", "99999"), 1, "there is none at 99999"),
+        (("pin", "other", mnt / "file", "--at", "yesterday"), 2, "neither a commit nor a time"),
+        (("pin", "other", mnt.parent), 2, "does not lie in a mounted store"),
+        (("pin", "other", mnt / ".cxlfs/at/best/file"), 1, "there is none"),
+        (("unpin", "other", mnt), 1, "no pin other"),
+        (("unpin", "now", mnt), 18, "it is no pin"),
+        (("unpin", "../..", mnt), 2, "not a name of a pin"),
+        (("history", mnt / ".cxlfs/at/best/file"), 1, "no part of the store"),
+        (("list", mnt, "/.cxlfs"), 1, "no part of the store"),
+        (("restore", mnt / "file", "--at", "1", "--to", mnt / ".cxlfs/x"), 1, ""),
+    ):
+        said = run(*arguments)
+        assert said.code == code, arguments
+        assert message in said.stderr
+
+
+def test_a_pin_that_holds_a_secret_is_named(run: Run, mnt: Path) -> None:
+    """By the path, and by what the file was called when it was pinned."""
+    (mnt / "token").write_bytes(b"secret")
+    assert run("pin", "safe", mnt / "token").code == 0
+    (mnt / "other").write_bytes(b"x")
+    assert run("pin", "innocent", mnt / "other").code == 0
+    (mnt / "token").write_bytes(b"revoked")
+    (mnt / "token").rename(mnt / "renamed")
+    for path in (mnt / "token", mnt / "renamed"):
+        said = run("forget", path, "--json")
+        assert said.code == 1
+        assert "safe" in said.stdout
+        assert "still-pinned" in said.stdout
+        assert "innocent" not in said.stdout
+    said = run("forget", mnt / "renamed")
+    assert f"next: cxlfs unpin safe {mnt}" in said.stderr
+    assert run("unpin", "safe", mnt).code == 0
+    assert run("forget", mnt / "renamed").code == 0
+    assert run("history", mnt / "renamed", "--json").document["versions"] == []
+
+
+def test_a_name_with_a_dot_in_front(run: Run, mnt: Path) -> None:
+    for name in ("hidden", ".hidden"):
+        for content in (name, "new"):
+            (mnt / name).write_text(content)
+    assert [v["path"] for v in versions(run, mnt / ".hidden")] == ["/.hidden"]
+    assert run("restore", mnt / ".hidden").code == 0
+    assert [(mnt / name).read_text() for name in ("hidden", ".hidden")] == ["new", ".hidden"]
