@@ -81,7 +81,7 @@ class PastOperations:
         return self._view.open_directory(inode, context.uid)
 
     def readdir(self, handle: int, start: int, token: pyfuse3.ReaddirToken) -> None:
-        for place, listed in enumerate(self._view.listing(handle, start), start + 1):
+        for place, listed in self._view.listing(handle, start):
             entry = _entry(listed.attributes)
             if not pyfuse3.readdir_reply(token, listed.name, entry, place):
                 return

@@ -8,7 +8,8 @@ Invariants
 - Nothing of it is an inode of the store. Numbers of inodes and handles begin at FIRST, which no
   number of the store reaches, and none is used twice.
 - Memory is bounded by NODES_MAX, whatever is looked up. A node that was dropped is stale: the
-  kernel looks its path up again. FORGET changes nothing.
+  kernel looks its path up again. FORGET changes nothing. What a user lists at a time is bounded,
+  and handles of one content share it.
 - The kernel remembers no name and no attribute, so each request is answered for its own user.
 - A user sees what was theirs, and root everything. Directories of others are passed and listed if
   everybody could read them, then and now.
@@ -37,6 +38,7 @@ from cxlfs.errors import (
     NotDirectoryError,
     NotFoundError,
     NotPermittedError,
+    OutOfMemoryError,
     ReadOnlyError,
     StaleError,
     UsageError,
@@ -57,11 +59,14 @@ if TYPE_CHECKING:
 
 FIRST: Final = 1 << 62
 NODES_MAX = 1 << 16
+LISTED_MAX = 1 << 21
+"""Names in all directories that a user other than root lists at a time."""
 PIN_XATTR: Final = b"user.cxlfs.pin"
 AT_NAME: Final = b"at"
 NOW_NAME: Final = b"now"
 _ROOT_UID = 0
 _EVERYBODY = stat.S_IROTH | stat.S_IXOTH
+_LISTED_AT_ONCE = 128
 _PEEK_BYTES_MIN = 16384
 
 
@@ -94,11 +99,29 @@ class _Open:
 
 
 class Listed(NamedTuple):
-    """An entry of a listing. ``ino``: in the state; 0: the attributes have the number already."""
+    """An entry of a listing."""
 
     name: bytes
     attributes: Attributes
-    ino: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _Listing:
+    """An open directory: its first entries, then names and what they mean in the state."""
+
+    node: Node
+    uid: int
+    first: list[Listed]
+    names: list[tuple[bytes, int]]
+
+
+@dataclasses.dataclass(slots=True)
+class _Content:
+    """A content that ``count`` handles read."""
+
+    ino: int
+    content: FileMap
+    count: int = 0
 
 
 class PastView:
@@ -112,10 +135,15 @@ class PastView:
         self._numbers: dict[tuple[object, ...], int] = {}
         self._top = Node(self._take_number(), None, PAST_NAME)
         self._at = Node(self._take_number(), self._top, AT_NAME)
-        self._files: dict[int, tuple[Node, FileMap]] = {}
+        self._files: dict[int, tuple[Node, tuple[int, int]]] = {}
+        """Node and content of each handle."""
+        self._contents: dict[tuple[int, int], _Content] = {}
+        """By inode and the commit that published it."""
         self._open: dict[int, _Open] = {}
         """Nodes with open files, by number."""
-        self._listings: dict[int, tuple[Node, list[Listed]]] = {}
+        self._listings: dict[int, _Listing] = {}
+        self._listed: collections.Counter[int] = collections.Counter()
+        """Names in the listings of each user."""
         self._making: dict[tuple[int, int, bytes], Generator[Made, None, None]] = {}
 
     def _take_number(self) -> int:
@@ -316,56 +344,64 @@ class PastView:
     # --- directories ------------------------------------------------------------------------
 
     def open_directory(self, number: int, uid: int) -> int:
-        """What is there now, as the user sees it. Raises NotDirectoryError, and as
-        :meth:`get_attributes`.
+        """What is there now. Raises NotDirectoryError, OutOfMemoryError (the user lists too much at
+        once), and as :meth:`get_attributes`.
         """
         node = self._node(number)
-        handle = self._take_number()
-        self._listings[handle] = node, list(self._list(node, uid))
-        return handle
-
-    def _list(self, node: Node, uid: int) -> Iterator[Listed]:
-        yield Listed(b".", self.get_attributes(node.number, uid))
-        yield Listed(b"..", self._dot(node, b"..", uid))
+        first = [
+            Listed(b".", self.get_attributes(number, uid)),
+            Listed(b"..", self._dot(node, b"..", uid)),
+        ]
+        names: list[tuple[bytes, int]] = []
         if node is self._top:
-            yield Listed(AT_NAME, self._attributes(self._at, None))
+            first.append(Listed(AT_NAME, self._attributes(self._at, None)))
         elif node is self._at:
             for pin in self._pins_of(uid):
                 name = pin.name if pin.uid == uid else b"%s@%d" % (pin.name, pin.uid)
-                yield Listed(name, self.lookup(node.number, name, uid))
+                first.append(Listed(name, self.lookup(node.number, name, uid)))
         elif node.state is not None:
             if self._fact(node, uid).kind is not FileKind.DIRECTORY:
                 raise NotDirectoryError("not a directory")
-            names = node.state.names(node.ino)
-            facts = node.state.facts(set(names.values()))
-            for name, ino in names.items():
-                fact = facts.get(ino)
-                if fact is not None and self._may_see(node, fact, uid):
-                    yield Listed(name, self._attributes(node, fact), ino)
+            names = list(node.state.names(node.ino).items())
+        if self._listed[uid] + len(names) > LISTED_MAX and uid != _ROOT_UID:
+            raise OutOfMemoryError("the user lists too many names at once")
+        self._listed[uid] += len(names)
+        handle = self._take_number()
+        self._listings[handle] = _Listing(node, uid, first, names)
+        return handle
 
     def _pins_of(self, uid: int) -> list[Pin]:
         pins = self._store.pins
         others = [other for other in pins.users() if other != uid] if uid == _ROOT_UID else []
         return [pin for each in (uid, *others) for pin in pins.of_user(each)]
 
-    def listing(self, handle: int, start: int) -> Iterator[Listed]:
-        """Entries from a place on. The kernel knows each one that it is told of. Raises
-        BadHandleError.
+    def listing(self, handle: int, start: int) -> Iterator[tuple[int, Listed]]:
+        """Entries from a place on, as the user sees them now, and the place behind each. The kernel
+        knows each one that it is told of. Raises BadHandleError.
         """
         found = self._listings.get(handle)
         if found is None:
             raise BadHandleError(f"no open directory {handle}")
-        node, entries = found
-        for listed in entries[start:]:
-            if listed.ino and node.state is not None:
-                below = self._below(node, listed.name, node.state, listed.ino, None)
-                attributes = listed.attributes._replace(ino=below.number)
-                yield listed._replace(attributes=attributes)
-            else:
-                yield listed
+        for place, listed in enumerate(found.first[start:], start + 1):
+            yield place, listed
+        state, offset = found.node.state, len(found.first)
+        place = max(start - offset, 0)
+        while state is not None and place < len(found.names):
+            part = found.names[place : place + _LISTED_AT_ONCE]
+            facts = state.facts({ino for _, ino in part})
+            for name, ino in part:
+                place += 1
+                fact = facts.get(ino)
+                if fact is not None and self._may_see(found.node, fact, found.uid):
+                    below = self._below(found.node, name, state, ino, None)
+                    yield place + offset, Listed(name, self._attributes(below, fact))
 
     def release_directory(self, handle: int) -> None:
-        self._listings.pop(handle, None)
+        found = self._listings.pop(handle, None)
+        if found is not None:
+            self._listed[found.uid] -= len(found.names)
+            if not self._listed[found.uid]:
+                del self._listed[found.uid]
 
     # --- files ------------------------------------------------------------------------------
 
@@ -379,12 +415,17 @@ class PastView:
             raise IsDirectoryError("a directory")
         if uid not in (_ROOT_UID, fact.uid):
             raise NotPermittedError("it was another user's")
-        content = fact.copy()
-        if content is None:
-            raise StaleError("the content is not known any more")
-        self._store.past.lend(node.ino, content)
+        key = fact.ino, fact.commit_lsn
+        shared = self._contents.get(key)
+        if shared is None:
+            content = fact.copy()
+            if content is None:
+                raise StaleError("the content is not known any more")
+            shared = self._contents[key] = _Content(fact.ino, content)
+            self._store.past.lend(fact.ino, content)
+        shared.count += 1
         handle = self._take_number()
-        self._files[handle] = node, content
+        self._files[handle] = node, key
         kept = self._open.setdefault(number, _Open(node, self._attributes(node, fact)))
         kept.count += 1
         return handle
@@ -393,7 +434,7 @@ class PastView:
         found = self._files.get(handle)
         if found is None:
             raise BadHandleError(f"no open file {handle}")
-        return found[1]
+        return self._contents[found[1]].content
 
     def read(self, handle: int, offset: int, length: int) -> bytes | memoryview:
         """Verified bytes. Raises BadHandleError, CorruptionError, MediaError."""
@@ -423,12 +464,16 @@ class PastView:
         """The content is given back."""
         found = self._files.pop(handle, None)
         if found is not None:
-            node, content = found
+            node, key = found
             kept = self._open[node.number]
             kept.count -= 1
             if not kept.count:
                 del self._open[node.number]
-            self._store.past.give_back(node.ino, content)
+            shared = self._contents[key]
+            shared.count -= 1
+            if not shared.count:
+                del self._contents[key]
+                self._store.past.give_back(shared.ino, shared.content)
 
     def release_all(self) -> None:
         """The connection is gone."""
@@ -438,6 +483,7 @@ class PastView:
             making.close()
         self._making.clear()
         self._listings.clear()
+        self._listed.clear()
 
     # --- pins -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from cxlfs.fuse import kernel as wire
 from cxlfs.fuse import past_view
 from cxlfs.fuse.kernel import Opcode
 from tests.support.direct_daemon import Daemon
-from tests.support.fuse_api import Context, Kernel, error_number, finish
+from tests.support.fuse_api import ROOT, Context, Kernel, error_number, finish
 
 
 def at(kernel: Kernel, when: bytes) -> int:
@@ -97,6 +97,32 @@ def test_a_listing_goes_on_where_it_was(kernel: Kernel) -> None:
     finish(kernel.operations.releasedir(handle))
     with error_number(errno.EBADF):
         kernel.list(handle)
+
+
+def test_what_a_user_holds_is_bounded(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listings of each user, and one content for all handles."""
+    monkeypatch.setattr(past_view, "LISTED_MAX", 25)
+    kernel.setattr(ROOT, mode=0o755)
+    for number in range(10):
+        kernel.setattr(kernel.write_file(b"%d" % number, b"x" * 5000), uid=1000)
+    top = at(kernel, last(kernel))
+    for uid in (1000, 1001):
+        kernel.context = Context(uid=uid)
+        handles = [finish(kernel.operations.opendir(top, kernel.context)) for _ in range(2)]
+        with error_number(errno.ENOMEM):
+            finish(kernel.operations.opendir(top, kernel.context))
+        for handle in handles:
+            finish(kernel.operations.releasedir(handle))
+    kernel.context = Context(uid=1000)
+    found = kernel.lookup(b"0", top).st_ino
+    opened = [kernel.open(found, os.O_RDONLY).fh for _ in range(5)]
+    view = kernel.operations.past
+    assert len(view._contents) == 1
+    for handle in opened:
+        assert bytes(finish(kernel.operations.read(handle, 0, 10))) == b"x" * 10
+        finish(kernel.operations.release(handle))
+    assert not view._contents
+    assert not view._listed
 
 
 def test_another_user_is_answered_for_themself(kernel: Kernel) -> None:
