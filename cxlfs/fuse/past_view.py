@@ -44,7 +44,7 @@ from cxlfs.errors import (
     UsageError,
 )
 from cxlfs.store import UnfinishedError
-from cxlfs.store.attributes import COMMIT_XATTR, STATE_XATTR
+from cxlfs.store.attributes import COMMIT_XATTR, CRC32C_XATTR, STATE_XATTR
 from cxlfs.store.hidden import PAST_NAME, is_past
 from cxlfs.store.namespace import DIRECTORY_SIZE_BYTES, Attributes, FileKind
 from cxlfs.store.past_state import Fact, PastState, State
@@ -67,6 +67,7 @@ NOW_NAME: Final = b"now"
 _ROOT_UID = 0
 _EVERYBODY = stat.S_IROTH | stat.S_IXOTH
 _LISTED_AT_ONCE = 128
+_SUM_STEP_BYTES, _SUMS_MAX = 4 << 20, 256
 _PEEK_BYTES_MIN = 16384
 
 
@@ -141,6 +142,9 @@ class PastView:
         """By inode and the commit that published it."""
         self._open: dict[int, _Open] = {}
         """Nodes with open files, by number."""
+        self._sums: collections.OrderedDict[tuple[int, int], tuple[int, int]]
+        self._sums = collections.OrderedDict()
+        """Of contents: so many bytes, and their checksum."""
         self._listings: dict[int, _Listing] = {}
         self._listed: collections.Counter[int] = collections.Counter()
         """Names in the listings of each user."""
@@ -328,11 +332,27 @@ class PastView:
             if fact.kind is FileKind.FILE:
                 found[STATE_XATTR] = b"incomplete" if fact.is_incomplete else b"complete"
                 found[COMMIT_XATTR] = b"%d" % fact.commit_lsn
+                if name == CRC32C_XATTR and uid in (_ROOT_UID, fact.uid):
+                    found[name] = b"%08x" % self._crc32c(fact)
         if node.pin is not None:
             found[PIN_XATTR] = _told(node.pin)
         if name not in found:
             raise NoAttributeError("no such attribute")
         return found[name]
+
+    def _crc32c(self, fact: Fact) -> int:
+        """Of a whole content. Raises UnfinishedError (ask again), CorruptionError, MediaError."""
+        key = fact.ino, fact.commit_lsn
+        done, crc = self._sums.pop(key, (0, 0))
+        if fact.content is not None and done < fact.content.size:
+            count, crc = fact.content.crc32c(done, crc, _SUM_STEP_BYTES)
+            done += count
+        self._sums[key] = done, crc
+        if len(self._sums) > _SUMS_MAX:
+            self._sums.popitem(last=False)
+        if fact.content is not None and done < fact.content.size:
+            raise UnfinishedError
+        return crc
 
     def list_xattrs(self, number: int, uid: int) -> list[bytes]:
         """Raises as :meth:`get_attributes`."""

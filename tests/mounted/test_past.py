@@ -100,6 +100,9 @@ def test_tools_read_what_was_there(mnt: Path, tmp_path: Path) -> None:
             assert mapped[:] == b"one" * 40_000
         assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == 120_000
     assert os.getxattr(past / "notes", "user.cxlfs.state") == b"complete"
+    for path in ("notes", "step/weights"):
+        sums = [os.getxattr(top / path, "user.cxlfs.crc32c") for top in (past, mnt / "back")]
+        assert sums[0] == sums[1]
     assert os.statvfs(past).f_namemax == 255
     assert not (at(mnt, before) / "back").exists()
 

@@ -11,10 +11,12 @@ from cxlfs.media import Granularity
 from cxlfs.native.extents import Counting
 from cxlfs.native.maps import FileMap
 from cxlfs.store import Store
+from cxlfs.store.namespace import Namespace
 from cxlfs.store.past import Past
 from cxlfs.store.past_order import Order
 from cxlfs.store.past_rows import Death
-from tests.store import test_past
+from cxlfs.store.past_state import Fact, PastState
+from tests.store import test_past, test_past_state, test_pins
 from tests.support.shop import Shop
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -46,6 +48,37 @@ def holds_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Past, "hold", lambda *_, **__: None)
 
 
+def names_from_the_beginning(patch: pytest.MonkeyPatch) -> None:
+    """An inode had its name all the time."""
+    patch.setattr(Namespace, "named_since", lambda *_: 0)
+
+
+def renames_missed(patch: pytest.MonkeyPatch) -> None:
+    """The old name of what was renamed is not known."""
+    patch.setattr(Past, "name_ended", lambda *_: None)
+
+
+def ends_missed(patch: pytest.MonkeyPatch) -> None:
+    """A version that was replaced is the content until now."""
+    patch.setattr(PastState, "_died", lambda _s, ino, rows: Fact(ino, rows[0], rows[0].data))
+
+
+def newest_content(patch: pytest.MonkeyPatch) -> None:
+    """A state has contents that were published later."""
+
+    def living(state: PastState, ino: int) -> Fact | None:
+        inode = state._namespace.inodes.get(ino)
+        has_it = inode is not None and inode.links and not inode.uncommitted
+        return Fact(ino, inode, inode.committed_content) if inode and has_it else None
+
+    patch.setattr(PastState, "_living", living)
+
+
+def everybody_pins(patch: pytest.MonkeyPatch) -> None:
+    """What others own is pinned, too."""
+    patch.setattr(Fact, "uid", property(lambda _fact: test_pins.USER))
+
+
 def with_rng(test: Callable[[Store, random.Random], None]) -> Callable[[Store], None]:
     return lambda store: test(store, random.Random(5))
 
@@ -61,6 +94,11 @@ PLANTED: list[tuple[Plant, Callable[[Store], None]]] = [
     (deaths_missed(Death.RENAMED_OVER), test_past.test_a_rename_over_leaves_what_was_there),
     (counted_as_aside, with_rng(test_past.test_an_image_leaves_history_out)),
     (newest_first, test_past.test_the_oldest_goes_first_and_the_last_of_each_name_last),
+    (names_from_the_beginning, with_rng(test_past_state.test_a_plain_life_is_shown_whole)),
+    (renames_missed, with_rng(test_past_state.test_a_plain_life_is_shown_whole)),
+    (ends_missed, with_rng(test_past_state.test_a_plain_life_is_shown_whole)),
+    (newest_content, with_rng(test_past_state.test_a_plain_life_is_shown_whole)),
+    (everybody_pins, test_pins.test_what_is_anothers_is_left_out),
     (
         holds_ignored,
         with_rng(test_past.test_the_cleaner_moves_what_is_held_and_forgets_what_is_past),

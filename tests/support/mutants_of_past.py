@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from cxlfs.store import past_loading, past_restore, past_space, versions
+from cxlfs.store import past_loading, past_restore, past_space, pins, versions
 from cxlfs.store.space import State
-from tests.support.mutants import Anything, Patch, during, mutant
+from tests.support.mutants import Anything, Patch, during, mutant, nothing
 
 
 @mutant("one/LINE/restore_after_a_rollover/14of16", 16)
@@ -55,3 +57,48 @@ def torn_batches(patch: Patch) -> None:
         "_read",
         (past_loading.history, "crc32c", lambda *_: Anything()),
     )
+
+
+@mutant("one/LINE/pin_what_history_has", 16)
+def pin_without_definitions(patch: Patch) -> None:
+    """The records of a pin do not define the extents that the image left out."""
+    during(patch, pins.Pins, "_copy", (versions, "extent_operations", lambda *_: iter(())))
+
+
+@mutant("one/LINE/pin_a_file_and_overwrite_it", 16)
+def pin_without_bytes(patch: Patch) -> None:
+    """What is pinned is empty."""
+    patch.setattr(pins, "share_whole", nothing)
+
+
+@mutant("one/LINE/pin_and_unpin", 12)
+def unpin_before_its_record(patch: Patch) -> None:
+    """What a pin held is free before the record that takes the pin away."""
+    remove = pins.Pins.remove
+
+    def wrong(self: pins.Pins, uid: int, name: bytes) -> None:
+        pin = self.find(uid, name)
+        for inode in self._contents(pin) if pin is not None else ():
+            if inode.live is not None:
+                inode.live.truncate(0)
+        self._volume.engine.drop_unreferenced()
+        remove(self, uid, name)
+
+    patch.setattr(pins.Pins, "remove", wrong)
+
+
+@mutant("one/LINE/pin_a_tree_and_remove_it", 16)
+def pin_named_before_it_is_whole(patch: Patch) -> None:
+    """A pin has its name while it is made."""
+    new_top = pins.Pins._new_top
+
+    def named(self: pins.Pins, uid: int) -> Any:
+        top = new_top(self, uid)
+        pin = pins.Pin(b"best", uid, b"/dir", 1, 0, 0, 0, 0, 0, top)
+        self._namespace.set_xattr(top, pins.PIN_XATTR, pin.value)
+        user = self._below(self._directory_of_place(), b"%d" % uid)
+        self._names.rename(top.parent, top.name, user.ino, b"best")
+        return top
+
+    patch.setattr(pins.Pins, "_new_top", named)
+    patch.setattr(pins.Pins, "_finish", nothing)

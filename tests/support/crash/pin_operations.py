@@ -19,6 +19,7 @@ _PIN = b"best"
 def pin(bench: Bench, path: bytes, *, commit: int | None = None) -> bytes | None:
     """Pin a path; returns what the pin has of a file."""
     store = bench.store
+    expected = None if commit is not None else committed(bench, path)
 
     def action() -> None:
         state = store.state_at(store.volume.last_lsn if commit is None else commit)
@@ -26,7 +27,18 @@ def pin(bench: Bench, path: bytes, *, commit: int | None = None) -> bytes | None
             assert made.missing == 0 or commit is not None, "something is not in its own state"
 
     bench.do("pin", action, commits=True, steps=True)
-    return pinned(bench, path)
+    found = pinned(bench, path)
+    assert expected is None or found == expected, "what is pinned is not what was there"
+    return found
+
+
+def committed(bench: Bench, path: bytes) -> bytes | None:
+    """What a file holds as of its last commit."""
+    try:
+        content = bench.inode(path).committed_content
+    except NotFoundError:
+        return None
+    return None if content is None else bytes(content.read(0, content.size))
 
 
 def pinned(bench: Bench, path: bytes) -> bytes | None:
