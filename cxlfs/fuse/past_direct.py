@@ -8,21 +8,26 @@ Invariants
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from cxlfs.errors import AttributeLongerError, ReadOnlyError, UnsupportedOperationError
 from cxlfs.fuse import kernel
 from cxlfs.fuse.kernel import Opcode
+from cxlfs.fuse.past_view import FIRST
+from cxlfs.store.hidden import is_past
+from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from cxlfs.fuse.past_view import PastView
     from cxlfs.native.transport import Upcall
 
-_RENAMES = {
+_RENAMES: dict[int, struct.Struct] = {
     Opcode.RENAME: kernel.NUMBER,
     Opcode.RENAME2: kernel.NUMBER_AND_FLAGS,
 }
+"""What begins with the new directory."""
 
 
 class PastDirect:
@@ -47,13 +52,15 @@ class PastDirect:
         }
 
     def handler(self, upcall: Upcall) -> Callable[[Upcall], bytes | memoryview] | None:
-        """What serves a call; None: it is not about the past."""
-        concerns = self._view.concerns(upcall.inode)
-        if upcall.opcode == Opcode.LOOKUP and not concerns:
-            concerns = self._view.concerns_name(upcall.inode, _name(upcall))
-        elif (into := _RENAMES.get(upcall.opcode)) is not None:  # type: ignore[call-overload]
-            concerns = concerns or self._view.concerns(into.unpack_from(upcall.arguments)[0])
-        return self._handlers.get(upcall.opcode, _refuse) if concerns else None
+        """What serves a call; None: it is not about the past. Each call comes here first."""
+        opcode, inode = upcall.opcode, upcall.inode
+        if inode >= FIRST:
+            return self._handlers.get(opcode, _refuse)
+        if inode == ROOT_INO and opcode == Opcode.LOOKUP and is_past(inode, _name(upcall)):
+            return self._lookup
+        if opcode in _RENAMES and _RENAMES[opcode].unpack_from(upcall.arguments)[0] >= FIRST:
+            return _refuse
+        return None
 
     def _lookup(self, upcall: Upcall) -> bytes:
         attributes = self._view.lookup(upcall.inode, _name(upcall), upcall.uid)

@@ -395,7 +395,12 @@ def test_whoever_gives_room_ahead_maps_nothing_and_says_so(monkeypatch: pytest.M
     """A worker that maps pages is one fewer for the writer; the lock is given up before."""
     store = new_store()
     requests = types.SimpleNamespace(
-        lock=threading.Lock(), store=store, failures=None, direct_access=None
+        lock=threading.Lock(),
+        store=store,
+        failures=None,
+        direct_access=None,
+        past=None,
+        page_cache=types.SimpleNamespace(is_direct=None),
     )
     rooms: list[tuple[int, int] | None] = [(4096, 8192), None, (4096, 8192)]
     told: list[bool] = []

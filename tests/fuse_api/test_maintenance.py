@@ -163,7 +163,10 @@ def test_a_mount_has_somebody_for_each_of_these(monkeypatch: pytest.MonkeyPatch)
         "_judging": types.SimpleNamespace(run=task("judge")),
         "_workers": Workers(),
         "_operations": types.SimpleNamespace(
-            page_cache=types.SimpleNamespace(start=lambda: None), store=None, direct_access=None
+            page_cache=types.SimpleNamespace(start=lambda: None, is_direct=None),
+            store=None,
+            direct_access=None,
+            past=None,
         ),
         "_failure": None,
     }.items():
