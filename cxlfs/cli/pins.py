@@ -58,7 +58,7 @@ class Pins(Report):
 
 def _row(pin: Pinned) -> tuple[str, ...]:
     return (
-        *(pin.name, str(pin.commit), pin.made or "-", str(pin.count)),
+        *(quote(os.fsencode(pin.name)), str(pin.commit), pin.made or "-", str(pin.count)),
         *(format_size(pin.size_bytes), quote(pin.path)),
     )
 

@@ -223,8 +223,11 @@ def test_a_pin_that_holds_a_secret_is_named(run: Run, mnt: Path) -> None:
     assert run("pin", "safe", mnt / "token").code == 0
     (mnt / "other").write_bytes(b"x")
     assert run("pin", "innocent", mnt / "other").code == 0
+    before = int(run("pins", mnt, "--json").document["pins"][0]["commit"])  # type: ignore[index]
+    past = mnt / f".cxlfs/at/{before}"
     (mnt / "token").write_bytes(b"revoked")
     (mnt / "token").rename(mnt / "renamed")
+    assert (past / "token").read_bytes() == b"secret"
     for path in (mnt / "token", mnt / "renamed"):
         said = run("forget", path, "--json")
         assert said.code == 1
@@ -233,6 +236,8 @@ def test_a_pin_that_holds_a_secret_is_named(run: Run, mnt: Path) -> None:
         assert "innocent" not in said.stdout
     said = run("forget", mnt / "renamed")
     assert f"next: cxlfs unpin safe {mnt}" in said.stderr
+    assert not (past / "token").exists()
+    assert (mnt / ".cxlfs/at/safe/token").read_bytes() == b"secret"
     assert run("unpin", "safe", mnt).code == 0
     assert run("forget", mnt / "renamed").code == 0
     assert run("history", mnt / "renamed", "--json").document["versions"] == []

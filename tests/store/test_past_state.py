@@ -263,3 +263,32 @@ def test_a_time_means_the_commit_before_it(store: Store) -> None:
         moments.commit(0)
     with pytest.raises(NotFoundError):
         moments.commit(store.volume.now() + 10**12)
+
+
+def test_a_copy_that_a_reader_has_is_moved_and_kept(store: Store, rng: random.Random) -> None:
+    """By the cleaner, and through rollovers; no image has what only readers refer to."""
+    contents = {b"f%d" % number: rng.randbytes(9000) for number in range(60)}
+    for name, data in contents.items():
+        write_file(store, ROOT_INO, name, data)
+    state = PastState(store.volume, store.past, store.volume.last_lsn)
+    lent = {}
+    for name in list(contents)[::4]:
+        fact = state.fact(store.lookup(ROOT_INO, name).ino)
+        copy = fact.copy() if fact is not None else None
+        assert fact is not None
+        assert copy is not None
+        store.past.lend(fact.ino, copy)
+        lent[name] = fact.ino, copy
+    for number in range(60):
+        if number % 3:
+            store.unlink(ROOT_INO, b"f%d" % number)
+    store.past.forget_all()
+    while store.cleaner.compact(0.99):
+        pass
+    store.volume.rollover()
+    store.volume.rollover()
+    assert store.volume.counters.moved_bytes > 0
+    for name, (ino, copy) in lent.items():
+        assert bytes(copy.read(0, 9000)) == contents[name]
+        store.past.give_back(ino, copy)
+    assert not store.past._lent
