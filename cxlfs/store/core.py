@@ -117,6 +117,7 @@ class Store:
         self.direct = Direct(volume, self.versions, self.files)
         self.files.before_change = aside.guarded(self.files.before_change)
         room.close_slips = self.direct.close_all
+        self.pins.close_slips = self.history.close_slips = self.direct.close_all
         self.directories = Directories(volume.namespace)
         self._closed = False
         self._fenced_monotonic = 0.0

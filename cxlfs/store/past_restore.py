@@ -51,6 +51,8 @@ class PastVerbs:
         self.past = versions.past
         self.changed: Callable[[int, bytes], None] = lambda _parent, _name: None
         """Called with a directory and a name that means something without a request for it."""
+        self.close_slips: Callable[[], object] = lambda: None
+        """Ends what programs store by themselves; they ask for more."""
         self._reborn: dict[int, int] = {}
         """Directories that were made anew: the inode number before, and now."""
 
@@ -230,7 +232,7 @@ class PastVerbs:
         source = row.data
         if source is None:
             raise NotFoundError("that version was given back")
-        share_whole(self.versions.leases, source, content)
+        share_whole(self.versions.leases, source, content, close_slips=self.close_slips)
         self.names.require_metadata_room()
 
     # --- trees ------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import math
 import re
 import stat
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cxlfs.errors import (
@@ -162,6 +162,8 @@ class Pins:
         self._working = False
         self._being_made: set[int] = set()
         self._has_garbage = True
+        self.close_slips: Callable[[], object] = lambda: None
+        """Ends what programs store by themselves; they ask for more."""
         names.check_place = self._check
 
     # --- the place --------------------------------------------------------------------------
@@ -401,7 +403,8 @@ class Pins:
         copy = self._names.create(parent.ino, name, source.mode, source.uid, source.gid)
         try:
             self._dress(copy, fact)
-            share_whole(self._versions.leases, fact.content, copy.content)
+            leases = self._versions.leases
+            share_whole(leases, fact.content, copy.content, close_slips=self.close_slips)
             self._names.require_metadata_room()
             self._versions.publish(copy, incomplete=fact.is_incomplete)
         except BaseException:

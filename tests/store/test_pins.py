@@ -18,8 +18,8 @@ from cxlfs.errors import (
 from cxlfs.store import Store, pins
 from cxlfs.store.namespace import FileKind
 from cxlfs.store.pins import Made, PinState
-from tests.support.shop import Shop, create, fill
-from tests.support.stores import write_file
+from tests.support.shop import Shop, close, create, fill
+from tests.support.stores import read_file, write_file
 
 USER = 4000
 
@@ -343,3 +343,33 @@ def test_pins_that_hold_a_path_are_found(store: Store) -> None:
     assert named(store.pins.holding([], births)) == [b"one", b"three"]
     assert named(store.pins.holding([b"/run"], set())) == [b"one", b"three"]
     assert named(store.pins.holding([b"/else"], set())) == [b"two"]
+
+
+def test_a_file_that_goes_on_is_pinned_as_it_was_committed(store: Store) -> None:
+    """Its last extent is open: by its own lease, and by that of what is being written."""
+    _, handle = create(store, b"a", b"x" * 5000)
+    store.fsync(handle)
+    pin(store, b"first", b"/a")
+    store.write(handle, 5000, b"y" * 5000)
+    pin(store, b"second", b"/a")
+    store.fsync(handle)
+    store.write(handle, 10_000, b"z" * 5000)
+    pin(store, b"third", b"/a")
+    close(store, handle)
+    for name, size in ((b"first", 5000), (b"second", 5000), (b"third", 10_000)):
+        assert contents(store, name) == {b"/a": (b"x" * 5000 + b"y" * 5000)[:size]}
+    found = store.lookup(1, b"a").ino
+    assert read_file(store, found) == b"x" * 5000 + b"y" * 5000 + b"z" * 5000
+
+
+def test_history_is_restored_while_the_file_goes_on(store: Store) -> None:
+    """The row shares its last extent with what is being written."""
+    _, handle = create(store, b"a", b"x" * 5000)
+    store.fsync(handle)
+    store.write(handle, 100, b"changed")
+    store.fsync(handle)
+    store.write(handle, 5000, b"y" * 5000)
+    row = list(store.past)[-1]
+    store.history.restore(row, 1, b"b")
+    assert read_file(store, store.lookup(1, b"b").ino) == b"x" * 5000
+    close(store, handle)
