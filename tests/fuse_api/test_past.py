@@ -170,3 +170,25 @@ def test_the_past_of_workers_is_the_same(daemon: Daemon) -> None:
     assert daemon.open(found, os.O_WRONLY).error == errno.EROFS
     assert daemon.call(Opcode.RELEASE, found, wire.NUMBER.pack(opened)).error == 0
     assert daemon.call(Opcode.READ, found, request).error == errno.EBADF
+
+
+def test_a_file_that_a_program_stores_into_is_pinned_as_it_was_committed(daemon: Daemon) -> None:
+    """The program goes on, in a slip of its own."""
+    ino, handle = daemon.create(b"a")
+    store = daemon.store
+    program = daemon.program(handle)
+    assert program.write(0, b"x" * 3000)
+    with daemon.requests.lock:
+        store.fsync(handle)
+    if program.write(3000, b"y" * 500):
+        store.get_attributes(ino)
+    state = store.state_at(store.volume.last_lsn)
+    with daemon.requests.lock:
+        *_, made = store.pins.make(0, b"best", b"/a", state)
+    assert (made.count, made.size_bytes) == (1, 3000)
+    fact = state.fact(ino)
+    assert fact is not None
+    assert fact.content is not None
+    assert bytes(fact.content.read(0, 10_000)) == b"x" * 3000
+    program.end()
+    daemon.close(handle)
