@@ -197,20 +197,33 @@ def _chosen(store: Store, path: bytes, at: object) -> Row:
         at += _SHOWN_NS - 1  # times are shown without what follows
     _, rows = _versions(store, path)
     for row in reversed(rows):
-        if at is None:
-            return row
-        born, died = (
-            (row.born_ns or row.birth_ns, row.died_ns)
-            if at >= TIME_NS_MIN
-            else (row.born_lsn, row.died_lsn)
-        )
-        if born <= at < died:
+        if at is None or _was_there(store, row, at):
             return row
     when = "" if at is None else " of that time"
     raise NotFoundError(
         f"history has no version{when}: {os.fsdecode(path)}",
         next_step="run cxlfs history PATH to see what there is",
     )
+
+
+def _was_there(store: Store, row: Row, at: int) -> bool:
+    """True if a version was the content of its file at a commit or a time: it was committed, and
+    neither it nor its name had ended, nor was the next version of the file committed. A version
+    that was held after it was overwritten has ended when the hold did.
+    """
+    is_time = at >= TIME_NS_MIN
+    born, died = _born(row, is_time=is_time), row.died_ns if is_time else row.died_lsn
+    later = [_born(each, is_time=is_time) for each in store.past.of_inode(row.ino)]
+    inode = store.namespace.inodes.get(row.ino)
+    if inode is not None:
+        later.append(inode.commit_ns if is_time else inode.commit_lsn)
+        if inode.held is not None:
+            later.append(inode.held.commit_ns if is_time else inode.held.commit_lsn)
+    return born <= at < min([died, *(each for each in later if each > born)])
+
+
+def _born(row: Row, *, is_time: bool) -> int:
+    return (row.born_ns or row.birth_ns) if is_time else row.born_lsn
 
 
 HANDLERS = {"history": history, "restore": restore, "undelete": undelete, "forget": forget}

@@ -205,7 +205,8 @@ class Store:
                 if self.files.settle_lost(inode):
                     continue
                 if version.atomic and not inode.uncommitted:
-                    self.versions.stage(inode)
+                    if inode.held is None:  # else its place is taken by the version before
+                        self.versions.stage(inode)
                 else:
                     incomplete = self.versions.is_incomplete(inode)
                     self.versions.publish(inode, incomplete=incomplete)

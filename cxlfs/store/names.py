@@ -28,6 +28,7 @@ from cxlfs.errors import (
 )
 from cxlfs.format import layout
 from cxlfs.format.operations import (
+    AsideDropOperation,
     InodeOperation,
     LinkOperation,
     Operation,
@@ -163,6 +164,9 @@ class Names:
                 death = Death.RENAMED_OVER
                 if replaced is not None:
                     unlinked.append((number, op, replaced, since(replaced)))
+            elif type(op) is AsideDropOperation:
+                held = self.namespace.get(op.ino)
+                self.versions.end_aside(held, (lsn, number), time_ns)
         past = self.versions.past
         for number, gone, inode, named_lsn in unlinked:
             if inode.links:
@@ -281,7 +285,8 @@ class Names:
             self.namespace.reap(inode.ino)
             self._give_room_back(inode)
             return inode
-        ops: list[Operation] = [UnlinkOperation(parent, name), self._touched(directory, now)]
+        ops = _last_of(inode)
+        ops += [UnlinkOperation(parent, name), self._touched(directory, now)]
         if inode.links > 1:
             ops.append(inode.operation(ctime_ns=now))
         if self.versions.units.active:
@@ -425,6 +430,7 @@ class Names:
         if not inode.uncommitted:
             ops.append(UnlinkOperation(source_directory.ino, name))
         if target is not None and not target.uncommitted:
+            ops += _last_of(target)
             ops.append(UnlinkOperation(target_directory.ino, new_name))
             if target.links > 1:
                 ops.append(target.operation(ctime_ns=now))
@@ -515,6 +521,14 @@ class Names:
         transition.stored()
         for moved in (inode, target):
             self.versions.units.linked(moved)
+
+
+def _last_of(inode: Inode) -> list[Operation]:
+    """What comes before the end of a name. With the last one the version that is held dies too, and
+    history has both.
+    """
+    is_last = inode.links == 1 and inode.held is not None
+    return [AsideDropOperation(inode.ino)] if is_last else []
 
 
 def root_attributes(uid: int, gid: int, now: int) -> Inode:

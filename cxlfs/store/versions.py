@@ -112,7 +112,7 @@ class Prepared:
         else:
             self._delta.apply(live, before)
         if inode.aside is not None and not self._keeps:
-            self._versions.end_aside(inode, key, time_ns)
+            self._versions.end_aside(inode, (lsn, self._number + 1), time_ns)
         if self._held is not None:
             inode.aside = before
         if version.whole and inode.damaged:

@@ -7,7 +7,8 @@ from collections.abc import Hashable
 
 import pytest
 
-from cxlfs.errors import BusyError, NoAttributeError, NoSpaceError
+from cxlfs.daemon.history_request import HANDLERS
+from cxlfs.errors import BusyError, NoAttributeError, NoSpaceError, NotFoundError
 from cxlfs.media import Granularity
 from cxlfs.store import Store
 from cxlfs.store.overwrites import (
@@ -450,3 +451,56 @@ def test_a_snapshot_of_the_metadata_knows_what_is_held(trial: Trial) -> None:
     trial.store.volume.rollover()
     trial.reopen()
     assert trial.settle() == OLD
+
+
+def contents(trial: Trial) -> list[bytes]:
+    """What history has."""
+    return [bytes(row.data.read(0, row.data.size)) for row in trial.store.past if row.data]
+
+
+def test_a_change_in_place_leaves_both_contents_in_history(trial: Trial) -> None:
+    """What was held, and what was changed: one row does not take the place of the other."""
+    trial.save(TORN)
+    trial.judge()
+    handle = trial.store.open_file(trial.ino, os.O_WRONLY)
+    trial.store.write(handle, 0, b"other")
+    close(trial.store, handle)
+    assert sorted(contents(trial)) == [TORN, OLD]
+
+
+@pytest.mark.parametrize("how", ["unlinked", "renamed over"])
+def test_what_is_held_of_a_file_that_goes_is_in_history(trial: Trial, how: str) -> None:
+    trial.save(TORN)
+    trial.judge()
+    if how == "unlinked":
+        trial.store.unlink(1, b"a.pt")
+    else:
+        write_file(trial.store, 1, b"b.pt", NEW)
+        trial.store.rename(1, b"b.pt", 1, b"a.pt")
+    assert sorted(contents(trial)) == [TORN, OLD]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_an_unmount_in_the_middle_of_a_save_keeps_what_is_held(trial: Trial, clean: bool) -> None:
+    handle = open_for_overwrite(trial.store, b"a.pt", TORN)
+    trial.store.fsync(handle)
+    trial.store.write(handle, len(TORN), b"more")
+    trial.reopen(clean=clean)
+    assert trial.settle() == OLD
+
+
+def test_a_version_is_found_by_the_commits_at_which_it_was_there(trial: Trial) -> None:
+    """Its row is made when it is not held any more, long after it was overwritten."""
+    first = trial.store.volume.last_lsn
+    trial.save(NEW)
+    second = trial.store.volume.last_lsn
+    write_file(trial.store, 1, b"b", b"1")
+    later = trial.store.volume.last_lsn
+    trial.settle()
+    assert contents(trial) == [OLD]
+    restore = {"path": "/a.pt", "to": "/before.pt"}
+    for commit in (second, later):
+        with pytest.raises(NotFoundError):
+            list(HANDLERS["restore"](trial.store, {**restore, "at": commit}))
+    list(HANDLERS["restore"](trial.store, {**restore, "at": first}))
+    assert read_file(trial.store, trial.store.lookup(1, b"before.pt").ino) == OLD
