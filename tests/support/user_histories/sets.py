@@ -1,0 +1,185 @@
+"""What one user changes below one checkpoint directory, from the first change to the end.
+
+The rules are those of the table in docs/operations.md. Names and markers come from the store's
+table of frameworks (``unit_rules.TABLE``), decisions do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import fnmatch
+from collections.abc import Hashable
+
+from cxlfs.store.unit_rules import TABLE as RULES
+from cxlfs.store.unit_rules import Ending, Rule, may_be_empty, rule_of_directory, rule_of_file
+from tests.support.user_histories.model import Directory, File, Path, Picture, is_torn
+
+LOGS = (b"*.log", b"*.csv", b"events.out.tfevents*")
+_WRONG = frozenset({Ending.KILLED, Ending.INTERRUPTED})
+
+
+class Outcome(enum.Enum):
+    WAIT = "wait"
+    STAYS = "stays"
+    BACK = "back"
+
+
+def is_log_name(name: bytes) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in LOGS)
+
+
+def rule_of(directory: Directory, name: bytes | None) -> tuple[Directory, Rule] | None:
+    """The checkpoint directory that a change of a name concerns; the outermost one counts."""
+    found = None
+    here: Directory | None = directory
+    while here is not None and here.parent is not None:
+        rule = rule_of_directory(here.name, RULES)
+        found = (here, rule) if rule is not None else found
+        here = here.parent
+    if found is None and name is not None and directory.parent is not None:
+        rule = rule_of_file(name, directory.entries)
+        return None if rule is None else (directory, rule)
+    return found
+
+
+@dataclasses.dataclass(eq=False)
+class ChangeSet:
+    """``before``: what was there when it began. ``foreign``: names that other users changed since;
+    ``loose``: names that they moved; ``apart``: files that belong to nobody's set; ``contents``:
+    all that was published in it; ``moved``: what was moved in, and where it was. ``place``: where
+    the directory was, once it is removed.
+    """
+
+    top: Directory
+    rule: Rule
+    uid: int
+    is_new: bool
+    began: int
+    began_lsn: int
+    changed: float
+    was_made: bool = False
+    """Its directory was made by it."""
+    before: Picture = dataclasses.field(default_factory=dict)
+    before_files: dict[Path, File] = dataclasses.field(default_factory=dict)
+    writers: set[Hashable] = dataclasses.field(default_factory=set)
+    foreign: set[Path] = dataclasses.field(default_factory=set)
+    loose: set[Path] = dataclasses.field(default_factory=set)
+    apart: set[File] = dataclasses.field(default_factory=set)
+    early: set[File] = dataclasses.field(default_factory=set)
+    published: set[File] = dataclasses.field(default_factory=set)
+    contents: set[bytes] = dataclasses.field(default_factory=set)
+    spoiled: set[File] = dataclasses.field(default_factory=set)
+    moved: dict[File | Directory, tuple[Directory, bytes]] = dataclasses.field(default_factory=dict)
+    place: tuple[Directory, bytes] | None = None
+    marked: bool = False
+    followed: bool = False
+    is_murky: bool = False
+    """The promises do not say what becomes of it."""
+
+    def path_of(self, directory: Directory, name: bytes) -> Path:
+        return (*directory.path[len(self.top.path) :], name)
+
+    def belongs(self, file: File, name: bytes) -> bool:
+        return file not in self.apart and file.uid == self.uid and not is_log_name(name)
+
+    def members(self) -> list[tuple[Path, File]]:
+        return [(p, f) for p, f in self.top.below() if self.belongs(f, p[-1])]
+
+    def seen(self, directory: Directory, name: bytes, file: File) -> None:
+        """A content of a member was published, or got this name."""
+        self.spoiled.discard(file)
+        if directory is self.top and name in self.rule.done and self._is_marker(name, file):
+            self.marked = self.marked or bool(self.published - {file})
+        self.published.add(file)
+
+    def seen_beside(self, name: bytes, file: File) -> None:
+        """The same, of a file beside its directory."""
+        if name in self.rule.done_beside and self.published and self._is_marker(name, file):
+            self.marked = True
+
+    def _is_marker(self, name: bytes, file: File) -> bool:
+        if file.uid != self.uid or file.born <= self.began:
+            return False
+        self.is_murky = self.is_murky or file.is_linked
+        if not file.live and not may_be_empty(name):
+            return False
+        self.is_murky = self.is_murky or is_torn(file.live)
+        return True
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def outcome(
+        self, endings: dict[Hashable, Ending], now: float, *, lacks_marker: bool, closing: bool
+    ) -> Outcome:
+        said = {endings.get(writer, Ending.ALIVE) for writer in self.writers}
+        spoiled = self.spoiled & {file for _, file in self.top.below()}
+        busy = any(f.is_dirty and f not in self.early for _, f in self.members())
+        if self.marked and not busy and not spoiled:
+            return Outcome.STAYS
+        is_over = bool(said) and Ending.ALIVE not in said
+        wrong = bool(spoiled or said & _WRONG)
+        failed = wrong or (Ending.BADLY in said)
+        is_quiet = now - self.changed >= self.rule.quiet_seconds
+        expects = self.rule.expects_marker and self.place is None
+        if closing:
+            half = not (expects or self.place or self.followed or is_quiet)
+            lacks = expects and not is_quiet and said != {Ending.WELL}
+            back = failed or busy or lacks or (half and Ending.ALIVE in said)
+            return Outcome.BACK if back or (lacks_marker and is_over) else Outcome.STAYS
+        if busy and not (is_over and said & _WRONG):
+            return Outcome.WAIT
+        if is_over:
+            if failed or lacks_marker:
+                return Outcome.BACK
+            return Outcome.STAYS if is_quiet or not expects else Outcome.WAIT
+        if self.followed and not expects and not wrong:
+            return Outcome.STAYS
+        if not is_quiet:
+            return Outcome.WAIT
+        return Outcome.BACK if wrong else Outcome.STAYS
+
+    def goes_back(self, now: dict[Path, tuple[File, bytes]]) -> dict[Path, set[bytes | None]]:
+        """What may be at each path below the top then; ``now``: what is there."""
+        found: dict[Path, set[bytes | None]] = {}
+        for path in self.before.keys() | now.keys():
+            file, content = now.get(path, (None, None))
+            if self._is_open(path, file):
+                found[path] = {content, self.before.get(path), None}
+            else:
+                found[path] = {content if self._stays(path, file) else self.before.get(path)}
+        return found
+
+    def _is_open(self, path: Path, file: File | None) -> bool:
+        """Nothing is promised of this name, but that no content is lost."""
+        was = self.before_files.get(path)
+        if path in self.loose or any(e is not None and e.is_linked for e in (file, was)):
+            return True
+        if file is not None and self.is_below_others(path):
+            return True
+        if self.is_new and not self.was_made and (is_log_name(path[-1]) or file in self.apart):
+            return True
+        if file is not None and file.uid == self.uid and was is not None and was.uid != self.uid:
+            return True
+        if was in self.apart and (file is None or file is not was):
+            return True
+        own = file is None or (file.uid == self.uid and file not in self.apart)
+        new = self.is_new and file is not None and file.uid == self.uid
+        return path in self.foreign and (own or new)
+
+    def is_below_others(self, path: Path) -> bool:
+        """It lies in a directory of another user, there."""
+        here = [self.top.find(path[:count]) for count in range(1, len(path))]
+        return any(isinstance(each, Directory) and each.uid != self.uid for each in here)
+
+    def _stays(self, path: Path, file: File | None) -> bool:
+        if path in self.foreign:
+            return True
+        if file is not None and file.uid != self.uid:
+            return True
+        if self.was_made and self.is_new:
+            return False  # its own logs go with it
+        if is_log_name(path[-1]) or (file is not None and file in self.apart):
+            return True
+        was = self.before_files.get(path)
+        return was is not None and (was.uid != self.uid or was in self.apart)

@@ -1,0 +1,488 @@
+"""Sets and torn overwrites of the model: when they begin, what ends them, and power cuts.
+
+Other modules do the verbs (``world``) and say what must be there then (``expected``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator
+
+from cxlfs.media import MemoryMedia
+from cxlfs.store import Store, StoreOptions
+from cxlfs.store.namespace import Inode
+from cxlfs.store.overwrites import QUIET_SECONDS, REST_SECONDS, Evidence, TornMode
+from cxlfs.store.unit_rules import Ending, UnitsMode
+from tests.support.stores import format_small, read_file
+from tests.support.unit_scenes import finish_work
+from tests.support.user_histories.expected import Expected, require
+from tests.support.user_histories.model import Directory, File, Path, Picture, is_torn
+from tests.support.user_histories.sets import ChangeSet, Outcome, is_log_name, rule_of
+
+ROOT_UID = 0
+ASIDE = b".cxlfs-units"
+SIZE_BYTES = 2 << 20
+MURKY_SECONDS = 60.0
+"""After so long nothing becomes of a set any more."""
+OPTIONS = StoreOptions(units=UnitsMode.AUTO, torn=TornMode.BACK)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Process:
+    """Who asks."""
+
+    name: str
+    uid: int
+
+
+class Settles:
+    """``pictures``: what was committed at which commit; ``contents``: of each file, the same."""
+
+    def __init__(self) -> None:
+        self.media = MemoryMedia(SIZE_BYTES)
+        format_small(self.media)
+        self.trace: list[str] = []
+        self.root = Directory(1, ROOT_UID)
+        self.now = 100.0
+        self.moment = 0
+        self.present = Process("nobody", ROOT_UID)
+        self.endings: dict[Hashable, Ending] = {}
+        self.sets: list[ChangeSet] = []
+        self.finishers: dict[Hashable, str] = {}
+        self.maybe_finishers: set[Hashable] = set()
+        self.ever_committed: set[bytes] = set()
+        self.meant: dict[Path, set[File]] = {}
+        self.meant_in: dict[tuple[int, bytes], set[File]] = {}
+        """The same, by the number of the directory: it may have had another name."""
+        self.not_promised: list[tuple[Path, int, int]] = []
+        """Below a path, from a commit to another one: a set that went back."""
+        self.pictures: dict[int, Picture] = {}
+        self.contents: dict[int, dict[File, bytes]] = {}
+        self.attach(Store.open(self.media, OPTIONS))
+
+    def attach(self, store: Store) -> None:
+        self.store = store
+        store.on_event = lambda _event: None
+        store.units.clock = store.overwrites.clock = lambda: self.now
+        store.units.user = lambda: self.present.uid
+        store.units.writer = store.overwrites.writer = lambda: self.present
+        store.units.ending_of = store.overwrites.ending_of = self.ending_of
+
+    def ending_of(self, process: Hashable) -> Ending:
+        return self.endings.get(process, Ending.ALIVE)
+
+    # --- before and after each verb -------------------------------------------------------------
+
+    def begin(self, process: Process, text: str) -> None:
+        self.present = process
+        self.now += 0.5
+        self.moment += 1
+        self.trace.append(f"{process.name} ({process.uid}): {text}")
+
+    def end(self) -> None:
+        self._judge()
+        for each in list(self.sets):
+            if not each.is_murky and self._outcome(each) is Outcome.STAYS:
+                self._finish(each)
+        self._torn_go_back(crashed=False)
+        self.store.units.settle()
+        self.store.overwrites.settle()
+        self.note()
+
+    def note(self) -> None:
+        """Remember what is committed."""
+        lsn = self.store.volume.last_lsn
+        self.pictures[lsn] = self.root.committed()
+        self.contents[lsn] = {}
+        for path, file in self.root.below():
+            self.meant.setdefault(path, set()).add(file)
+            above = self.root.find(path[:-1])
+            assert above is not None
+            self.meant_in.setdefault((above.ino, path[-1]), set()).add(file)
+            if file.committed is not None:
+                self.contents[lsn][file] = file.committed
+                if file.is_linked:
+                    self.ever_committed.discard(file.committed)
+                else:
+                    self.ever_committed.add(file.committed)
+
+    def _judge(self) -> None:
+        overwrites = self.store.overwrites
+        self.now += REST_SECONDS
+        while (question := overwrites.next_question()) is not None:
+            torn = is_torn(question.read("new", 0, question.new_bytes))
+            overwrites.judged(question, Evidence.STRONG if torn else Evidence.NONE, "it is cut")
+
+    # --- sets -----------------------------------------------------------------------------------
+
+    def names_of(self, file: File) -> Iterator[tuple[Directory, bytes]]:
+        for path, each in list(self.root.below()):
+            above = self.root.find(path[:-1])
+            if each is file and isinstance(above, Directory):
+                yield above, path[-1]
+
+    def set_of(self, directory: Directory) -> ChangeSet | None:
+        found = [each for each in self.sets if each.place is None and directory.is_in(each.top)]
+        return found[0] if found else None
+
+    def changing(
+        self, directory: Directory, name: bytes, file: File | None = None, *, appends: bool = False
+    ) -> None:
+        """A name, or the content of a file, is about to change."""
+        if file is not None and file.is_linked:
+            self._changing_linked(file)
+        user, found = self.present.uid, self.set_of(directory)
+        if appends:
+            return
+        if found is None:
+            ruled = rule_of(directory, name)
+            if ruled is None or ruled[0].uid != user or is_log_name(name):
+                return
+            found = self._begin_set(*ruled, changed=file)
+        elif user != found.uid:
+            found.foreign.add(found.path_of(directory, name))
+            if file is not None:
+                found.apart.add(file)
+            return
+        elif is_log_name(name) or (file is not None and not found.belongs(file, name)):
+            return
+        elif self._ends_before(found):
+            self._finish(found)
+            self.changing(directory, name, file)
+            return
+        found.writers.add(self.present)
+        found.changed = self.now
+
+    def _changing_linked(self, file: File) -> None:
+        """Below which of its names a change of the content counts is not promised."""
+        for above, name in self.names_of(file):
+            ruled, found = rule_of(above, name), self.set_of(above)
+            if found is None and ruled is not None:
+                found = self._begin_set(*ruled)
+            if found is not None:
+                found.is_murky, found.changed = True, self.now
+
+    def _ends_before(self, found: ChangeSet) -> bool:
+        """Somebody else begins where a set was over, and nobody had looked."""
+        if self.present in found.writers or not found.writers or found.is_murky:
+            return False
+        return self._outcome(found) is Outcome.STAYS
+
+    def set_apart(self, directory: Directory, file: File) -> None:
+        """It was opened to be written at its end."""
+        found = self.set_of(directory)
+        if found is not None:
+            found.apart.add(file)
+
+    def _begin_set(self, top: Directory, rule: object, *, changed: File | None = None) -> ChangeSet:
+        below = list(top.below())
+        early = {f for _, f in below if f.handles and f is not changed}
+        old = [
+            e for e in top.entries.values() if isinstance(e, Directory) or e.committed is not None
+        ]
+        made = ChangeSet(
+            top,
+            rule,  # type: ignore[arg-type]
+            uid=self.present.uid,
+            is_new=not (old or early),
+            began=self.moment - 1,
+            began_lsn=self.store.volume.last_lsn,
+            changed=self.now,
+            before={p: f.committed for p, f in below if f.committed is not None},
+            before_files=dict(below),
+            apart=set(early),
+        )
+        self._follow(top.parent, made)
+        self.sets.append(made)
+        return made
+
+    def _follow(self, parent: Directory | None, but: ChangeSet) -> None:
+        for each in self.sets:
+            above = each.top.parent
+            if above is parent and each is not but and self.present in each.writers:
+                each.followed = True
+
+    def making(self, above: Directory, name: bytes, made: Directory) -> None:
+        """A directory is about to be made."""
+        found = self.set_of(above)
+        if found is not None or rule_of(above, None) is not None:
+            self.changing(above, name)
+            return
+        removed = [each for each in self.sets if each.place == (above, name)]
+        if removed and removed[0].uid == self.present.uid:
+            (each,) = removed
+            each.top, each.place, each.marked, each.followed = made, None, False, False
+            each.writers, each.changed = {self.present}, self.now
+            each.published, each.spoiled = set(), set()
+            self._follow(above, each)
+            return
+        ruled = rule_of(made, None)
+        if ruled is not None:
+            self._begin_set(*ruled).was_made = True
+            self.sets[-1].writers.add(self.present)
+
+    def unlinking(self, directory: Directory, name: bytes) -> None:
+        """What another user has removed does not come back."""
+        found = self.set_of(directory)
+        if found is not None and found.uid != self.present.uid:
+            path = found.path_of(directory, name)
+            found.before.pop(path, None)
+            found.foreign.discard(path)
+
+    def removing(self, directory: Directory) -> None:
+        for each in list(self.sets):
+            if each.top is not directory or each.place is not None:
+                continue
+            is_over = each.is_new or each.uid != self.present.uid
+            if directory.parent is None or (is_over and not each.is_murky):
+                self.sets.remove(each)
+                continue
+            each.writers.add(self.present)
+            each.place = directory.parent, directory.name
+            each.marked = each.followed = False
+
+    def moving(
+        self,
+        child: File | Directory,
+        old_above: Directory,
+        old_name: bytes,
+        above: Directory,
+        name: bytes,
+    ) -> None:
+        """Something gets another name."""
+        into, out_of = self.set_of(above), self.set_of(old_above)
+        for each in list(self.sets):
+            if each.top is child or each.place == (above, name):
+                self._finish(each)
+        if into is out_of and isinstance(child, File):
+            return
+        if into is not None and into is not out_of:
+            into.moved[child] = old_above, old_name
+        for each, at in ((out_of, (old_above, old_name)), (into, (above, name))):
+            if each is not None and {self.present.uid, child.uid} != {each.uid}:
+                each.loose |= paths_of(each.path_of(*at), child)
+
+    def named(self, above: Directory, name: bytes, child: File | Directory) -> None:
+        """It has its new name."""
+        if isinstance(child, File) and child.committed is not None:
+            self.published(above, name, child)
+
+    def published(self, above: Directory, name: bytes, file: File) -> None:
+        found = self.set_of(above)
+        if found is None:
+            for each in self.sets:
+                if each.top.parent is above and each.place is None:
+                    each.seen_beside(name, file)
+            return
+        if file.uid == found.uid:
+            found.contents.add(file.live)
+        if found.belongs(file, name):
+            found.changed = self.now
+            found.seen(above, name, file)
+
+    def spoil(self, above: Directory, name: bytes, file: File) -> None:
+        """A kill has left it unfinished."""
+        found = self.set_of(above)
+        if found is not None and found.belongs(file, name):
+            found.spoiled.add(file)
+        for each in self.sets:
+            if each.top.parent is above and name in each.rule.done_beside:
+                each.is_murky = True
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def _outcome(self, each: ChangeSet, *, closing: bool = False) -> Outcome:
+        lacks = each.is_new and each.place is None and not each.marked
+        lacks = lacks and any(self.finishers.get(w) == each.rule.name for w in each.writers)
+        if lacks and each.rule.done_beside:  # whether it is missed there is not promised
+            each.is_murky, lacks = True, False
+        elif each.is_new and not each.marked and each.writers & self.maybe_finishers:
+            each.is_murky = True
+        return each.outcome(self.endings, self.now, lacks_marker=lacks, closing=closing)
+
+    def _finish(self, each: ChangeSet) -> bool:
+        """True: what becomes of what it wrote is not promised."""
+        self.sets.remove(each)
+        if each.is_murky:
+            self.maybe_finishers |= each.writers
+        elif each.marked:
+            self.finishers.update(dict.fromkeys(each.writers, each.rule.name))
+        torn = [file for _, file in each.members() if is_torn(file.live)]
+        for file in torn:
+            file.is_wild = True
+        return bool(torn) or each.is_murky
+
+    def _over(self, *, closing: bool = False, crashed: bool = False) -> Expected:
+        """Let every set end that does; what must be there then, by the live view."""
+        back: list[ChangeSet] = []
+        murky = [each for each in self.sets if each.is_murky]
+        open_below: list[Path] = []
+        for each in list(self.sets):
+            outcome = self._outcome(each, closing=closing)
+            if each.is_murky and not (closing or crashed):
+                open_below.append(each.top.path)
+                if self.now - each.changed > MURKY_SECONDS:
+                    self._finish(each)
+            elif each.is_murky:
+                open_below.append(each.top.path)
+                self.sets.remove(each)
+                back.append(each)
+            elif outcome is Outcome.BACK or crashed:
+                self.sets.remove(each)
+                back.append(each)
+            elif outcome is Outcome.STAYS and self._finish(each):
+                open_below.append(each.top.path)
+        self._torn_go_back(crashed=closing or crashed)
+        view = self._view(closing=closing, crashed=crashed)
+        expected = Expected(dict(view), open_below)
+        lsn = self.store.volume.last_lsn
+        expected.going = [each.top for each in back]
+        expected.committed = set(self.root.committed().values())
+        for each in back:
+            self.not_promised.append((each.top.path, each.began_lsn, lsn))
+            self.ever_committed -= each.contents - {*each.before.values()}
+            self.trace.append(f"  to go back: {b'/'.join(each.top.path).decode()}")
+            expected.go_back(each, self.root, view)
+        for each in murky:
+            top = each.top.path
+            below = {c for path, c in view.items() if path[: len(top)] == top}
+            self.ever_committed -= below | each.contents
+            expected.anywhere |= below
+        born = {content for each in back for content in each.contents}
+        expected.anywhere |= expected.somewhere
+        expected.somewhere -= born
+        expected.committed -= born
+        expected.open_below += [path for path, file in self.root.below() if file.is_wild]
+        return expected
+
+    def _view(self, *, closing: bool, crashed: bool) -> Picture:
+        if crashed:
+            return self.root.committed()
+        return {
+            path: file.committed
+            if closing and file.is_emptied and file.committed is not None
+            else file.live
+            for path, file in self.root.below()
+        }
+
+    def _torn_go_back(self, *, crashed: bool) -> None:
+        """Torn overwrites outside sets, whose writers are gone."""
+        for path, file in list(self.root.below()):
+            if file.held is None or ((file.is_dirty or file.handles) and not crashed):
+                continue
+            if not is_torn(file.committed or b""):
+                file.held = None
+                file.overwriters.clear()
+                continue
+            above = self.root.find(path[:-1])
+            said = {self.ending_of(each) for each in file.overwriters}
+            in_set = isinstance(above, Directory) and self.set_of(above) is not None
+            if in_set or (Ending.ALIVE in said and not crashed):
+                continue
+            if file.ended_at is None:
+                file.ended_at = self.now
+            quiet = self.now - max(file.closed_at, file.ended_at) >= QUIET_SECONDS
+            if crashed or said - {Ending.WELL} or quiet:
+                file.live = file.committed = file.held
+                file.held, file.is_dirty = None, False
+
+    def settle(self) -> None:
+        """What has become of everything is decided, and compared. Raises Violation."""
+        self._judge()
+        expected = self._over()
+        self.store.overwrites.settle()
+        self.store.units.settle()
+        finish_work(self.store)
+        self.store.overwrites.settle()
+        self._compare(expected)
+
+    def restart(self, *, clean: bool) -> None:
+        """A power cut, or an unmount; then the next mount. Raises Violation."""
+        self._judge()
+        self.trace.append("unmount" if clean else "power cut")
+        expected = self._over(closing=clean, crashed=not clean)
+        if clean:
+            self.store.close()
+        else:
+            self.store.abandon()
+        self.attach(Store.open(self.media, OPTIONS))
+        self._judge()
+        self.store.overwrites.settle()
+        finish_work(self.store)
+        for _, file in self.root.below():
+            file.handles, file.is_dirty, file.is_emptied, file.is_log = 0, False, False, False
+            file.overwriters = set()
+        self._compare(expected)
+
+    # --- comparing ------------------------------------------------------------------------------
+
+    def found(self) -> Picture:
+        """Every file of the store, but for what went back."""
+        files = ((path, inode) for path, inode in self.walk() if inode.live is not None)
+        return {path: read_file(self.store, inode.ino) for path, inode in files}
+
+    def everything(self) -> set[bytes]:
+        """Every content that has a name, is kept aside, or is in history."""
+        found = {bytes(r.data.read(0, r.data.size)) for r in self.store.past if r.data is not None}
+        for inode in self.store.namespace.walk(1):
+            if inode.live is not None and inode.links:
+                found.add(read_file(self.store, inode.ino))
+            for content in (inode.aside, inode.committed):
+                if content is not None:
+                    found.add(bytes(content.read(0, content.size)))
+        return found
+
+    def walk(self) -> Iterator[tuple[Path, Inode]]:
+        pending: list[tuple[Path, int]] = [((), 1)]
+        while pending:
+            path, ino = pending.pop()
+            for name, child in (self.store.namespace.get(ino).entries or {}).items():
+                inode = self.store.namespace.get(child)
+                if (*path, name) == (ASIDE,):
+                    continue
+                yield (*path, name), inode
+                if inode.entries is not None:
+                    pending.append(((*path, name), child))
+
+    def _compare(self, expected: Expected) -> None:
+        found = self.found()
+        expected.compare(found)
+        if expected.going:
+            require(expected.committed, self.everything())
+        self._adopt(found)
+        self.note()
+
+    def _adopt(self, contents: Picture) -> None:
+        """The model's objects are the store's: what went back has other numbers."""
+        files = {file.ino: file for _, file in self.root.below()}
+        directories = {1: self.root}
+        pending = [self.root]
+        while pending:
+            here = pending.pop()
+            for child in here.entries.values():
+                if isinstance(child, Directory):
+                    directories[child.ino] = child
+                    pending.append(child)
+        for directory in directories.values():
+            directory.entries = {}
+        for path, inode in self.walk():
+            above = self.root.find(path[:-1])
+            assert isinstance(above, Directory)
+            if inode.entries is not None:
+                above.put(path[-1], directories.get(inode.ino) or Directory(inode.ino, inode.uid))
+            elif inode.live is not None:
+                file = files.get(inode.ino)
+                if file is None:
+                    file = File(inode.ino, inode.uid, born=self.moment, was_found=True)
+                    files[inode.ino] = file
+                file.live = contents[path]
+                if not file.is_dirty:
+                    file.committed = file.live
+                above.put(path[-1], file)
+
+
+def paths_of(path: Path, child: File | Directory) -> set[Path]:
+    """A file, or all below a directory, by their paths."""
+    if isinstance(child, File):
+        return {path}
+    return {found for found, _ in child.below(path)}
