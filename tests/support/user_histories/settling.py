@@ -84,6 +84,9 @@ class Settles:
         for each in list(self.sets):
             if not each.is_murky and self._outcome(each) is Outcome.STAYS:
                 self._finish(each)
+        if any(self._outcome(each) is Outcome.BACK for each in self.sets):
+            self.settle()  # nobody has gone on for long after something went wrong
+            return
         self._torn_go_back(crashed=False)
         self.store.units.settle()
         self.store.overwrites.settle()
@@ -226,8 +229,11 @@ class Settles:
         found = self.set_of(directory)
         if found is not None and found.uid != self.present.uid:
             path = found.path_of(directory, name)
-            found.before.pop(path, None)
-            found.foreign.discard(path)
+            if directory.entries[name] is found.before_files.get(path):
+                found.before.pop(path, None)
+                found.foreign.discard(path)
+            else:
+                found.loose.add(path)
 
     def removing(self, directory: Directory) -> None:
         for each in list(self.sets):
@@ -296,7 +302,8 @@ class Settles:
         lacks = lacks and any(self.finishers.get(w) == each.rule.name for w in each.writers)
         if lacks and each.rule.done_beside:  # whether it is missed there is not promised
             each.is_murky, lacks = True, False
-        elif each.is_new and not each.marked and each.writers & self.maybe_finishers:
+        maybe = self.maybe_finishers.union(*(e.writers for e in self.sets if e.is_murky))
+        if each.is_new and not each.marked and each.writers & maybe:
             each.is_murky = True
         return each.outcome(self.endings, self.now, lacks_marker=lacks, closing=closing)
 
