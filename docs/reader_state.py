@@ -426,6 +426,10 @@ class Operations:
         inode, name, value = self._strings(body)
         require(0 < len(name) <= 255 and 0 not in name, "an impossible attribute")
         inode.xattrs[name] = value
+        if name == structures.COMMIT_XATTR and len(value) == structures.COMMIT.itemsize:
+            told = unpack(structures.COMMIT, value)
+            if 0 < told.lsn <= self._record.lsn:
+                inode.commit_lsn, inode.commit_ns = told.lsn, told.time_ns
 
     def _remove_xattr(self, body: bytes, _flags: int) -> None:
         inode, name, _ = self._strings(body)

@@ -98,6 +98,8 @@ OP_EXTENT: Final = _structure("id:u8 media_offset:u8 length:u8 first_chunk:u4 cr
 OP_CONTENT: Final = _structure("ino:u8 cut:u8 size:u8 ref_count:u8")
 REFERENCE: Final = _structure("file_offset:u8 length:u8 extent_id:u8 extent_offset:u8")
 OP_INO: Final = _structure("ino:u8")
+COMMIT_XATTR: Final = b"trusted.cxlfs.commit"
+COMMIT: Final = _structure("lsn:u8 time_ns:i8")
 OP_MOVE: Final = _structure(
     "source_id:u8 source_offset:u8 length:u8 target_id:u8 target_offset:u8 ino_count:u8"
 )

@@ -47,8 +47,7 @@ Where one lies elsewhere, too, IN says so: in this store (cxl), in other nodes' 
 copies of a job), in an object store (tier).
 
 An overwrite that was not finished is listed once more as "incomplete, kept aside": the complete
-version stays in place, and the rest is kept until its space is needed. So is a checkpoint unit that
-was taken back (see "cxlfs policy").
+version stays in place, and the rest is kept until its space is needed.
 
 \b
 Examples:

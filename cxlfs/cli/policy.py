@@ -31,7 +31,7 @@ A trainer that is killed while it saves a directory of files leaves a part of th
 ones mixed. In a checkpoint unit the files are published together: when the last one that its saver
 writes (the marker) is published, when its writers have ended well, when it is renamed, or when
 nothing was written for a while. If a writer is killed first, or the power goes, what was there
-before is there again, and what was written is kept in .cxlfs-units at the top of the mount.
+before is there again, and history has what was written ("cxlfs undelete", "cxlfs history").
 Directories of well-known frameworks are checkpoint units without a policy (mount option "units").
 
 A policy holds for all directories below PATH; of several the nearest. It is kept in the store.

@@ -88,7 +88,7 @@ class Requests:
         self.readers = Readers(store, self._processes)
         self.releases = Releases(store)
         self._mappings = Mappings(self._processes)
-        self.returned = Returned(store)
+        self.returned = Returned()
         self.absences = Absences(store, self.data_plane, self.returned)
         self.direct_access = DirectAccess(
             store, self.files, self._processes, self.page_cache, self._concerned_by_writes
@@ -97,17 +97,16 @@ class Requests:
         store.units.user = lambda: self.user
         store.units.ending_of = store.overwrites.ending_of = self._ending_of
         store.overwrites.is_exempt = self._continues_files
-        store.units.copies.changed = self.page_cache.name_changed
+        store.units.returns.name_changed = self.page_cache.name_changed
+        store.units.returns.content_changed = self.page_cache.content_replaced
+        store.units.returns.gone = self.returned.gone
         store.history.changed = self.page_cache.name_changed
-        store.names.in_steps = True
         self._directories: dict[int, int] = {}
 
     def on_store_event(self, event: StoreEvent) -> None:
         """The store says that it did something by itself; the kernel is told of new contents."""
         if event.kind in {"reverted", "restored", "cut"} and event.ino is not None:
             self.page_cache.content_replaced(event.ino)
-        elif event.kind == "unit-back" and event.ino is not None:
-            self.returned.gone(event.ino)
 
     def admit(self) -> None:
         """Nobody but the first visitor uses names while it is there. What is open is served: the
@@ -176,12 +175,12 @@ class Requests:
         self.admit()
         check_name(name)
         self.before_finding(parent)
+        if self.store.aside.is_place(parent, name):
+            raise NotFoundError("the store keeps it for itself")
         inode = self.store.namespace.find(parent, name)
         if inode is None:
             if self.store.units.opened.removed_at(parent, name) is not None:
                 raise NotFoundError("it may come back at any time")
-            if self.store.aside.is_place(parent, name):
-                raise NotFoundError("the store makes it by itself")
             return None
         self.releases.wait_for(inode.ino)
         self._wait_for_judge(inode.ino)

@@ -40,7 +40,6 @@ from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.version import Version
 
 if TYPE_CHECKING:
-    from cxlfs.store.unit_aside import Aside
     from cxlfs.store.volume import Volume
 
 STATE_XATTR = b"user.cxlfs.state"
@@ -63,7 +62,6 @@ class InodeAttributes:
         self,
         volume: Volume,
         damaged: Callable[[Inode, CorruptionError | MediaError], None],
-        aside: Aside,
         *,
         require_room: Callable[[], None],
         restore: Callable[[Inode], None],
@@ -72,7 +70,6 @@ class InodeAttributes:
         self._restore = restore
         self.sums = ContentSums(damaged)
         self.namespace = volume.namespace
-        self._aside = aside
         self._require_room = require_room
 
     # --- attributes -------------------------------------------------------------------------
@@ -95,7 +92,6 @@ class InodeAttributes:
         InvalidArgumentError: another value does not fit its field; nothing has changed.
         """
         self.volume.require_writable()
-        self._aside.check_changed(inode)
         changes: dict[str, int] = {
             "ctime_ns": ctime_ns if ctime_ns is not None else self.volume.now()
         }
@@ -161,7 +157,6 @@ class InodeAttributes:
             elif name == RESTORE_XATTR and inode.kind is FileKind.FILE:
                 self._restore(inode)
             return
-        self._aside.check_changed(inode)
         old = (inode.xattrs or {}).get(name)
         if create and old is not None:
             raise ExistsError("the attribute exists")
@@ -188,7 +183,6 @@ class InodeAttributes:
         self._check_xattr_name(name)
         if name == CRC32C_XATTR or name in self._virtual_xattrs(inode):
             return
-        self._aside.check_changed(inode)
         if name not in (inode.xattrs or {}):
             raise NoAttributeError("no such attribute")
         self._commit_xattr(inode, XattrRemoveOperation(inode.ino, name))

@@ -99,14 +99,13 @@ class Store:
         self.versions.units = self.units
         self.overwrites.is_open = self.files.writers.__contains__
         self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None
-        room.units, room.drop_removed = self.units.copies, self.units.drop_removed
-        self.pins = pins = Pins(volume, self.versions, self.names, aside)
-        self.past.left_out = lambda ino: pins.holds(ino) or aside.holds(ino)
+        room.units, room.drop_removed = self.units.garbage, self.units.drop_removed
+        self.pins = pins = Pins(volume, self.versions, self.names)
+        self.past.home_of = lambda ino: 0 if pins.holds(ino) else aside.home_of(ino)
         self.moments = Moments(volume, self.past)
         self.attributes = InodeAttributes(
             volume,
             self.files.damaged,
-            aside,
             require_room=require_room,
             restore=self.overwrites.restore,
         )
@@ -115,7 +114,6 @@ class Store:
             volume, self.versions, self.files, self.reporter, room, reclaim=self.cleaner.reclaim
         )
         self.direct = Direct(volume, self.versions, self.files)
-        self.files.before_change = aside.guarded(self.files.before_change)
         room.close_slips = self.direct.close_all
         self.pins.close_slips = self.history.close_slips = self.direct.close_all
         self.directories = Directories(volume.namespace)

@@ -49,7 +49,7 @@ class Handle:
 
 class UnfinishedError(Exception):
     """Room is being made for the rest of a write or for fallocate, or a second map of its file, or
-    a copy of the directory that a change concerns, or a large hole, or many files are committed, or
+    a content that a checkpoint unit keeps, or a large hole, or many files are committed, or
     checksums added up, step by step: others may have their turn before the same is asked again; a
     write, and a sync, with ``done``. Or what the kernel is about to say comes first.
     """

@@ -37,7 +37,6 @@ from cxlfs.format.operations import (
     encode,
 )
 from cxlfs.native.maps import FileMap
-from cxlfs.store.handle import UnfinishedError
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_names import NameEnd
 from cxlfs.store.past_rows import Death
@@ -70,10 +69,6 @@ class Names:
         self._reclaim = reclaim
         self.check_place: Callable[[int, bytes], None] = lambda _parent, _name: None
         """Called with a directory and a name that is to change. Raises NotPermittedError."""
-        self.in_steps = False
-        """Verbs that need a long preparation raise UnfinishedError behind each step of it: whoever
-        sets this calls the same verb again, when others had their turn.
-        """
 
     # --- checks -----------------------------------------------------------------------------
 
@@ -83,7 +78,7 @@ class Names:
         if not name or b"/" in name or b"\0" in name:
             raise InvalidArgumentError("not a name")
         directory = self.namespace.directory(ino)
-        if directory.links == 0:
+        if directory.is_removed and ino != ROOT_INO:
             raise NotFoundError("the directory was removed")
         self.check_place(ino, name)
         return directory
@@ -92,9 +87,9 @@ class Names:
         """A directory in which ``name`` can be made; room for more metadata is ensured."""
         self.volume.require_writable()
         directory = self._parent(ino, name)
+        self._aside.check_made(directory, name)
         if name in _DOTS or self.namespace.find(ino, name) is not None:
             raise ExistsError("the name exists")
-        self._aside.check_made(directory, name)
         self.require_metadata_room()
         return directory
 
@@ -115,12 +110,28 @@ class Names:
         return inode
 
     def _changing(self, directory: Inode, name: bytes, *, removing: bool = False) -> None:
-        """Checkpoint units hear of it first. Raises UnfinishedError (``in_steps``)."""
+        """Checkpoint units hear of it first."""
         units = self.versions.units
-        if units.active and units.changing(
-            directory, name, removing=removing, in_steps=self.in_steps
-        ):
-            raise UnfinishedError
+        if units.active:
+            units.changing(directory, name, removing=removing)
+
+    def _dying(self, directory: Inode, name: bytes, inode: Inode | None) -> list[Operation]:
+        """What a checkpoint unit keeps of a name that is about to be taken from ``inode``: behind
+        the operation that takes it.
+        """
+        if inode is None or not self.versions.units.active:
+            return []
+        return self.versions.units.dying(directory, name, inode)
+
+    def _moving(
+        self, inode: Inode, directory: Inode, name: bytes, target: Inode, new_name: bytes
+    ) -> list[Operation]:
+        """What checkpoint units keep of a name that moves: behind the operation that takes it, in
+        front of the one that gives it.
+        """
+        if not self.versions.units.active:
+            return []
+        return self.versions.units.moving(inode, directory, name, target, new_name)
 
     def _units_making(self, directory: Inode, name: bytes, inode: Inode) -> Transition:
         if inode.entries is None or not self.versions.units.active:
@@ -169,11 +180,10 @@ class Names:
                 self.versions.end_aside(held, (lsn, number), time_ns)
         past = self.versions.past
         for number, gone, inode, named_lsn in unlinked:
-            if inode.links:
-                end = NameEnd(gone.parent, gone.name, inode.ino, named_lsn, lsn)
-                past.name_ended(end)
-            else:
+            if inode.is_removed:
                 past.died(inode, gone.parent, gone.name, (lsn, number), time_ns, death)
+            else:
+                past.name_ended(NameEnd(gone.parent, gone.name, inode.ino, named_lsn, lsn))
             self.namespace.reap(inode.ino)
 
     def _set_live(self, op: InodeOperation) -> None:
@@ -275,7 +285,6 @@ class Names:
         inode = self.find(parent, name)
         if inode.entries is not None:
             raise IsDirectoryError("a directory")
-        self._aside.check_removed(directory)
         self._changing(directory, name, removing=True)
         now = self.volume.now()
         if inode.uncommitted:
@@ -285,14 +294,14 @@ class Names:
             self.namespace.reap(inode.ino)
             self._give_room_back(inode)
             return inode
-        ops = _last_of(inode)
-        ops += [UnlinkOperation(parent, name), self._touched(directory, now)]
+        kept = self._dying(directory, name, inode)
+        ops = [] if kept else _last_of(inode)
+        ops += [UnlinkOperation(parent, name), *kept, self._touched(directory, now)]
         if inode.links > 1:
             ops.append(inode.operation(ctime_ns=now))
-        if self.versions.units.active:
-            ops += self.versions.units.unlinking(directory, name)
         self._commit(ops)
-        inode.ctime_ns = now
+        if not kept:  # else it may come back as it was
+            inode.ctime_ns = now
         self._give_room_back(inode)
         return inode
 
@@ -316,11 +325,12 @@ class Names:
             raise NotDirectoryError("not a directory")
         if inode.entries:
             raise NotEmptyError("the directory is not empty")
-        self._aside.check_removed(inode)
         self._changing(directory, name, removing=True)
+        kept = self._dying(directory, name, inode)
         transition = self.versions.units.removing(inode)
         touched = self._touched(directory, self.volume.now())
-        self._commit([UnlinkOperation(parent, name), touched, *transition.operations])
+        unlink = UnlinkOperation(parent, name)
+        self._commit([unlink, *kept, touched, *transition.operations])
         transition.stored()
         return inode
 
@@ -332,16 +342,19 @@ class Names:
         if inode.entries is not None:
             raise NotPermittedError("directories have one name")
         directory = self._new_name(new_parent, new_name)
-        self._aside.check_changed(inode)
         if inode.links >= layout.LINK_COUNT_MAX:
             raise TooManyLinksError("too many names")
-        if inode.links == 0:
+        if inode.is_removed:
             raise NotFoundError("the file was removed")
         self._changing(directory, new_name)
         self.versions.units.publishing(inode, new_parent, new_name)
+        given: list[Operation] = []
+        if self.versions.units.active:
+            given = self.versions.units.linking(inode, directory, new_name)
         prepared = self._prepare(inode)
         now = self.volume.now()
         ops: list[Operation] = [
+            *given,
             LinkOperation(new_parent, ino, new_name),
             self._attributes(inode, prepared, ctime_ns=now),
             self._touched(directory, now),
@@ -399,7 +412,6 @@ class Names:
             raise NotFoundError("the new name does not exist")
         if inode is target:
             return
-        self._aside.check_moved(source_directory, inode, exchange=exchange)
         self._aside.check_made(target_directory, new_name)
         self._check_rename(inode, target, source_directory, target_directory, exchange=exchange)
         if len(new_name) > len(name):
@@ -424,16 +436,20 @@ class Names:
         target: Inode | None,
     ) -> None:
         """The name moves; what the new name meant before loses it."""
+        kept = self._dying(target_directory, new_name, target)
+        place = source_directory, name, target_directory, new_name
+        moved = self._moving(inode, *place)
         prepared = self._prepare(inode, with_name=False, replaces=target is not None)
         now = self.volume.now()
         ops: list[Operation] = []
         if not inode.uncommitted:
             ops.append(UnlinkOperation(source_directory.ino, name))
         if target is not None and not target.uncommitted:
-            ops += _last_of(target)
-            ops.append(UnlinkOperation(target_directory.ino, new_name))
+            ops += [] if kept else _last_of(target)
+            ops += [UnlinkOperation(target_directory.ino, new_name), *kept]
             if target.links > 1:
                 ops.append(target.operation(ctime_ns=now))
+        ops += moved
         ops.append(LinkOperation(target_directory.ino, inode.ino, new_name))
         ops.append(self._attributes(inode, prepared, ctime_ns=now))
         ops.append(self._touched(source_directory, now))
@@ -445,7 +461,8 @@ class Names:
         self._commit_rename(ops, prepared, inode, (source_directory.ino, name))
         transition.stored()
         if target is not None:
-            target.ctime_ns = now
+            if not kept:
+                target.ctime_ns = now
             self._give_room_back(target)
 
     def _commit_rename(
@@ -503,10 +520,13 @@ class Names:
                 if error is not None:
                     raise error
                 self.versions.publish(moved, incomplete=False)
+        kept = self._moving(inode, directory, name, new_directory, new_name)
+        kept += self._moving(target, new_directory, new_name, directory, name)
         now = self.volume.now()
         ops: list[Operation] = [
             UnlinkOperation(directory.ino, name),
             UnlinkOperation(new_directory.ino, new_name),
+            *kept,
             LinkOperation(directory.ino, target.ino, name),
             LinkOperation(new_directory.ino, inode.ino, new_name),
             inode.operation(ctime_ns=now),

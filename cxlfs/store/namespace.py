@@ -118,6 +118,7 @@ class Inode:
         "handles",  # open handles
         "held",  # Held while what is kept aside is the version before, else None
         "ino",
+        "kept_links",  # of the links those that the store keeps for itself
         "kind",
         "links",  # names that mean this inode
         "listing",  # directories that were read: the order of their names, else None
@@ -179,7 +180,7 @@ class Inode:
         self.commit_ns = commit_ns
         self.links = links
         self.subdirectories = subdirectories
-        self.pins = self.handles = self.named_lsn = 0
+        self.pins = self.handles = self.kept_links = self.named_lsn = 0
         self.parent = parent
         self.name = name
         self.entries: dict[bytes, int] | None = {} if kind is _DIRECTORY else None
@@ -207,9 +208,15 @@ class Inode:
 
     @property
     def nlink(self) -> int:
+        links = self.links - self.kept_links
         if self.entries is None:
-            return self.links
-        return 2 + self.subdirectories if self.links else 0
+            return links
+        return 2 + self.subdirectories if links else 0
+
+    @property
+    def is_removed(self) -> bool:
+        """Its users have given it no name: it has none, or such that the store keeps for itself."""
+        return self.links == self.kept_links
 
     @property
     def content(self) -> FileMap:
@@ -321,6 +328,8 @@ class Namespace:
         self.directory_moves = 0
         """Names of directories that came or went: without more, all lie where they lay."""
         self._unlinked: set[int] = set()
+        self.kept_directories: set[int] = set()
+        """In which the store keeps names for itself (``unit_aside``)."""
         self.on_drop: Callable[[Inode], None] | None = None
         """Called with an inode that is about to be dropped."""
         self.on_name: Callable[[int, bytes], None] | None = None
@@ -432,7 +441,11 @@ class Namespace:
         self.name_bytes += len(name)
         self.string_items += 1
         inode.links += 1
-        inode.parent, inode.name, inode.named_lsn = parent, name, self.lsn
+        inode.parent, inode.name = parent, name
+        if parent in self.kept_directories:
+            inode.kept_links += 1
+        else:
+            inode.named_lsn = self.lsn
         self._unlinked.discard(ino)
         if inode.entries is not None:
             directory.subdirectories += 1
@@ -459,6 +472,8 @@ class Namespace:
             directory.listing.remove(name)
         inode = self.inodes[ino]
         inode.links -= 1
+        if parent in self.kept_directories:
+            inode.kept_links -= 1
         self.name_bytes -= len(name)
         self.string_items -= 1
         if inode.entries is not None:
@@ -510,6 +525,7 @@ class Namespace:
         """Nothing names or knows it: it is gone, with all that it had."""
         self.withdraw(inode)
         self.uncommitted.discard(inode.ino)
+        self.kept_directories.discard(inode.ino)
         self.directory_moves += inode.entries is not None
         if self.on_drop is not None:
             self.on_drop(inode)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class OpenUnit:
-    """``before``: the copy of what was there, None: nothing was. ``published``: inode numbers
+    """``first_ino``: the first inode number that was not given when it began. ``kept_in``: the
+    directory of what died in it, None: nothing did. ``published``: inode numbers
     of the files that were, since it began; ``spoiled``: of those that could not be finished;
     ``unclosed``, where each file is a checkpoint: of those that were published by fsync or the
     periodic commit, and may be half of a save.
@@ -27,9 +28,10 @@ class OpenUnit:
 
     inode: Inode
     rule: Rule
-    before: Inode | None
+    first_ino: int
     since_ns: int
     changed: float
+    kept_in: Inode | None = None
     uid: int = UNKNOWN
     """Whose changes belong to it."""
     lsn: int = 0
@@ -50,8 +52,21 @@ class OpenUnit:
     """Inode numbers of files below it that do not belong to it."""
     early: set[int] = dataclasses.field(default_factory=set)
     """Of those that were open for writing when it began: its end does not wait for them."""
-    moved: dict[int, tuple[int, bytes]] = dataclasses.field(default_factory=dict)
-    """What was moved there from elsewhere: where it was."""
+    foreign: set[int] = dataclasses.field(default_factory=set)
+    """Of files below it that other users have changed: they stay as they are."""
+    appended: set[int] = dataclasses.field(default_factory=set)
+    """Of those the ones that are written on at their end, as logs are."""
+    fresh: set[int] = dataclasses.field(default_factory=set)
+    """Of those that were open then the ones that were not committed."""
+    stand_ins: dict[int, tuple[int, bytes]] = dataclasses.field(default_factory=dict)
+    """Directories that have got another name, and what stands for each where the old one is kept.
+    """
+    kept_inos: set[int] = dataclasses.field(default_factory=set)
+    """Inode numbers of what is kept by name."""
+    linked: set[int] | None = None
+    """Of files below it that have several names; None: nobody has asked."""
+    contents: set[int] = dataclasses.field(default_factory=set)
+    """Inode numbers of the files whose content before is kept."""
     each_file: bool = dataclasses.field(init=False)
     """The rule's ``ends_with_each_file``, which is asked for at every change."""
 
@@ -59,12 +74,24 @@ class OpenUnit:
         self.each_file = self.rule.ends_with_each_file
 
     @property
+    def is_new(self) -> bool:
+        """Its directory was made since it began."""
+        return self.inode.ino >= self.first_ino
+
+    @property
     def record(self) -> OpenRecord:
-        before = self.before.ino if self.before is not None else 0
+        kept = self.kept_in.ino if self.kept_in is not None else 0
         return OpenRecord(
-            *(self.inode.ino, before, self.since_ns, self.uid, tuple(sorted(self.apart))),
-            tuple((ino, *place) for ino, place in self.moved.items()),
+            *(self.inode.ino, kept, self.since_ns, self.uid, self.first_ino),
+            tuple(sorted(self.apart)),
+            tuple(sorted(self.fresh)),
+            tuple(sorted(self.foreign)),
         )
+
+    def has_old(self, inode: Inode) -> bool:
+        """It was committed when the unit began."""
+        is_new = inode.ino >= self.first_ino or inode.ino in self.fresh
+        return not (is_new or inode.uncommitted)
 
 
 class OpenUnits(dict[int, OpenUnit]):

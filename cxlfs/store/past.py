@@ -81,8 +81,8 @@ class Past:
         self.archive = Archive(volume, is_on=is_on)
         self.memory_bytes = 0
         self.name_ends = NameEnds()
-        self.left_out: Callable[[int], bool] = lambda _ino: False
-        """True if what the directory holds leaves no rows."""
+        self.home_of: Callable[[int], int] = lambda ino: ino
+        """Of a directory, the one whose names it has (``unit_aside``); 0: they leave no rows."""
         self._leases = leases
         self._rows: dict[tuple[int, int], Row] = {}
         self._blocks = [_Block()]
@@ -127,26 +127,33 @@ class Past:
         if not (is_wanted and _is_short(content)):
             content.close()
             return
-        if self.left_out(inode.parent):
+        parent = self.home_of(inode.parent)
+        if not parent:
             content.close()
             return
         content.count_as(Counting.PAST)
         death = Death.OVERWRITTEN if whole else Death.CHANGED
-        self._add(Row(key, died_ns, death, inode, inode.parent, inode.name, content))
+        self._add(Row(key, died_ns, death, inode, parent, inode.name, content))
 
     def outlived(
-        self, inode: Inode, content: FileMap, held: Held, key: tuple[int, int], died_ns: int
+        self,
+        inode: Inode,
+        content: FileMap,
+        held: Held,
+        key: tuple[int, int],
+        died_ns: int,
     ) -> None:
         """The version before of a file was held after it was overwritten, and is not any more."""
         self._leases.close(content)
         if not (self.is_on and held.commit_lsn and content.size and _is_short(content)):
             content.close()
             return
-        if self.left_out(inode.parent):
+        parent = self.home_of(inode.parent)
+        if not parent:
             content.close()
             return
         content.count_as(Counting.PAST)
-        row = Row(key, died_ns, Death.OVERWRITTEN, inode, inode.parent, inode.name, content)
+        row = Row(key, died_ns, Death.OVERWRITTEN, inode, parent, inode.name, content)
         row.mtime_ns, row.born_lsn, row.born_ns = held.mtime_ns, held.commit_lsn, held.commit_ns
         row.flags = 0
         row.ended_lsn = held.ended_lsn or held.commit_lsn
@@ -162,7 +169,8 @@ class Past:
         death: Death,
     ) -> None:
         """A record took the last name of an inode. Call it before the inode is reaped."""
-        if not self.is_on or inode.uncommitted or inode.damaged or self.left_out(parent):
+        parent = self.home_of(parent)
+        if not (self.is_on and parent) or inode.uncommitted or inode.damaged:
             return
         row = Row(key, died_ns, death, inode, parent, name, None)
         row.named_lsn = self.volume.namespace.named_since(inode)
@@ -174,9 +182,19 @@ class Past:
             self._unnamed[inode.ino] = row
         self._add(row)
 
+    def has_unnamed(self, inode: Inode) -> bool:
+        """A row says that the inode lost its last name."""
+        return inode.ino in self._unnamed
+
+    def revive(self, ino: int) -> None:
+        """What lost its last name has it again: it did not die."""
+        row = self._unnamed.get(ino)
+        if row is not None:
+            self.forget(row)
+
     def name_ended(self, end: NameEnd) -> None:
         """A record took a name of an inode that has others."""
-        if self.is_on and not self.left_out(end.parent):
+        if self.is_on and self.home_of(end.parent) == end.parent:
             self.name_ends.add(end)
 
     def dropping(self, inode: Inode) -> None:

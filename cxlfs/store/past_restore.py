@@ -26,7 +26,6 @@ from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind
 from cxlfs.store.past_rows import Death, Row
 from cxlfs.store.sharing import share_whole
-from cxlfs.store.unit_hooks import NoUnits
 
 if TYPE_CHECKING:
     from cxlfs.format.operations import Operation
@@ -69,7 +68,7 @@ class PastVerbs:
         self.volume.require_writable()
         if row.is_gone:
             raise NotFoundError("that version was given back")
-        with self._pinned(row), self._outside_units():
+        with self._pinned(row), self.versions.outside_units():
             target = self.volume.namespace.find(parent, name)
             if target is None:
                 inode = self._make(row, parent, name)
@@ -114,15 +113,6 @@ class PastVerbs:
         finally:
             row.is_pinned = was_pinned
             self.past.release(row)
-
-    @contextlib.contextmanager
-    def _outside_units(self) -> Iterator[None]:
-        """What a user brings back is no save: it begins no checkpoint unit and belongs to none."""
-        units, self.versions.units = self.versions.units, NoUnits()
-        try:
-            yield
-        finally:
-            self.versions.units = units
 
     def _directory(self, ino: int) -> int:
         """A directory that was there, or the one that took its place."""

@@ -15,6 +15,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from cxlfs.format import layout, segments
+from cxlfs.store.commit_numbers import COMMIT_XATTR
 from cxlfs.store.namespace import FileKind, kind_of
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ class Row:
         self.born_ns = inode.commit_ns
         self.target = inode.target
         self.xattrs = dict(inode.xattrs) if inode.xattrs else None
+        if self.xattrs is not None:
+            self.xattrs.pop(COMMIT_XATTR, None)
         self.content = content
         self.inode = inode if content is None else None
         self.archived: ArchiveSegment | None = None

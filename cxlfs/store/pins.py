@@ -42,13 +42,12 @@ from cxlfs.store.hidden import PAST_NAME, is_past
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_state import Fact, PastState, State
 from cxlfs.store.sharing import share_whole
-from cxlfs.store.unit_aside import apply_names
+from cxlfs.store.unit_aside import apply_names, free_name
 from cxlfs.store.unit_hooks import NoUnits
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from cxlfs.store.names import Names
-    from cxlfs.store.unit_aside import Aside
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
 
@@ -150,11 +149,10 @@ class Made:
 class Pins:
     """One for each volume."""
 
-    def __init__(self, volume: Volume, versions: Versions, names: Names, aside: Aside) -> None:
+    def __init__(self, volume: Volume, versions: Versions, names: Names) -> None:
         self._volume = volume
         self._versions = versions
         self._names = names
-        self._aside = aside
         self._namespace = volume.namespace
         self._directories: set[int] = set()
         """All directories of the place, and the place."""
@@ -178,8 +176,7 @@ class Pins:
         if found.entries is not None and PLACE_XATTR in (found.xattrs or {}):
             self._adopt(found)
         elif not self._volume.read_only:
-            root = self._namespace.get(ROOT_INO)
-            name = self._aside.free_name(root, PAST_NAME, b"user")
+            name = free_name(self._namespace, ROOT_INO, PAST_NAME, b"user")
             ops: list[Operation] = [
                 UnlinkOperation(ROOT_INO, PAST_NAME),
                 LinkOperation(ROOT_INO, found.ino, name),

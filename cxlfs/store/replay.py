@@ -24,6 +24,7 @@ from cxlfs.errors import ContradictionError, CorruptionError, NamespaceError
 from cxlfs.format import layout, operation_columns, operations
 from cxlfs.native.extents import MOVE_DTYPE
 from cxlfs.native.maps import FileMap
+from cxlfs.store.commit_numbers import COMMIT_XATTR, decode_commit
 from cxlfs.store.namespace import FileKind, Inode, Namespace, entries_of
 from cxlfs.store.record_rules import RecordRules
 from cxlfs.store.replay_runs import Run, middle_of, plain_runs
@@ -122,6 +123,7 @@ class Replayer:
         self._definitions = 0  # how many definitions of the batch come before that
         self._attributes: dict[int, int] = {}  # inode number: its last row of this batch
         self._commits: dict[int, int] = {}  # inode number: last record of this batch to publish it
+        self._own_commits: dict[int, tuple[bytes, int]] = {}  # what says so itself, and where
         self._moves: list[operations.MoveOperation] = []  # put down for _follow_moves, which
         self._moves_definitions = 0  # behind so many definitions,
         self._moves_record = 0  # the last of them in this record, and
@@ -146,6 +148,7 @@ class Replayer:
         self._changes = _Changes(self.engine, batch, found)
         self._attributes.clear()
         self._commits.clear()
+        self._own_commits.clear()
         self.namespace.on_drop = self._drop
         try:
             self._apply_names(batch, found)
@@ -221,6 +224,8 @@ class Replayer:
         if done is not None:
             self._attributes.update(done.attributes)
             self._commits.update(done.commits)
+            for ino in self._own_commits.keys() & done.commits.keys():
+                del self._own_commits[ino]
             self._changes.contents.extend(done.contents)
             self._dropped_addresses.extend(done.dropped)
             self._record = int(found.records[end - 1])
@@ -246,11 +251,16 @@ class Replayer:
             self._changes.contents.append(inode.aside)
         else:
             self._changes.contents.append(inode.content)
-            self._commits[ino] = self._record
+            self._publish(ino)
+
+    def _publish(self, ino: int) -> None:
+        self._commits[ino] = self._record
+        self._own_commits.pop(ino, None)
 
     def _drop(self, inode: Inode) -> None:
         """The inode goes: its contents last until what waits for them was applied."""
         self._attributes.pop(inode.ino, None)
+        self._own_commits.pop(inode.ino, None)
         self._commits.pop(inode.ino, None)
         self._dropped.extend(c for c in (inode.live, inode.aside) if c is not None)
         inode.live = inode.aside = None
@@ -269,6 +279,11 @@ class Replayer:
         for ino, record in self._commits.items():
             inode = self.namespace.inodes[ino]
             inode.commit_lsn, inode.commit_ns = lsns[record], times_ns[record]
+        for ino, (value, record) in self._own_commits.items():
+            told = decode_commit(value, lsns[record])
+            if told is not None:
+                inode = self.namespace.inodes[ino]
+                inode.commit_lsn, inode.commit_ns = told
 
     # --- the rarer operations ---------------------------------------------------------------
 
@@ -285,6 +300,8 @@ class Replayer:
         inode = self.namespace.get(ino)
         if kind == layout.OP_XATTR_SET:
             self.namespace.set_xattr(inode, name, value)
+            if name == COMMIT_XATTR:
+                self._own_commits[ino] = value, self._record
         else:
             self.namespace.remove_xattr(inode, name)
 
@@ -293,7 +310,7 @@ class Replayer:
         inode = self._file(op.ino)
         self._dropped.append(inode.content)
         inode.live, inode.aside = inode.aside, None
-        self._commits[op.ino] = self._record
+        self._publish(op.ino)
 
     def _aside_drop(self, op: operations.AsideDropOperation) -> None:
         inode = self._file(op.ino)

@@ -22,6 +22,7 @@ import numpy as np
 
 from cxlfs.format import layout
 from cxlfs.native.extents import REF_DTYPE
+from cxlfs.store.commit_numbers import COMMIT_XATTR
 from cxlfs.store.namespace import kind_of
 from cxlfs.store.replay_subjects import TYPE_BITS, NameChanges, Part, Subjects, look_at_names
 from cxlfs.store.sleepers import REFERENCES_MAX, SleeperColumns, Sleepers, put_xattr
@@ -48,10 +49,13 @@ _PLAIN = (
 
 def plain_runs(found: OperationColumns, run_min: int) -> list[tuple[int, int]]:
     """Where ``run_min`` operations or more follow each other, in whole records, that do what a
-    :class:`Run` does: all but keeping aside, and moving data.
+    :class:`Run` does: all but keeping aside, moving data, and contents of an earlier commit.
     """
     plain = np.isin(found.kinds, _PLAIN)
     plain[found.kinds == layout.OP_CONTENT] = ~found.asides
+    if COMMIT_XATTR in found.string_names:
+        names = np.array([name == COMMIT_XATTR for name in found.string_names])
+        plain[(found.kinds == layout.OP_XATTR_SET) & names[found.indexes % len(names)]] = False
     # No part of a record: two borders of records for each operation that is not plain.
     others = found.records[~plain]
     begins = np.searchsorted(found.records, others, side="left")

@@ -274,9 +274,6 @@ class Reporter:
                 yield from self._file_entries(child, child_path, writers)
             else:
                 yield self._directory_entry(child, child_path, writers)
-        for kept, kept_path, reason in self._units.copies.set_aside(base):
-            entry = self._directory_entry(kept, kept_path, writers)
-            yield dataclasses.replace(entry, state="incomplete", kept_aside=True, reason=reason)
 
     def _file_entries(
         self, inode: Inode, path: bytes, writers: set[int]

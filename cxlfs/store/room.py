@@ -31,30 +31,23 @@ log = logging.getLogger(__name__)
 _REFS_IN_A_STEP = 25_000
 
 
-class KeptSets(Protocol):
-    """Directories that nobody wants any more, and those that were set aside; each method says
-    whether it had one.
-    """
+class Removing(Protocol):
+    """What nobody wants any more and is taken apart in steps."""
 
     @property
     def is_removing(self) -> bool:
-        """Some are left that nobody wants."""
+        """Some is left."""
         ...
 
-    def remove_some(self) -> bool: ...
+    def remove_some(self) -> bool:
+        """One step; False: there is none."""
+        ...
 
-    def drop_oldest_set(self) -> bool: ...
 
-
-class NoSets:
-    """There are none."""
-
+class NothingToRemove:
     is_removing = False
 
     def remove_some(self) -> bool:
-        return False
-
-    def drop_oldest_set(self) -> bool:
         return False
 
 
@@ -65,7 +58,7 @@ class Room:
         self.volume = volume
         self.versions = versions
         self.commits = commits
-        self.units: KeptSets = NoSets()
+        self.units: Removing = NothingToRemove()
         self.drop_removed: Callable[[], bool] = lambda: False
         """Give up what a user has removed; whether something was."""
         self.give_up_held: Callable[[], bool] = lambda: False
@@ -114,7 +107,6 @@ class Room:
         if (
             self.units.remove_some()
             or self.versions.drop_oldest_aside()
-            or self.units.drop_oldest_set()
             or self.versions.overwrites.give_up_oldest()
         ):
             self.free_dead()
@@ -125,7 +117,7 @@ class Room:
         """One step of giving up what counts as kept because it has names, and is only there until
         its room is wanted: in the order of :meth:`make`; False when there is none. Raises as that.
         """
-        return self.units.remove_some() or self.units.drop_oldest_set() or self.make_of_removed()
+        return self.units.remove_some() or self.make_of_removed()
 
     def make_of_removed(self) -> bool:
         """Make room of what a user has removed and a unit remembers, when nothing else has any;

@@ -18,12 +18,12 @@ from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOpe
 from cxlfs.store import unit_rules
 from cxlfs.store.open_unit import OpenUnit, OpenUnits
 from cxlfs.store.open_writers import Writers
-from cxlfs.store.unit_copies import Copies
-from cxlfs.store.unit_copying import Copyings
+from cxlfs.store.unit_garbage import Garbage
+from cxlfs.store.unit_keeping import Keeping
 from cxlfs.store.unit_members import UNKNOWN, never_belongs, path_below
 from cxlfs.store.unit_places import Places
 from cxlfs.store.unit_policies import Policies
-from cxlfs.store.unit_record import UNIT_PREFIX, UNITS_XATTR, encode_unit, fits, unit_xattr
+from cxlfs.store.unit_record import UNIT_PREFIX, encode_unit, fits, unit_xattr
 from cxlfs.store.unit_returns import Returns
 from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
 from cxlfs.types import ROOT_INO
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
 
-_NAMES = (UNITS_XATTR, UNIT_PREFIX)
 _FINISHERS_MAX = 1024
 
 
@@ -56,8 +55,9 @@ class DecidesUnits:
         self._volume = volume
         self._versions = versions
         self._namespace = volume.namespace
-        self.copies = Copies(volume, aside)
-        self.copyings = Copyings(self.copies, volume, versions, require_room=require_room)
+        self.aside = aside
+        self.garbage = Garbage(volume, versions, aside)
+        self.kept = Keeping(volume, versions, aside, require_room)
         self.writer: Callable[[], Hashable | None] = lambda: None
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.ALIVE
         self.user: Callable[[], int | None] = lambda: None
@@ -74,8 +74,8 @@ class DecidesUnits:
         self._left: set[int] = set()
         """Directories that a crash has left open in a store that cannot be written."""
         self.policies = Policies(volume, mode)
-        self.places = Places(self._namespace, self.policies, self.copies, self.opened)
-        self.returns = Returns(volume, self.copies, self.policies)
+        self.places = Places(self._namespace, self.policies, aside, self.opened)
+        self.returns = Returns(volume, versions, aside, self.policies)
         self.active = self.policies.any_rule
         """Changes of names and contents concern this object."""
         self.pending = False
@@ -118,15 +118,14 @@ class DecidesUnits:
         """The record of those operations is."""
         root = self._namespace.get(ROOT_INO)
         for op in ops:
-            if isinstance(op, XattrSetOperation) and op.name.startswith(_NAMES):
+            if isinstance(op, XattrSetOperation) and op.name.startswith(UNIT_PREFIX):
                 self._namespace.set_xattr(root, op.name, op.value)
-            elif isinstance(op, XattrRemoveOperation) and op.name.startswith(_NAMES):
+            elif isinstance(op, XattrRemoveOperation) and op.name.startswith(UNIT_PREFIX):
                 self._namespace.remove_xattr(root, op.name)
         for unit in over:
             self.opened.pop(unit.inode.ino, None)
-            self.copyings.follow_no_more(unit.inode)
-            if unit.before is not None and all(unit.before is not b.before for b in begun):
-                self.copies.drop(unit.before)
+            if unit.kept_in is not None and all(unit.kept_in is not b.kept_in for b in begun):
+                self.garbage.drop(unit.kept_in)
         for unit in begun:
             self.opened[unit.inode.ino] = unit
             unit.lsn = unit.lsn or self._volume.last_lsn
@@ -183,7 +182,7 @@ class DecidesUnits:
         kind before: a handler of signals that exits with 0 ended it. Programs that only copy files
         have finished none.
         """
-        if unit.before is not None or unit.place is not None or unit.marked:
+        if not unit.is_new or unit.replaces or unit.place is not None or unit.marked:
             return False
         return any(self._finishers.get(writer) == unit.rule for writer in unit.writers)
 
@@ -218,7 +217,9 @@ class DecidesUnits:
 
     def belongs(self, unit: OpenUnit, inode: Inode) -> bool:
         """A file below its directory is a part of it."""
-        if inode.ino in unit.apart or unit.uid not in {UNKNOWN, inode.uid}:
+        if inode.ino in unit.apart or inode.ino in unit.foreign:
+            return False
+        if unit.uid not in {UNKNOWN, inode.uid}:
             return False
         is_directory = inode.entries is not None
         if inode.parent == unit.inode.ino:
@@ -237,11 +238,13 @@ class DecidesUnits:
             return False
         return never_belongs((*path, name), is_directory, rule.done)
 
-    def set_apart(self, unit: OpenUnit, inode: Inode) -> None:
-        """A file does not belong to it from now on. Raises as :meth:`Volume.commit`."""
-        if inode.ino in unit.apart:
+    def set_apart(self, unit: OpenUnit, inode: Inode, *, foreign: bool = False) -> None:
+        """A file does not belong to it from now on; ``foreign``: another user has changed it.
+        Raises as :meth:`Volume.commit`.
+        """
+        if inode.ino in unit.apart or inode.ino in unit.foreign:
             return
-        unit.apart.add(inode.ino)
+        (unit.foreign if foreign else unit.apart).add(inode.ino)
         unit.spoiled.discard(inode.ino)
         if unit.kept:
             return
@@ -278,10 +281,8 @@ class DecidesUnits:
 
     # --- the two ends ---------------------------------------------------------------------------
 
-    def _done(self, unit: OpenUnit, *, durable: bool = True, next_begins: bool = False) -> None:
-        """One record: it is an ordinary directory. What there was before is wanted still where
-        another unit begins in it at once, and only what has changed is to be copied for that.
-        """
+    def _done(self, unit: OpenUnit, *, durable: bool = True) -> None:
+        """One record: it is an ordinary directory."""
         if unit.marked and not unit.each_file:
             for writer in unit.writers:
                 self._finishers[writer] = unit.rule
@@ -291,8 +292,6 @@ class DecidesUnits:
         if ops:  # else the media do not name it any more
             self._volume.commit(ops, durable=durable)
         self._appended |= {ino for ino in unit.early if ino in self.open_for_writing}
-        if next_begins and self.copyings.go_on(unit.inode, unit.before):
-            unit.before = None
         self.stored(ops, [unit], [])
 
     def _keep(self, unit: OpenUnit) -> None:
@@ -303,13 +302,15 @@ class DecidesUnits:
         unit.kept = True
 
     def _back(self, unit: OpenUnit, reason: str) -> None:
-        """One record: what was there before is there again. Durable when it returns."""
-        if not self.returns.can_go_back(unit.record):
-            if unit.place is None:
-                self._go_on_without(unit.inode)
-            self._done(unit)
-            return
-        record, unit.before = unit.record, None
+        """What was there before is there again. Durable when it returns."""
+        if unit.kept:  # the media name it no more: a crash on the way goes on with it
+            unit.kept = False
+            again = self.operations_for([], [unit])
+            self._volume.commit(again, durable=False)
+            self.stored(again, [], [])
         ops = self.operations_for([unit], [])
-        self.returns.back(record, ops, reason)
-        self.stored(ops, [unit], [])
+        kept = self.returns.back(
+            unit.record, ops, reason, lambda told: self.stored(told, [unit], [])
+        )
+        if kept is not None:
+            self.garbage.drop(kept)

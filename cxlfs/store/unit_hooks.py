@@ -26,14 +26,23 @@ class Transition(Protocol):
     def stored(self) -> None: ...
 
 
+class KeptContent(Protocol):
+    """What a unit keeps of a content, in the record that publishes another one."""
+
+    @property
+    def operations(self) -> Sequence[Operation]: ...
+
+    def done(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
 class UnitHooks(Protocol):
     """``active``: whether the other methods have to be called at all. See ``units``."""
 
     active: bool
 
-    def changing(
-        self, directory: Inode, name: bytes | None, *, removing: bool, in_steps: bool
-    ) -> bool: ...
+    def changing(self, directory: Inode, name: bytes | None, *, removing: bool) -> None: ...
 
     def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool: ...
 
@@ -43,7 +52,15 @@ class UnitHooks(Protocol):
 
     def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition: ...
 
-    def unlinking(self, directory: Inode, name: bytes) -> Sequence[Operation]: ...
+    def dying(self, directory: Inode, name: bytes, inode: Inode) -> list[Operation]: ...
+
+    def moving(
+        self, inode: Inode, directory: Inode, name: bytes, target: Inode, new_name: bytes
+    ) -> list[Operation]: ...
+
+    def linking(self, inode: Inode, directory: Inode, name: bytes) -> list[Operation]: ...
+
+    def keeping(self, inode: Inode) -> KeptContent | None: ...
 
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None: ...
 
@@ -72,11 +89,7 @@ class NoUnits:
 
     active = False
 
-    def changing(
-        self, directory: Inode, name: bytes | None, *, removing: bool, in_steps: bool
-    ) -> bool:
-        del directory, name, removing, in_steps
-        return False
+    def changing(self, directory: Inode, name: bytes | None, *, removing: bool) -> None: ...
 
     def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool:
         del inode, in_steps
@@ -94,9 +107,23 @@ class NoUnits:
         del names, replaced
         return NO_TRANSITION
 
-    def unlinking(self, directory: Inode, name: bytes) -> Sequence[Operation]:
-        del directory, name
-        return ()
+    def dying(self, directory: Inode, name: bytes, inode: Inode) -> list[Operation]:
+        del directory, name, inode
+        return []
+
+    def moving(
+        self, inode: Inode, directory: Inode, name: bytes, target: Inode, new_name: bytes
+    ) -> list[Operation]:
+        del inode, directory, name, target, new_name
+        return []
+
+    def linking(self, inode: Inode, directory: Inode, name: bytes) -> list[Operation]:
+        del inode, directory, name
+        return []
+
+    def keeping(self, inode: Inode) -> KeptContent | None:
+        del inode
+        return None
 
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None: ...
 

@@ -1,7 +1,7 @@
 """The copy of one file of very many references, in parts: each is durable aside, and one record
 makes all of it the content.
 
-Never here: which file, and what it is called (``unit_copying``).
+Never here: which file, and what it is called (``unit_keeping``).
 
 Invariants
 - Between two parts nothing of the copy waits for a record. It is a file of no content until the

@@ -1,6 +1,6 @@
 """Which files below the directory of a checkpoint unit belong to it.
 
-Other modules say what happens to those that do (``units``) and to the others (``unit_carrying``).
+Other modules say what happens to those that do (``units``) and to the others (``unit_returns``).
 
 Invariants
 - The answer depends on names, owners and what the unit's record says. A recovery finds all three.
@@ -63,16 +63,6 @@ def path_below(namespace: Namespace, top: Inode, directory: Inode) -> tuple[byte
         names.append(current.name)
         current = namespace.inodes.get(current.parent)
     return None if current is None else tuple(reversed(names))
-
-
-def counterpart(namespace: Namespace, before: Inode, path: tuple[bytes, ...]) -> Inode | None:
-    """The directory at a path below the copy of what was there."""
-    current: Inode | None = before
-    for name in path:
-        if current is None or current.entries is None:
-            return None
-        current = namespace.find(current.ino, name)
-    return current if current is not None and current.entries is not None else None
 
 
 def is_others(inode: Inode, uid: int) -> bool:

@@ -22,7 +22,7 @@ from cxlfs.store.unit_rules import UnitsMode
 if TYPE_CHECKING:
     from cxlfs.store.namespace import Inode, Namespace
     from cxlfs.store.open_unit import OpenUnit
-    from cxlfs.store.unit_copies import Copies
+    from cxlfs.store.unit_aside import Aside
     from cxlfs.store.unit_policies import Policies
     from cxlfs.store.unit_rules import Rule
 
@@ -37,12 +37,12 @@ class Places:
         self,
         namespace: Namespace,
         policies: Policies,
-        copies: Copies,
+        aside: Aside,
         open_units: Mapping[int, OpenUnit],
     ) -> None:
         self._namespace = namespace
         self._policies = policies
-        self._copies = copies
+        self._aside = aside
         self._open = open_units
         self._moves = self._changes = -1
         self._units: dict[int, OpenUnit | None] = {}
@@ -103,9 +103,7 @@ class Places:
     def _search_rule(self, directory: Inode) -> tuple[bool, tuple[Inode, Rule] | None]:
         """Whether the directory is kept aside, or arriving, where no rule holds; which one does."""
         self._count()
-        is_aside = self._copies.aside.is_kept_aside(directory) or self._policies.is_arriving(
-            directory
-        )
+        is_aside = self._aside.holds(directory.ino) or self._policies.is_arriving(directory)
         found = None if is_aside else self._policies.outermost(directory)
         self._rules[directory.ino] = is_aside, found
         return is_aside, found

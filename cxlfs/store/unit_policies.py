@@ -60,7 +60,7 @@ class Policies:
 
     def is_directory(self, ino: int) -> bool:
         inode = self._namespace.inodes.get(ino)
-        return inode is not None and inode.entries is not None and inode.links > 0
+        return inode is not None and inode.entries is not None and not inode.is_removed
 
     def all(self) -> dict[int, tuple[Rule, ...]]:
         """Inode number of each directory that has a policy: its rules."""

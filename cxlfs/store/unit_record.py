@@ -20,17 +20,14 @@ from typing import Final
 
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.unit_rules import POLICY, QUIET_SECONDS, QUIET_UNMARKED_SECONDS, Rule, has_pattern
+from cxlfs.types import ROOT_INO
 
-UNITS_XATTR: Final = HIDDEN_PREFIX + b"units"
-"""Of stores of earlier programs: all open units."""
 UNIT_PREFIX: Final = HIDDEN_PREFIX + b"unit-"
 POLICIES_XATTR: Final = HIDDEN_PREFIX + b"policies"
-BEFORE_XATTR: Final = HIDDEN_PREFIX + b"before"
-"""On the copy of what was in a unit before: the inode number of the unit."""
-ASIDE_XATTR: Final = HIDDEN_PREFIX + b"aside"
-"""On what was set aside: where it was, when and why."""
 PLACE_XATTR: Final = HIDDEN_PREFIX + b"place"
-"""On the directory where the store keeps both: the store made it."""
+"""On the directory where the store keeps what units may want back: the store made it."""
+STAND_IN_XATTR: Final = HIDDEN_PREFIX + b"stand-in"
+"""There, on what stands for a directory: the inode number of that."""
 
 UNITS_MAX = 64
 """Of one user."""
@@ -39,33 +36,30 @@ POLICIES_MAX = 64
 NAMES_MAX = 16
 ATTRIBUTE_BYTES_MAX = 8192
 QUIET_SECONDS_MAX = 86_400.0
-_TEXT_BYTES_MAX = 4096
 _NUMBER_MAX = 1 << 62
 _DIGITS_MAX = 18
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenRecord:
-    """An open unit: its directory, the copy of what it was before (0: nothing), since when, whose
-    changes belong to it (-1: everybody's), files below it that do not, and what was moved there
-    from elsewhere: inode number, directory and name before.
+    """An open unit: the inode number of its directory, and of the directory that has what died in
+    it (0: nothing did), since when, whose changes belong to it (-1: everybody's), the first inode
+    number that was not given yet when it began, files below it that do not belong to it, those that
+    were not committed when it began, and those that other users have changed.
     """
 
     ino: int
-    before: int
+    kept: int
     since_ns: int
     uid: int = -1
+    first_ino: int = ROOT_INO + 1
     apart: tuple[int, ...] = ()
-    moved: tuple[tuple[int, int, bytes], ...] = ()
+    fresh: tuple[int, ...] = ()
+    foreign: tuple[int, ...] = ()
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AsideRecord:
-    """Where what was set aside was, when it went there, and why."""
-
-    path: bytes
-    time_ns: int
-    reason: str
+    def is_new(self, ino: int) -> bool:
+        """What has this number was not committed when the unit began."""
+        return ino >= self.first_ino or ino in self.fresh
 
 
 def unit_xattr(ino: int) -> bytes:
@@ -74,8 +68,8 @@ def unit_xattr(ino: int) -> bytes:
 
 
 def encode_unit(record: OpenRecord) -> bytes:
-    moved = [[ino, parent, os.fsdecode(name)] for ino, parent, name in record.moved]
-    return _json([record.before, record.since_ns, record.uid, list(record.apart), moved])
+    numbers = record.kept, record.since_ns, record.uid, record.first_ino
+    return _json([*numbers, list(record.apart), list(record.fresh), list(record.foreign)])
 
 
 def fits(record: OpenRecord) -> bool:
@@ -86,44 +80,14 @@ def fits(record: OpenRecord) -> bool:
 def decode_unit(name: bytes, value: bytes) -> OpenRecord | None:
     """What an attribute of the root directory says; None: nothing of a unit, or no sense."""
     digits, fields = name.removeprefix(UNIT_PREFIX), _list(_parsed(value))
-    if digits == name or not digits.isdigit() or len(digits) > _DIGITS_MAX or len(fields) != 5:
+    if digits == name or not digits.isdigit() or len(digits) > _DIGITS_MAX or len(fields) != 7:
         return None
-    ino, before, since_ns = int(digits), _number(fields[0]), _number(fields[1])
+    ino, kept, since_ns, first_ino = int(digits), *(_number(fields[n]) for n in (0, 1, 3))
     uid = fields[2] if type(fields[2]) is int and -1 <= fields[2] < 1 << 32 else None
-    if not ino or min(before, since_ns) < 0 or uid is None:
+    if not ino or min(kept, since_ns) < 0 or first_ino <= ROOT_INO or uid is None:
         return None
-    apart = [_number(item) for item in _list(fields[3])]
-    moved = [_moved(_list(item)) for item in _list(fields[4])]
-    return OpenRecord(
-        ino,
-        before,
-        since_ns,
-        uid,
-        tuple(item for item in apart if item > 0),
-        tuple(item for item in moved if item is not None),
-    )
-
-
-def _moved(fields: list[object]) -> tuple[int, int, bytes] | None:
-    names = _names(fields[2:])
-    if len(fields) != 3 or not names or names[0] in {b".", b".."}:
-        return None
-    ino, parent = _number(fields[0]), _number(fields[1])
-    return None if min(ino, parent) < 1 else (ino, parent, names[0])
-
-
-def encode_units(units: Iterable[OpenRecord]) -> bytes:
-    return _json([[unit.ino, unit.before, unit.since_ns] for unit in units])
-
-
-def decode_units(value: bytes) -> list[OpenRecord]:
-    """Each inode at most once; what makes no sense is left out."""
-    found: dict[int, OpenRecord] = {}
-    for item in _list(_parsed(value))[:UNITS_MAX]:
-        numbers = [_number(field) for field in _list(item)]
-        if len(numbers) == 3 and min(numbers) >= 0 and numbers[0]:
-            found.setdefault(numbers[0], OpenRecord(numbers[0], numbers[1], numbers[2]))
-    return list(found.values())
+    lists = (tuple(_number(item) for item in _list(fields[n])) for n in (4, 5, 6))
+    return OpenRecord(ino, kept, since_ns, uid, first_ino, *lists)
 
 
 def encode_policies(policies: Mapping[int, tuple[Rule, ...]]) -> bytes:
@@ -172,34 +136,6 @@ def policy_rule(
         done=names,
         quiet_seconds=quiet if quiet_seconds is None else quiet_seconds,
     )
-
-
-def encode_aside(record: AsideRecord) -> bytes:
-    path = os.fsdecode(record.path[-_TEXT_BYTES_MAX // 4 :])
-    return _json([path, record.time_ns, record.reason[: _TEXT_BYTES_MAX // 4]])
-
-
-def decode_aside(value: bytes) -> AsideRecord | None:
-    fields = _list(_parsed(value))
-    if len(fields) != 3:
-        return None
-    path, time_ns, reason = fields[0], _number(fields[1]), fields[2]
-    if not isinstance(path, str) or time_ns < 0 or not isinstance(reason, str):
-        return None
-    return AsideRecord(_name(path), time_ns, reason)
-
-
-def encode_place(parent: int, name: bytes) -> bytes:
-    return _json([parent, os.fsdecode(name)])
-
-
-def decode_place(value: bytes) -> tuple[int, bytes] | None:
-    """Directory and name of a unit that was removed; None: it was not."""
-    fields = _list(_parsed(value))
-    names = _names(fields[1:])
-    if len(fields) != 2 or _number(fields[0]) < 1 or not names or names[0] in {b".", b".."}:
-        return None
-    return _number(fields[0]), names[0]
 
 
 def _rule(fields: list[object]) -> Rule | None:

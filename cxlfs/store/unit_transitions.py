@@ -4,8 +4,6 @@ removed and can come back (``unit_hooks.Transition``).
 Never here: deciding it (``units``), undoing a removal (``unit_returns``).
 
 Invariants
-- Where a removed directory was is said in the record that removes it: a crash finds both or
-  neither.
 - That a file stays which gets a name where each file is a checkpoint is said in the record that
   names it: what comes from elsewhere has no other name then.
 """
@@ -14,16 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from cxlfs.errors import invariant
-from cxlfs.format.operations import Operation, XattrSetOperation
 from cxlfs.store.unit_hooks import NO_TRANSITION
-from cxlfs.store.unit_record import BEFORE_XATTR, encode_place
 from cxlfs.store.unit_rules import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cxlfs.store.namespace import Inode, Namespace
+    from cxlfs.format.operations import Operation
+    from cxlfs.store.namespace import Inode
     from cxlfs.store.open_unit import OpenUnit, OpenUnits
     from cxlfs.store.unit_hooks import Named, Transition
     from cxlfs.store.unit_policies import Policies
@@ -45,24 +41,18 @@ class OpensAndEnds(Protocol):
 
 
 class Removal:
-    """A transition (``unit_hooks``): the unit stays open, without a directory."""
+    """A transition (``unit_hooks``): the unit stays open, and keeps its directory itself."""
 
     def __init__(
-        self, namespace: Namespace, opened: OpenUnits, unit: OpenUnit, place: tuple[int, bytes]
+        self, opened: OpenUnits, unit: OpenUnit, place: tuple[int, bytes], ops: list[Operation]
     ) -> None:
-        invariant(unit.before is not None, "what was not there cannot come back")
-        self._namespace = namespace
+        self.operations = ops
         self._opened = opened
         self._unit = unit
         self._place = place
-        self._value = encode_place(*place)
-        ino = unit.record.before
-        self.operations: list[Operation] = [XattrSetOperation(ino, BEFORE_XATTR, self._value)]
 
     def stored(self) -> None:
         """In DRAM it is as the record says."""
-        before = self._namespace.get(self._unit.record.before)
-        self._namespace.set_xattr(before, BEFORE_XATTR, self._value)
         self._unit.place = self._place
         self._unit.replaces = True
         self._unit.marked = self._unit.followed = False

@@ -1,18 +1,16 @@
 """Checkpoint units: directories whose files are published together, or go back together.
 
-Files of an open unit are published in place, as anywhere else. Before the first change of one a
-copy of what was there is made (``unit_copies``; none for a new directory), and a record says that
-the unit is open. A unit that is done is forgotten by one record; one that goes back changes places
-with the copy by one record, and what was written stays in ``/.cxlfs-units``.
+Files of an open unit are published in place, as anywhere else. A record says that the unit is open,
+and from then on each record that changes something in it keeps what was there (``unit_keeping``). A
+unit that is done is forgotten by one record. One that goes back (``unit_returns``) leaves what was
+written to history.
 
 Never here: which directories are units and when one is over (``unit_rules``), ending one
 (``unit_deciding``), publishing files.
 
 Invariants
-- The record that opens a unit lies before every record of a change in it, and behind all of the
-  copy. So a crash finds either no change, or what undoes it.
-- Nothing that was written is unlinked: a unit that goes back is renamed. Copies go away only after
-  the record that makes them unwanted.
+- The record that opens a unit lies before every record of a change in it.
+- Nothing is copied when a unit begins, and nothing that happens after its end takes it back.
 - Without open units, rules and policies nothing here costs more than one test of ``active``.
 """
 
@@ -23,23 +21,25 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError, NoSpaceError
-from cxlfs.format.operations import Operation, UnlinkOperation
-from cxlfs.store import unit_markers, unit_record, unit_rules
+from cxlfs.format.operations import Operation, XattrRemoveOperation
+from cxlfs.store import old_units, unit_markers, unit_record, unit_rules
 from cxlfs.store.namespace import Inode
 from cxlfs.store.open_unit import OpenUnit
 from cxlfs.store.paths import path_of
-from cxlfs.store.unit_deciding import DecidesUnits
+from cxlfs.store.unit_changes import ChangesInUnits
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
-from cxlfs.store.unit_members import UNKNOWN, counterpart, is_others, path_below
+from cxlfs.store.unit_members import UNKNOWN, is_others
+from cxlfs.store.unit_record import unit_xattr
 from cxlfs.store.unit_report import set_problem
 from cxlfs.store.unit_rules import Decision, Rule
 from cxlfs.store.unit_transitions import Removal, UnitTransition, transition_of_names
+from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from cxlfs.store.unit_hooks import Named
 
 
-class Units(DecidesUnits):
+class Units(ChangesInUnits):
     """One for each open store."""
 
     # --- finding --------------------------------------------------------------------------------
@@ -58,58 +58,48 @@ class Units(DecidesUnits):
     # --- changes --------------------------------------------------------------------------------
 
     def changing(
-        self,
-        directory: Inode,
-        name: bytes | None = None,
-        *,
-        removing: bool = False,
-        in_steps: bool = False,
-    ) -> bool:
-        """Something in a directory is about to change. True, only ``in_steps``: one step was made
-        towards remembering what is there, and the next one comes before the change.
-
-        Raises NoSpaceError (there is no room to remember it; whoever is ``removing`` goes on
-        without), MediaError.
+        self, directory: Inode, name: bytes | None = None, *, removing: bool = False
+    ) -> None:
+        """Something in a directory is about to change. Raises NoSpaceError (whoever is ``removing``
+        goes on without), MediaError.
         """
-        if self._goes_on(directory, name):
-            return False
-        return self._may_begin(directory, name, 0, removing=removing, in_steps=in_steps)
+        if not self._goes_on(directory, name):
+            self._may_begin(directory, name, 0, removing=removing)
 
     def _may_begin(
-        self,
-        directory: Inode,
-        name: bytes | None,
-        changed: int,
-        *,
-        removing: bool = False,
-        in_steps: bool = False,
-    ) -> bool:
+        self, directory: Inode, name: bytes | None, changed: int, *, removing: bool = False
+    ) -> None:
         """As :meth:`changing`, where no unit is open; ``changed``: the inode number of the file
         whose content changes.
         """
         found = self.places.rule_for(directory, name)
         if found is None or found[0].links == 0 or not self._acts(*found):
-            return False
+            return
         if name is not None and self.is_never(*found, directory, name):
-            return False
+            return
         try:
-            return self._begin(*found, changed, in_steps=in_steps)
+            self._begin(*found, changed)
         except NoSpaceError:
             if not removing:
                 raise
             self._go_on_without(found[0])
-            return False
 
     def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool:
-        """The content of a file is about to change: as :meth:`changing`."""
+        """The content of a file is about to change. True, only ``in_steps``: a part of it was kept,
+        and the next part comes before the change. Raises as :meth:`changing`.
+        """
         directory = self._namespace.inodes.get(inode.parent)
         if not inode.links or directory is None or directory.entries is None:
             return False
         if inode.ino in self._appended and inode.ino in self.open_for_writing:
             return False
-        if self._goes_on(directory, None, inode):
-            return False
-        return self._may_begin(directory, inode.name, inode.ino, in_steps=in_steps)
+        if not self._goes_on(directory, None, inode):
+            self._may_begin(directory, inode.name, inode.ino)
+        unit = self.keeper_of(inode)
+        while unit is not None and self.kept.keep_part(unit, inode):
+            if in_steps:
+                return True
+        return False
 
     def opening(self, inode: Inode, *, appends: bool) -> None:
         """Somebody is about to get a writable handle, or a reading one. Raises as
@@ -125,6 +115,7 @@ class Units(DecidesUnits):
         self._appended.add(inode.ino)
         unit = self.places.unit_of(inode)
         if unit is not None and self.belongs(unit, inode):
+            unit.appended.add(inode.ino)
             self.set_apart(unit, inode)
 
     def _acts(self, directory: Inode, rule: Rule) -> bool:
@@ -143,7 +134,7 @@ class Units(DecidesUnits):
             return False
         if self.is_others(unit):
             if inode is not None and not is_others(inode, unit.uid):
-                self.set_apart(unit, inode)
+                self.set_apart(unit, inode, foreign=True)
             return True
         if inode is not None and not self.belongs(unit, inode):
             return True
@@ -166,7 +157,7 @@ class Units(DecidesUnits):
         facts = dataclasses.replace(facts, followed=facts.followed or unit.kept)
         if unit_rules.decide(facts)[0] is not Decision.DONE:
             return False
-        self._done(unit, durable=False, next_begins=True)
+        self._done(unit, durable=False)
         return True
 
     def _touch(self, unit: OpenUnit, writer: Hashable | None) -> None:
@@ -174,35 +165,21 @@ class Units(DecidesUnits):
         if writer is not None and writer not in unit.writers:
             unit.writers[writer] = None
 
-    def _begin(self, directory: Inode, rule: Rule, changed: int, *, in_steps: bool) -> bool:
-        """Remember what is in a directory, then say that it is an open unit. True: see
-        :meth:`changing`.
-        """
+    def _begin(self, directory: Inode, rule: Rule, changed: int) -> None:
+        """Say that a directory is an open unit. Raises as :meth:`Volume.commit`."""
         early = self._early(directory, changed)
-        before = None
-        if self._has_committed(directory) or self.policies.has_own(directory) or early:
-            while self.copyings.step(directory, self.clock()):
-                if in_steps:
-                    return True
-            before = self.copyings.take(directory, follow=rule.ends_with_each_file)
         if not self._make_way():
             self._go_on_without(directory)
-            if before is not None:
-                self.copies.drop(before)
-            return False
+            return
         self._follow(directory.parent)
-        unit = self._new(directory, rule, before)
+        has_more = early or self.policies.has_own(directory) or self._has_committed(directory)
+        unit = self._new(directory, rule, self._namespace.next_ino if has_more else directory.ino)
         unit.apart = {ino for ino in early if not rule.is_policy or ino in self._appended}
         unit.early = early - unit.apart
+        unit.fresh = {ino for ino in unit.early if self._namespace.get(ino).uncommitted}
         ops = self.operations_for([], [unit])
-        try:
-            self._volume.commit(ops, durable=False)
-        except BaseException:
-            if before is not None:
-                self.copies.drop(before)
-            raise
+        self._volume.commit(ops, durable=False)
         self.stored(ops, [], [unit])
-        return False
 
     def _early(self, directory: Inode, changed: int) -> set[int]:
         """Files below a directory that are open for writing before a unit begins with the change
@@ -230,9 +207,9 @@ class Units(DecidesUnits):
         user = self.user()
         return UNKNOWN if user is None else user
 
-    def _new(self, directory: Inode, rule: Rule, before: Inode | None) -> OpenUnit:
+    def _new(self, directory: Inode, rule: Rule, first_ino: int) -> OpenUnit:
         now = self._volume.now()
-        unit = OpenUnit(directory, rule, before, now, self.clock(), self._uid())
+        unit = OpenUnit(directory, rule, first_ino, now, self.clock(), uid=self._uid())
         self._touch(unit, self.writer())
         return unit
 
@@ -245,14 +222,15 @@ class Units(DecidesUnits):
         writer = self.writer()
         for unit in self.opened.values():
             same = writer is None or writer in unit.writers
-            if unit.inode.parent == parent and same and not unit.followed and unit is not replaced:
+            above = unit.inode.parent if unit.place is None else unit.place[0]
+            if above == parent and same and not unit.followed and unit is not replaced:
                 unit.followed = self.pending = True
 
     # --- verbs that are a beginning or an end themselves ---------------------------------------
 
     def making(self, parent: Inode, name: bytes, made: Inode) -> Transition:
         """A directory is about to be made: what its record says besides, if it is a unit."""
-        if self.unit_of(parent) is not None or self.copies.aside.is_kept_aside(parent):
+        if self.unit_of(parent) is not None:
             return NO_TRANSITION
         if self.places.rule_for(parent, None) is not None:
             return NO_TRANSITION
@@ -262,14 +240,18 @@ class Units(DecidesUnits):
             removed = None
         if removed is not None and not self._ends_before(removed, self.writer()):
             self._follow(parent.ino, removed)
-            begun = self._new(made, removed.rule, removed.before)
+            begun = self._new(made, removed.rule, removed.first_ino)
+            begun.kept_in, begun.contents = removed.kept_in, removed.contents
+            begun.apart, begun.fresh = removed.apart, removed.fresh
+            begun.foreign, begun.appended = removed.foreign, removed.appended
+            begun.stand_ins, begun.kept_inos = removed.stand_ins, removed.kept_inos
             begun.replaces = True
             return UnitTransition(self, [removed], [begun], moved)
         rule = self.policies.rule_of_new(parent, name)
         if rule is None or not self._make_way():
             return UnitTransition(self, [], [], moved) if moved else NO_TRANSITION
         self._follow(parent.ino)
-        return UnitTransition(self, [], [self._new(made, rule, None)], moved)
+        return UnitTransition(self, [], [self._new(made, rule, made.ino)], moved)
 
     def removing(self, directory: Inode) -> Transition:
         """A directory is about to be removed. Where it is a unit before which something was, that
@@ -278,57 +260,42 @@ class Units(DecidesUnits):
         self.policies.removing(directory)
         unit = self.opened.get(directory.ino)
         writer = self.writer()
-        if unit is None or unit.before is None or self.is_others(unit):
+        can_come_back = unit is not None and not (unit.is_new and unit.kept_in is None)
+        if unit is None or unit.kept or not can_come_back or self.is_others(unit):
             return self.naming((), directory)
         if self._ends_before(unit, writer):
             return self.naming((), directory)
         self._touch(unit, writer)
         place = directory.parent, directory.name
-        return Removal(self._namespace, self.opened, unit, place)
+        ops = [] if unit.is_new else self.keep_name(unit, *place, directory)
+        if not (ops or unit.is_new):
+            return self.naming((), directory)
+        return Removal(self.opened, unit, place, ops)
 
     def naming(self, names: Sequence[Named], replaced: Inode | None = None) -> Transition:
         """See ``unit_transitions``."""
         if not self.opened:
             return NO_TRANSITION
-        return transition_of_names(self, names, replaced, self._note_moves(names))
+        return transition_of_names(self, names, replaced, self._note_logs(names))
 
-    def _note_moves(self, names: Sequence[Named]) -> list[OpenUnit]:
-        """Units into which something is moved from elsewhere, or in which a log gets another name;
-        they know of it now.
+    def _note_logs(self, names: Sequence[Named]) -> list[OpenUnit]:
+        """Units in which something gets another name that does not belong to them: they know of it
+        now.
         """
         noted = []
         for parent, _, inode in names:
             unit = self.places.unit_of(self._namespace.get(parent))
             if unit is None or unit.kept or inode is unit.inode or inode.uncommitted:
                 continue
-            if self.places.unit_of(inode) is not unit:
-                unit.moved[inode.ino] = inode.parent, inode.name
-            elif self.belongs(unit, inode) or inode.ino in unit.apart:
+            if self.places.unit_of(inode) is not unit or inode.ino in unit.apart:
                 continue
-            else:
+            if not self.belongs(unit, inode):
                 unit.apart.add(inode.ino)
-            if unit_record.fits(unit.record):
-                noted.append(unit)
-            else:
-                self.leave(unit, "too much was moved into it")
+                if unit_record.fits(unit.record):
+                    noted.append(unit)
+                else:
+                    self.leave(unit, "too many files in it are logs, or belong to others")
         return noted
-
-    def unlinking(self, directory: Inode, name: bytes) -> Sequence[Operation]:
-        """A name is about to be removed: the same name in the copy, where what it means does not
-        belong to the unit, so that it does not come back.
-        """
-        unit = self.places.unit_of(directory)
-        child = self._namespace.find(directory.ino, name)
-        if unit is None or unit.before is None or unit.place is not None or child is None:
-            return ()
-        if self.belongs(unit, child) and not self.is_others(unit):
-            return ()
-        path = path_below(self._namespace, unit.inode, directory)
-        copy = None if path is None else counterpart(self._namespace, unit.before, path)
-        copied = None if copy is None else self._namespace.find(copy.ino, name)
-        if copy is None or copied is None or copied.entries is not None or copied.uncommitted:
-            return ()
-        return (UnlinkOperation(copy.ino, name),)
 
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None:
         """A file of that name is about to be published: a marker that lies beside units names them,
@@ -396,7 +363,7 @@ class Units(DecidesUnits):
         """What a user has removed cannot come back any more, the oldest first; False when nothing
         can. Raises as :meth:`Volume.commit`.
         """
-        can = [u for u in self.opened.values() if (u.replaces or u.kept) and u.before is not None]
+        can = [u for u in self.opened.values() if (u.replaces or u.kept) and u.kept_in is not None]
         if not can:
             return False
         unit = min(can, key=lambda unit: unit.since_ns)
@@ -409,7 +376,9 @@ class Units(DecidesUnits):
             "there is no room to keep what was removed until its successor is written",
             ino=unit.inode.ino,
         )
-        begun = dataclasses.replace(unit, before=None, replaces=False)
+        begun = dataclasses.replace(
+            unit, kept_in=None, contents=set(), kept_inos=set(), stand_ins={}, replaces=False
+        )
         ops = self.operations_for([unit], [begun])
         self._volume.commit(ops, durable=False)
         self.stored(ops, [unit], [begun])
@@ -430,29 +399,35 @@ class Units(DecidesUnits):
             self._left = {record.ino for record in records}
             return found
         try:
-            self.copies.aside.take_over()
-            self.returns.all_back(records, lambda ops: self.stored(ops, [], []))
+            old, copies = old_units.convert(self._volume, self.policies)
+            found += old
+            for record in records:
+                ops: list[Operation] = [XattrRemoveOperation(ROOT_INO, unit_xattr(record.ino))]
+                self.returns.back(record, ops, "it was being written at a crash", self._told)
             self.active = self.policies.any_rule
-            self.copies.find_garbage()
+            self.garbage.find(())
+            for copy in copies:
+                self.garbage.drop(copy)
         except NoSpaceError as error:
             reason = "there is no room to take an unfinished checkpoint back"
             self._volume.stop_writing(f"{reason}: {error.message}")
-        return found
+        return sorted(found)
+
+    def _told(self, ops: list[Operation]) -> None:
+        self.stored(ops, [], [])
 
     def maintain(self) -> bool:
         """Decide what has become of open units, and remove a little of what nobody wants; True when
         there is more to do soon. Raises as :meth:`Volume.commit`.
         """
         worked = bool(self.opened) and self.settle()
-        self.copyings.drop_idle(self.clock())
-        return self.copies.remove_some() or worked
+        return self.garbage.remove_some() or worked
 
     def finish(self) -> None:
         """The store is about to be closed. What fails is left for the next opening."""
         try:
             self.settle(closing=True)
-            self.copyings.drop_all()
-            while self.copies.remove_some():
+            while self.garbage.remove_some():
                 pass
         except CxlfsError as error:
             self._volume.event("not-published", error.message)

@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -30,7 +31,9 @@ from cxlfs.format.operations import (
 from cxlfs.native.extent_calls import EXTENT_INFO
 from cxlfs.native.extents import Counting
 from cxlfs.native.maps import Delta, FileMap
+from cxlfs.store import commit_numbers
 from cxlfs.store.clones import Clones, count_committed
+from cxlfs.store.commit_numbers import COMMIT_XATTR
 from cxlfs.store.held import drop_operations, hold_operations, undecided_operation
 from cxlfs.store.leases import Leases
 from cxlfs.store.overwrite_hooks import NoOverwrites, OverwriteHooks
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
     from cxlfs.store.held import Held
     from cxlfs.store.namespace import Inode
+    from cxlfs.store.unit_hooks import KeptContent
     from cxlfs.store.volume import Volume
 
 _OPERATION_BYTES = layout.OPERATION_DTYPE.itemsize + layout.OP_EXTENT_DTYPE.itemsize + 8
@@ -64,8 +68,9 @@ class Prepared:
         "_held",
         "_inode",
         "_keeps",
-        "_number",
+        "_kept",
         "_versions",
+        "number",
         "operations",
     )
 
@@ -78,11 +83,14 @@ class Prepared:
         flags: int,
         held: Held | None,
         *,
+        kept: KeptContent | None,
         keeps: bool,
         number: int,
     ) -> None:
         self.operations = ops
-        self._number = number
+        self.number = number
+        """Of the operation in the record that ends the content before."""
+        self._kept = kept
         self._versions = versions
         self._inode = inode
         self._delta = delta
@@ -92,6 +100,8 @@ class Prepared:
 
     def cancel(self) -> None:
         self._delta.cancel(self._inode.content)
+        if self._kept is not None:
+            self._kept.cancel()
 
     def done(self, lsn: int, time_ns: int) -> None:
         """The record is stored: live and committed are the same again."""
@@ -100,7 +110,7 @@ class Prepared:
         version = inode.version
         if not isinstance(version, Version):
             raise InvariantError("what is published has a version")
-        key, before = (lsn, self._number), inode.committed
+        key, before = (lsn, self.number), inode.committed
         whole = version.atomic or version.staged or before is None
         if self._held is not None:
             self._held.ended_lsn = lsn
@@ -112,11 +122,10 @@ class Prepared:
         else:
             self._delta.apply(live, before)
         if inode.aside is not None and not self._keeps:
-            self._versions.end_aside(inode, (lsn, self._number + 1), time_ns)
+            self._versions.end_aside(inode, (lsn, self.number + 1), time_ns)
         if self._held is not None:
             inode.aside = before
-        if version.whole and inode.damaged:
-            self._versions.volume.health.replaced(inode)
+        self._note_what_ended(inode, version)
         self._versions.volume.namespace.set_committed(inode)
         inode.flags = self._flags
         self._versions.shared_maps.published(inode)
@@ -130,6 +139,15 @@ class Prepared:
         units = self._versions.units
         if units.active:
             units.published(inode, incomplete=bool(self._flags & layout.INODE_INCOMPLETE))
+
+    def _note_what_ended(self, inode: Inode, version: Version) -> None:
+        """With the content before; what a checkpoint unit keeps of it is there."""
+        if self._kept is not None:
+            self._kept.done()
+        if version.whole and inode.damaged:
+            self._versions.volume.health.replaced(inode)
+        if inode.xattrs is not None:
+            self._versions.volume.namespace.remove_xattr(inode, COMMIT_XATTR)
 
 
 class Versions:
@@ -263,11 +281,14 @@ class Versions:
 
     # --- publishing -------------------------------------------------------------------------
 
-    def prepare(self, inode: Inode, *, incomplete: bool, with_name: bool = True) -> Prepared | None:
+    def prepare(
+        self, inode: Inode, *, incomplete: bool, with_name: bool = True, holds: bool = True
+    ) -> Prepared | None:
         """The operations that publish the live content; None when it is committed as it is.
 
-        ``with_name`` False: the caller links an inode that is still uncommitted afterwards. Stages
-        a content that one record cannot hold. Raises NoSpaceError, MediaError, ReadOnlyError.
+        ``with_name`` False: the caller links an inode that is still uncommitted afterwards.
+        ``holds`` False: the version before is wanted no more (``overwrites``). Stages a content
+        that one record cannot hold. Raises NoSpaceError, MediaError, ReadOnlyError.
         """
         inode.stop_writes()
         flags = inode.flags & ~layout.INODE_INCOMPLETE
@@ -280,6 +301,7 @@ class Versions:
         self.units.publishing(inode, inode.parent, inode.name)
         if not isinstance(version, Version):
             version = self._new(inode, atomic=False, now=0.0)
+        kept = self.units.keeping(inode) if self.units.active else None
         delta = self._take_delta(inode.content)
         if not self._fits(delta):
             delta.cancel(inode.content)
@@ -287,16 +309,16 @@ class Versions:
                 self._commit_name(inode)
             self.stage(inode)
             delta = self._take_delta(inode.content)
-        ops: list[Operation] = [
-            inode.operation(flags=flags, mtime_ns=inode.mtime_ns, ctime_ns=inode.ctime_ns)
-        ]
+        ops: list[Operation] = [] if kept is None else list(kept.operations)
+        ops.append(inode.operation(flags=flags, mtime_ns=inode.mtime_ns, ctime_ns=inode.ctime_ns))
         if inode.uncommitted:
             ops.extend(xattr_operations(inode))
             if with_name:
                 ops.extend(self._name_operations(inode))
         ops.extend(extent_operations(delta.definitions, delta.sums))
-        held = None if incomplete or version.staged else self.overwrites.to_hold(inode, version)
-        keeps = held is None and not version.staged
+        holds = holds and not version.staged
+        held = self.overwrites.to_hold(inode, version) if holds and not incomplete else None
+        keeps = held is None and holds
         keeps = keeps and (incomplete or self.overwrites.keeps(inode, version))
         number = len(ops) + version.staged  # of the operation that ends the content before
         content = ContentOperation(
@@ -304,7 +326,39 @@ class Versions:
         )
         ops.extend(_content_operations(inode, content, held, keeps=keeps))
         ops.extend(self.volume.health.removal(inode, whole=version.whole))
-        return Prepared(self, inode, delta, ops, flags, held, keeps=keeps, number=number)
+        ops.extend(commit_numbers.removal(inode))
+        return Prepared(self, inode, delta, ops, flags, held, kept=kept, keeps=keeps, number=number)
+
+    def replace_content(
+        self, inode: Inode, source: FileMap, *, incomplete: bool, times: tuple[int, int]
+    ) -> Prepared:
+        """What makes the references of ``source`` the content of a file. Nothing of the content
+        before is kept. ``times``: mtime and ctime. Raises as :meth:`prepare`.
+        """
+        fresh = FileMap(self.volume.engine, owner=inode.ino)
+        size = source.size
+        if size:
+            shared = source.share(0, size, fresh, 0)
+            invariant(shared == size, "a content without a lease has no open extent")
+        fresh.truncate(size)
+        self.begin_empty(inode, atomic=True, now=time.monotonic())
+        empty = inode.content
+        inode.replace_live(fresh)
+        self.close_map(empty)
+        inode.mtime_ns, inode.ctime_ns = times
+        prepared = self.prepare(inode, incomplete=incomplete, holds=False)
+        if prepared is None:
+            raise InvariantError("a new content is to be published")
+        return prepared
+
+    @contextlib.contextmanager
+    def outside_units(self) -> Iterator[None]:
+        """What is changed meanwhile begins no checkpoint unit and belongs to none."""
+        units, self.units = self.units, NoUnits()
+        try:
+            yield
+        finally:
+            self.units = units
 
     def _take_delta(self, content: FileMap) -> Delta:
         try:

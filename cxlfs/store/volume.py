@@ -198,8 +198,6 @@ class Volume:
         self.dirty_shutdown = (False, 0, 0)
         self._last_now = 0
         self._admission = Admission(namespace)
-        self.on_record: Callable[[Sequence[Operation]], None] | None = None
-        """Told of the operations of each record that was stored."""
 
     # --- state ------------------------------------------------------------------------------
 
@@ -279,8 +277,6 @@ class Volume:
         self.commit_times.add(lsn, time_ns)
         self.counters.commits += 1
         self.counters.journal_bytes_written += needed
-        if self.on_record is not None:
-            self.on_record(ops)
         return lsn, time_ns
 
     def _admit(self, ops: Sequence[Operation]) -> None:

@@ -138,11 +138,10 @@ def test_while_a_unit_is_open_each_name_is_asked_for(caller: Caller) -> None:
 
 
 def test_while_a_directory_that_went_back_is_told_of_each_name_is_asked_for(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
+    caller: Caller,
 ) -> None:
     requests = caller.plane.operations
-    monkeypatch.setattr(requests.store.aside, "holds", lambda _ino: True)
-    requests.returned.gone(ROOT + 1_000_000)
+    requests.returned.gone({ROOT + 1_000_000})
     save_by_rename(caller)
     assert look(caller) == (0, True)
 

@@ -184,7 +184,7 @@ def test_a_user_saves_beside_the_files_of_another(place: Workplace, mounted: Pat
 
 def test_nobody_looks_into_what_is_kept_of_others(place: Workplace, mounted: Path) -> None:
     """Nor makes the place, nor puts anything there, root neither."""
-    code = AS_USER + "os.mkdir('.cxlfs-units', 0o755)"
+    code = AS_USER + "os.mkdir('.cxlfs-sets', 0o755)"
     assert place.python(code, mounted, BOB).wait(30) != 0
     directory = mounted / "checkpoint-1"
     saver = place.python(
@@ -198,21 +198,22 @@ write("a", "1"); write("trainer_state.json", "1"); write("a", "2"); ready()
         ALICE,
     )
     wait_for_line(saver)
-    code = AS_USER + "\nfor n in os.listdir('.cxlfs-units'): pass"
+    code = AS_USER + "\nfor n in os.listdir('.cxlfs-sets'): pass"
     assert place.python(code, mounted, BOB).wait(30) != 0
-    aside = mounted / ".cxlfs-units"
-    (copy,) = aside.iterdir()
+    aside = mounted / ".cxlfs-sets"
     for verb in (
-        lambda: (copy / "new").write_text("x"),
-        lambda: (copy / "a").write_text("x"),
+        aside.stat,
+        lambda: list(aside.iterdir()),
+        aside.mkdir,
         (aside / "deeper").mkdir,
-        lambda: copy.rename(mounted / "stolen"),
-        (copy / "a").unlink,
+        lambda: aside.write_text("x"),
         lambda: aside.rename(mounted / "away"),
+        lambda: (directory / "a").rename(aside),
     ):
         with pytest.raises(OSError) as raised:
-            verb()
-        assert raised.value.errno in {errno.EPERM, errno.EACCES}
+            verb()  # type: ignore[operator]
+        assert raised.value.errno in {errno.EPERM, errno.ENOENT}
+    assert names(mounted) == {"checkpoint-1"}
     kill(saver)
     assert set(versions(directory).values()) == {"1"}
     (mounted / "another").write_text("the mount can be written")
@@ -231,7 +232,7 @@ def test_a_saver_lives_when_its_store_is_unmounted(place: Workplace, mounted: Pa
         AS_USER + 'write("checkpoint_1/a", "2"); os.chdir("/"); ready()', mounted, 0
     )
     wait_for_line(saver)
-    assert names(mounted / ".cxlfs-units")
+    assert versions(directory) == {"a": "2", "b": "1"}
     place.remount()
     assert versions(directory) == {"a": "1", "b": "1"}
     kill(saver)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from cxlfs.media import Granularity
-from cxlfs.store import Store, unit_copying
+from cxlfs.store import Store
 from cxlfs.store.unit_rules import Ending, UnitsMode
 from tests.support.shop import Shop
 from tests.support.unit_scenes import finish_work
-from tests.support.unit_steps import AT_ONCE
 from tests.support.unit_users import Back, Users
 
 
@@ -27,13 +26,6 @@ def granularity(request: pytest.FixtureRequest) -> Granularity:
     value = request.param
     assert isinstance(value, Granularity)
     return value
-
-
-@pytest.fixture
-def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit is copied in many."""
-    monkeypatch.setattr(unit_copying, "FILES_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(unit_copying, "NAMES_AT_ONCE", AT_ONCE + 1)
 
 
 @pytest.fixture

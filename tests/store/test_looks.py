@@ -15,11 +15,12 @@ from cxlfs.native.extent_calls import SPAN_DTYPE
 from cxlfs.native.maps import FileMap
 from cxlfs.store import Store, UnfinishedError, unit_large
 from cxlfs.store.clones import REFS_AT_ONCE
+from cxlfs.store.unit_aside import CONTENTS
 from cxlfs.store.unit_rules import UnitsMode
 from tests.store.test_scaling import SPARE, STRIDE_BYTES, Longest, large_file
 from tests.support.shop import Shop, close, create
 from tests.support.stores import read_file, write_file
-from tests.support.unit_steps import end_all, finish, in_steps, overwrite
+from tests.support.unit_steps import end_all, finish, overwrite
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -259,23 +260,25 @@ def test_a_copy_makes_room_for_its_references_in_steps(
     assert read_file(store, ino) == data
 
 
-def test_a_copy_in_a_unit_takes_many_references_in_parts(shop: Shop) -> None:
-    """Each refers to them twice: in the content that is made, and in what is durable of it."""
+def test_a_unit_keeps_many_references_in_parts(shop: Shop) -> None:
+    """Each part refers to them twice: in the content that is made, and in what is durable of it."""
     store = shop.reopen(shop.new_ordinary(256 * MIB), clean=True, units=UnitsMode.AUTO)
     directory = store.make_directory(1, b"checkpoint-5", 0o755, 0, 0).ino
-    large_file(store, b"large", 24_000)
+    large_file(store, b"large", 50_000)
     store.rename(1, b"large", directory, b"large")
     write_file(store, directory, b"trainer_state.json", b"{}")
-    verb = overwrite(in_steps(store), directory, b"trainer_state.json")
+    verb = overwrite(store, directory, b"large")
     engine, counts = store.volume.engine, [store.volume.engine.statistics().refs]
     finish(verb, lambda _step: counts.append(engine.statistics().refs))
     assert max(after - before for before, after in itertools.pairwise(counts)) <= (
         2 * unit_large.REFS_AT_ONCE + SPARE
     )
-    assert len(counts) == 3
+    assert len(counts) == 5
     (unit,) = store.units.open_units()
-    assert unit.before is not None
-    copy = store.namespace.find(unit.before.ino, b"large")
+    assert unit.kept_in is not None
+    contents = store.namespace.find(unit.kept_in.ino, CONTENTS)
+    assert contents is not None
+    copy = store.namespace.find(contents.ino, b"%d" % store.lookup(directory, b"large").ino)
     assert copy is not None
-    assert copy.content.ref_count == 24_000
+    assert copy.content.ref_count == 50_000
     end_all(store)

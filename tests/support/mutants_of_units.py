@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from cxlfs.format import operations
-from cxlfs.store import unit_copies, unit_copying, unit_returns, units
-from cxlfs.store.unit_record import UNIT_PREFIX, UNITS_XATTR
+from cxlfs.store import unit_keeping, unit_returns, units
+from cxlfs.store.unit_record import UNIT_PREFIX
 from tests.support.mutants import Patch, mutant, nothing
 
 
 def _is_entry(op: Any) -> bool:
     says = operations.XattrSetOperation, operations.XattrRemoveOperation
-    return isinstance(op, says) and op.name.startswith((UNITS_XATTR, UNIT_PREFIX))
+    return isinstance(op, says) and op.name.startswith(UNIT_PREFIX)
 
 
-@mutant("one/LINE/unit_overwritten/15of16", 16)
+@mutant("one/LINE/unit_of_a_new_directory", 16)
 def unit_that_no_record_opens(patch: Patch) -> None:
     """That a unit is open is known to the living alone."""
     original = units.Units.operations_for
@@ -38,72 +38,98 @@ def unit_opened_behind_the_change(patch: Patch) -> None:
 
 
 @mutant("one/PAGE/unit_overwritten", 7)
-def copy_without_its_last_file(patch: Patch) -> None:
+def removed_name_not_kept(patch: Patch) -> None:
     """What comes back lacks a file."""
-    original = unit_copying.Copying._copy
-
-    def forgetful(self: unit_copying.Copying, source: Any, *others: Any) -> int:
-        is_last = source.name == b"trainer_state.json"
-        return 0 if is_last else original(self, source, *others)
-
-    patch.setattr(unit_copying.Copying, "_copy", forgetful)
+    patch.setattr(unit_keeping.Keeping, "keep_name", lambda *_, **__: [])
 
 
-@mutant("one/LINE/unit_overwritten/14of16", 7, 6)
-def copy_with_times_of_its_own(patch: Patch) -> None:
+@mutant("one/LINE/unit_overwritten", 7, 6)
+def kept_with_times_of_its_own(patch: Patch) -> None:
     """What comes back looks as if it had been written just now."""
-    original = unit_copies.Copies.inode_like
+    original = unit_keeping._take_attributes
 
-    def stamped(self: unit_copies.Copies, source: Any) -> Any:
-        made = original(self, source)
-        made.mtime_ns = made.committed_mtime_ns = self._volume.now()
-        return made
+    def stamped(made: Any, source: Any) -> None:
+        original(made, source)
+        made.mtime_ns = made.committed_mtime_ns = source.birth_ns + 10**15
 
-    patch.setattr(unit_copies.Copies, "inode_like", stamped)
-
-
-@mutant("one/LINE/unit_overwritten/13of16", 12)
-def copy_removed_while_it_is_wanted(patch: Patch) -> None:
-    """The copy counts as garbage from the beginning."""
-    original = unit_copying.Copyings.take
-
-    def take(self: unit_copying.Copyings, source: Any, **options: Any) -> Any:
-        made = original(self, source, **options)
-        self._copies.drop(made)
-        return made
-
-    patch.setattr(unit_copying.Copyings, "take", take)
+    patch.setattr(unit_keeping, "_take_attributes", stamped)
 
 
-@mutant("one/LINE/unit_copied_in_steps/14of16", 7)
-def unit_opened_before_the_last_step(patch: Patch) -> None:
-    """The record that opens a unit comes before the last files of its copy."""
-    step = unit_copying.Copyings.step
+@mutant("one/LINE/unit_overwritten", 12)
+def kept_content_removed_while_it_is_wanted(patch: Patch) -> None:
+    """What a unit keeps counts as garbage from the beginning."""
+    original = units.Units.keeping
 
-    def early(self: unit_copying.Copyings, source: Any, now: float) -> bool:
-        more, copying = step(self, source, now), self._running[source.ino]
-        return more and (bool(copying._directories) or len(copying._found) > 1)
+    def keeping(self: units.Units, inode: Any) -> Any:
+        kept = original(self, inode)
+        for unit in self.opened.values():
+            if unit.kept_in is not None:
+                self.garbage.drop(unit.kept_in)
+        return kept
 
-    patch.setattr(unit_copying.Copyings, "step", early)
-    patch.setattr(unit_copying, "invariant", nothing)
-
-
-@mutant("one/LINE/unit_copied_in_steps/11of16", 7)
-def changes_between_two_steps_missed(patch: Patch) -> None:
-    """What was copied counts as it was then, whatever has changed before the unit begins."""
-    patch.setattr(unit_copying.Copying, "heard", nothing)
+    patch.setattr(units.Units, "keeping", keeping)
 
 
-@mutant("one/LINE/unit_back_with_several_writers/2of16", 5)
-def back_in_two_records(patch: Patch) -> None:
-    """That the unit is over is said first, and the directories change places behind it."""
-    original = unit_returns.Returns._commit_back
+@mutant("one/LINE/unit_changed_in_place", 7)
+def content_kept_behind_its_change(patch: Patch) -> None:
+    """In a record of its own."""
+    done = unit_keeping.KeptContent.done
+    init = unit_keeping.KeptContent.__init__
 
-    def in_two(self: unit_returns.Returns, ops: list[Any], *others: Any) -> None:
-        self._volume.commit([op for op in ops if _is_entry(op)])
-        original(self, [op for op in ops if not _is_entry(op)], *others)
+    def begin(self: unit_keeping.KeptContent, *args: Any) -> None:
+        init(self, *args)
+        self._keeping._late, self.operations = self.operations, []  # type: ignore[attr-defined]
 
-    patch.setattr(unit_returns.Returns, "_commit_back", in_two)
+    def late(self: unit_keeping.KeptContent) -> None:
+        self.operations = self._keeping._late  # type: ignore[attr-defined]
+        self._keeping._volume.commit(self.operations)
+        done(self)
+
+    patch.setattr(unit_keeping.KeptContent, "__init__", begin)
+    patch.setattr(unit_keeping.KeptContent, "done", late)
+
+
+@mutant("one/LINE/unit_changed_in_place", 7)
+def content_not_kept(patch: Patch) -> None:
+    """What is written in place stays when the rest goes back."""
+    patch.setattr(units.Units, "keeping", nothing)
+
+
+@mutant("one/LINE/unit_kept_in_steps", 7)
+def half_a_content_counts_as_kept(patch: Patch) -> None:
+    """A content that takes several records to keep has its name from the first one on."""
+    patch.setattr(unit_keeping, "PART", b"")
+    patch.setattr(unit_keeping, "apply_names", nothing)
+
+    def publish(self: unit_keeping.Keeping, unit: Any, inode: Any, copy: Any) -> None:
+        self._versions.publish(copy, incomplete=False)
+        unit.contents.add(inode.ino)
+
+    patch.setattr(unit_keeping.Keeping, "_publish", publish)
+
+
+@mutant("one/LINE/unit_renamed_within", 7)
+def given_name_forgotten(patch: Patch) -> None:
+    """What was renamed in a unit has both names when it has gone back."""
+    patch.setattr(unit_keeping.Keeping, "give_name", lambda *_: [])
+
+
+@mutant("one/LINE/unit_renamed_within", 7)
+def moved_directory_kept_nowhere(patch: Patch) -> None:
+    """A directory that was renamed and then removed does not come back."""
+    patch.setattr(unit_keeping.Keeping, "keep_moved", lambda *_: [])
+
+
+@mutant("one/LINE/unit_back_with_several_writers", 5)
+def forgotten_before_it_is_back(patch: Patch) -> None:
+    """That the unit is over is said first, and what was there comes back behind it."""
+    original = unit_returns._WayBack.go
+
+    def first(self: unit_returns._WayBack, without: list[Any], stored: Any) -> Any:
+        self._volume.commit([op for op in without if _is_entry(op)])
+        return original(self, [], lambda _: stored(without))
+
+    patch.setattr(unit_returns._WayBack, "go", first)
 
 
 @mutant("one/PAGE/unit_overwritten", 10, 11)
@@ -230,8 +256,8 @@ def removed_content_dropped_before_its_record(patch: Patch) -> None:
     def follow(self: units.Units, *others: Any) -> None:
         original(self, *others)
         for unit in self.opened.values():
-            if unit.followed and unit.place is not None and unit.before is not None:
-                self.copies.drop(unit.before)
+            if unit.followed and unit.place is not None and unit.kept_in is not None:
+                self.garbage.drop(unit.kept_in)
 
     patch.setattr(units.Units, "_follow", follow)
 

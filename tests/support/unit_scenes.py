@@ -75,11 +75,16 @@ def saved(store: Store, name: bytes = b"checkpoint-5", version: int = 1) -> tupl
     return directory, save(store, directory, shards(version))
 
 
-def set_aside(store: Store) -> dict[bytes, Tree]:
-    """What lies in the place for it, by name."""
+def kept_count(store: Store) -> int:
+    """How many units have something in the place where they keep what was there."""
     place = store.namespace.find(1, ASIDE_NAME)
-    names = list((place.entries or {}) if place is not None else {})
-    return {name: tree(store, ASIDE_NAME + b"/" + name) or {} for name in names}
+    return len((place.entries or {}) if place is not None else {})
+
+
+def in_history(store: Store, name: bytes) -> list[bytes]:
+    """Each content that history has of that name, the last one first."""
+    rows = [row for row in store.past if row.name == name and row.data is not None]
+    return [bytes(row.data.read(0, row.data.size)) for row in reversed(rows) if row.data]
 
 
 def remove_tree(store: Store, parent: int, name: bytes) -> None:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from cxlfs.store import unit_record
-from cxlfs.store.unit_record import AsideRecord, OpenRecord
+from cxlfs.store.unit_record import OpenRecord
 from cxlfs.store.unit_rules import (
     TABLE,
     Decision,
@@ -127,24 +127,23 @@ def test_no_decision_ends_what_went_wrong_or_is_being_written() -> None:
 
 
 def test_records_come_back() -> None:
-    units = [OpenRecord(7, 0, 5), OpenRecord(9, 12, 1 << 61)]
-    assert unit_record.decode_units(unit_record.encode_units(units)) == units
-    assert unit_record.decode_units(unit_record.encode_units([])) == []
+    for unit in (
+        OpenRecord(7, 0, 5),
+        OpenRecord(9, 12, 1 << 61, 1000, 500, (7, 8), (499,), (3,)),
+    ):
+        name, value = unit_record.unit_xattr(unit.ino), unit_record.encode_unit(unit)
+        assert unit_record.decode_unit(name, value) == unit
+        assert unit_record.fits(unit)
     rules = (
         unit_record.policy_rule((b"step-*", b"."), (b"done", b"\xff.json"), 2.5),
         unit_record.policy_rule((b"x",), (), None),
     )
     policies = {5: rules}
     assert unit_record.decode_policies(unit_record.encode_policies(policies)) == policies
-    aside = AsideRecord(b"/runs/\xfe/checkpoint-5", 99, "a writer was killed")
-    assert unit_record.decode_aside(unit_record.encode_aside(aside)) == aside
 
 
-def test_the_largest_number_of_units_fits_the_attribute() -> None:
-    units = [OpenRecord((1 << 62) - 1 - n, (1 << 62) - 1, (1 << 62) - 1) for n in range(64)]
-    value = unit_record.encode_units(units)
-    assert len(value) <= unit_record.ATTRIBUTE_BYTES_MAX
-    assert unit_record.decode_units(value) == units
+def test_a_record_with_too_many_files_does_not_fit() -> None:
+    assert not unit_record.fits(OpenRecord(7, 0, 5, apart=tuple(range(10**9, 10**9 + 1000))))
 
 
 HOSTILE = [
@@ -175,24 +174,21 @@ HOSTILE = [
 
 @pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_makes_no_sense_counts_as_none(value: bytes) -> None:
-    assert unit_record.decode_units(value) == []
+    assert unit_record.decode_unit(unit_record.unit_xattr(7), value) is None
     assert unit_record.decode_policies(value) == {}
-    assert unit_record.decode_aside(value) is None
 
 
 def test_damaged_records_never_raise(seed: int) -> None:
     rng = random.Random(seed)
     good = [
-        unit_record.encode_units([OpenRecord(7, 3, 5)] * 3),
+        unit_record.encode_unit(OpenRecord(7, 3, 5, 1000, 9, (4, 5), (6,))),
         unit_record.encode_policies({5: (unit_record.policy_rule((b"a*",), (b"b",), 1.0),)}),
-        unit_record.encode_aside(AsideRecord(b"/a/b", 5, "why")),
     ]
     for _ in range(3000):
         value = bytearray(rng.choice(good))
         for _ in range(rng.randint(1, 4)):
             value[rng.randrange(len(value))] = rng.randrange(256)
-        for unit in unit_record.decode_units(bytes(value)):
-            assert 0 < unit.ino < 1 << 62
+        unit = unit_record.decode_unit(unit_record.unit_xattr(7), bytes(value))
+        assert unit is None or (unit.kept >= 0 and unit.first_ino > 1)
         for rules in unit_record.decode_policies(bytes(value)).values():
             assert all(rule.directories and rule.quiet_seconds >= 0 for rule in rules)
-        unit_record.decode_aside(bytes(value))

@@ -269,6 +269,8 @@ def _open(media: SimulatedMedia) -> Store:
 def _check_history(store: Store, past: History) -> None:
     """A row that comes back says what it said before. Raises AssertionError, CorruptionError."""
     for row in store.past:
+        if row.archived is None:
+            continue  # recovery has taken something back by now
         content = b"" if row.content is None else bytes(row.content.read(0, row.size))
         assert past.get(row.key) == (row.name, content), f"history has another {row.name!r}"
 

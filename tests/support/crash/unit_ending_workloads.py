@@ -45,19 +45,19 @@ def unit_whose_marker_never_comes(bench: Bench) -> None:
         scene.back(SET)
 
 
-def unit_without_room_for_its_copy(bench: Bench) -> None:
+def unit_without_room_to_keep(bench: Bench) -> None:
     """A removal goes on without; the next change finds room."""
     scene = complete_set(bench)
-    copyings = scene.units.copyings
-    require_room = copyings._require_room
+    kept = scene.units.kept
+    require_room = kept._require_room
 
     def no_room() -> None:
         raise NoSpaceError("the metadata of this store has no room to grow")
 
-    copyings._require_room = no_room
+    kept._require_room = no_room
     bench.unlink(SET + b"/a")
     assert not scene.units.open_units()
-    copyings._require_room = require_room
+    kept._require_room = require_room
     scene.begin(SET)
     scene.save(SET + b"/below/c", 300)
     scene.finish(SET + b"/" + MARKER, 95, SET)
@@ -65,5 +65,5 @@ def unit_without_room_for_its_copy(bench: Bench) -> None:
 
 ENDING_WORKLOADS = [
     unit_back_between_any_two_files, unit_overwritten_and_renamed, unit_whose_marker_never_comes,
-    unit_without_room_for_its_copy,
+    unit_without_room_to_keep,
 ]  # fmt: skip

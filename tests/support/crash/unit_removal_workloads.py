@@ -104,7 +104,7 @@ def unit_removed_and_followed(bench: Bench) -> None:
     scene.save(b"dir/checkpoint-3/a", 500)
     scene.begin(b"checkpoint-4")
     scene.make(b"checkpoint-4")
-    bench.do("remove some", scene.units.copies.remove_some, late=True, keeps=True)
+    bench.do("remove some", scene.units.garbage.remove_some, late=True, keeps=True)
     scene.save(b"checkpoint-4/a", 300)
     assert not scene.is_open(SET)
     bench.do("maintain", scene.units.maintain, late=True, keeps=True)

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Hashable, Iterator
 
-from cxlfs.store import unit_copies, unit_copying
+from cxlfs.store import unit_garbage, unit_keeping, unit_large
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import FileKind
 from cxlfs.store.space import LEASE_BYTES_LEAST
@@ -27,15 +27,15 @@ _PLACE = b"/" + ASIDE_NAME
 
 
 def user_view(state: State) -> State:
-    """Without what is kept aside, and without what changes where a unit goes back: inode numbers,
-    link counts (of names outside), hidden attributes, and times of directories.
+    """Without what is kept aside, and without what changes where a unit goes back: hidden
+    attributes, times of change, times of directories, and link counts (of names outside).
     """
     found: State = {}
     for path, entry in state.items():
         if path == _PLACE or path.startswith(_PLACE + b"/"):
             continue
         xattrs = tuple(item for item in entry.xattrs if not item[0].startswith(HIDDEN_PREFIX))
-        changes: dict[str, object] = {"ino": 0, "xattrs": xattrs, "nlink": 0}
+        changes: dict[str, object] = {"xattrs": xattrs, "ctime_ns": 0, "nlink": 0}
         if entry.kind is FileKind.DIRECTORY:
             changes |= {"atime_ns": 0, "mtime_ns": 0, "ctime_ns": 0}
         found[path] = dataclasses.replace(entry, **changes)  # type: ignore[arg-type]
@@ -79,6 +79,11 @@ class Scene:
                 del state[gone]
             state |= {place: entry for place, entry in before.items() if place not in self.gone}
             state |= {to: below[at] for at, to in self.stays.items() if at in below}
+            names = {entry.ino: entry for entry in before.values() if entry.kind is FileKind.FILE}
+            inside = _below(state, path)
+            for place, entry in state.items():  # names elsewhere of files that go back
+                if place not in inside:
+                    state[place] = names.get(entry.ino, entry)
         return state
 
     def begin(self, path: bytes) -> None:
@@ -123,7 +128,7 @@ class Scene:
         assert not space.collect_dead(), "there is room when what is dead is given back"
         asides = store.versions.asides.values()
         assert all(inode.version is not None for inode in asides), "a killed writer left some"
-        assert not self.units.copies.is_removing, "there is some that nobody wants"
+        assert not self.units.garbage.is_removing, "there is some that nobody wants"
         used = [int(each) for each in store.volume.engine.usage() if each]
         payload_bytes = store.superblock.segment_payload_bytes
         assert sum(used) > (len(used) - 1) * payload_bytes, "there is room when it is gathered"
@@ -160,7 +165,7 @@ class Scene:
         self.bench.close(handle)
 
     def open(self, path: bytes, flags: int = TRUNCATE) -> int:
-        """A handle; where it begins a unit, a copy is committed."""
+        """A handle; where it begins a unit, that is committed."""
         made: list[int] = []
         store = self.bench.store
 
@@ -191,19 +196,16 @@ class Scene:
         self.bench.do("release", lambda: self.bench.store.release(handle), late=True, keeps=True)
 
     def step(self, path: bytes) -> bool:
-        """One step towards the copy of a directory, as the change of its marker asks for; False:
-        it is an open unit, and nothing is changed yet.
+        """One step of keeping the content of a file, as its change asks for; False: it is kept, and
+        nothing is changed yet.
         """
-        ino = self.bench.inode(path + b"/" + MARKER).ino
+        ino = self.bench.inode(path).ino
         versions = self.bench.store.versions
         more: list[bool] = []
-
-        def action() -> None:
-            more.append(versions.prepare_change(ino, emptied=True))
-            if not more[0]:
-                self.begin(path)
-
-        self.bench.do("step", action, late=True, keeps=True)
+        prepare = versions.prepare_change
+        self.bench.do(
+            "step", lambda: more.append(prepare(ino, emptied=True)), late=True, keeps=True
+        )
         return more[0]
 
     def ending(self, name: str, path: bytes, action: Callable[[], object]) -> None:
@@ -218,7 +220,7 @@ class Scene:
         self.bench.do(name, whole, commits=True)
 
     def write_in_place(self, handle: int, length: int) -> None:
-        """Perhaps the first change of a unit: a copy is committed then."""
+        """Perhaps the first change of a unit: that it is open is committed then."""
         store = self.bench.store
         self.bench.do(
             "write",
@@ -271,23 +273,23 @@ class Scene:
 
 @contextlib.contextmanager
 def short_steps() -> Iterator[None]:
-    """One file in each step of a copy."""
-    usual = unit_copying.FILES_AT_ONCE, unit_copying.NAMES_AT_ONCE
-    unit_copying.FILES_AT_ONCE, unit_copying.NAMES_AT_ONCE = 1, 2
+    """Every content takes several records to keep, of one reference each."""
+    usual = unit_large.REFS_AT_ONCE, unit_keeping._RECORD_PART
+    unit_large.REFS_AT_ONCE, unit_keeping._RECORD_PART = 1, 1 << 20
     try:
         yield
     finally:
-        unit_copying.FILES_AT_ONCE, unit_copying.NAMES_AT_ONCE = usual
+        unit_large.REFS_AT_ONCE, unit_keeping._RECORD_PART = usual
 
 
 @contextlib.contextmanager
 def short_removals() -> Iterator[None]:
-    """Two names in each record that takes a copy apart."""
-    usual, unit_copies._NAMES_AT_ONCE = unit_copies._NAMES_AT_ONCE, 2
+    """Two names in each record that takes apart what was kept."""
+    usual, unit_garbage._NAMES_AT_ONCE = unit_garbage._NAMES_AT_ONCE, 2
     try:
         yield
     finally:
-        unit_copies._NAMES_AT_ONCE = usual
+        unit_garbage._NAMES_AT_ONCE = usual
 
 
 def complete_set(bench: Bench) -> Scene:
@@ -298,6 +300,9 @@ def complete_set(bench: Bench) -> Scene:
     scene.make(SET + b"/below")
     for name, length in ((b"/a", 6000), (b"/b", 700), (b"/below/c", 5000)):
         scene.save(SET + name, length)
+    handle = scene.open(SET + b"/a", os.O_RDWR)
+    scene.write_in_place(handle, 50)  # it has three references
+    scene.close(handle)
     scene.finish(SET + b"/" + MARKER, 90, SET)
     bench.store.link(bench.inode(SET + b"/b").ino, 1, b"outside")
     bench.store.units.settle(closing=True)

@@ -29,7 +29,7 @@ def unit_of_a_new_directory(bench: Bench) -> None:
 
 
 def unit_overwritten(bench: Bench) -> None:
-    """Each file anew, one more, one less, then the marker; then the copy goes away."""
+    """Each file anew, one more, one less, then the marker; then what was kept goes away."""
     scene = complete_set(bench)
     scene.begin(SET)
     scene.save(SET + b"/a", 6500)
@@ -42,37 +42,49 @@ def unit_overwritten(bench: Bench) -> None:
     scene.save(b"unrelated", 9000)
 
 
-def unit_copied_in_steps(bench: Bench) -> None:
-    """Between two of them there is a new image, a file that was being written before is published,
-    and attributes change: what comes back is what was there when the unit began.
+def unit_kept_in_steps(bench: Bench) -> None:
+    """Each content takes several records to keep. Between two of them there is a new image, and
+    what was kept before is removed.
     """
-    scene = Scene(bench)
-    scene.make(b"work")
-    for name, length in ((b"/a", 6000), (b"/b", 700), (b"/c", 5000), (b"/" + MARKER, 90)):
-        scene.save(b"work" + name, length)
-    handle = scene.open(b"work/b")
-    bench.write(handle, 0, 3000)
-    bench.rename(b"work", SET)
-    scene.start()
-
-    def change() -> None:
-        bench.close(handle)
-        bench.attributes(SET + b"/a", mode=0o600, uid=7)
-
-    between: dict[int, Callable[[], object]] = {
-        1: lambda: bench.do("make room", scene.units.copies.remove_some, late=True, keeps=True),
-        2: lambda: bench.do("rollover", bench.store.volume.rollover, late=True),
-        3: change,
-    }
+    scene = complete_set(bench)
+    scene.begin(SET)
     with short_steps():
-        steps = 0
-        while scene.step(SET):
-            steps += 1
-            between.pop(steps, bool)()
-    assert not between, f"there were {steps} steps"
-    scene.save(SET + b"/a", 300)
-    bench.unlink(SET + b"/b")
+        assert scene.step(SET + b"/a")
+        bench.do("rollover", bench.store.volume.rollover, late=True)
+        bench.do("make room", scene.units.garbage.remove_some, late=True, keeps=True)
+        assert not scene.step(SET + b"/a")
+        scene.save(SET + b"/a", 300)
+        bench.unlink(SET + b"/b")
+        handle = scene.open(SET + b"/below/c", os.O_RDWR)
+        scene.write_in_place(handle, 500)
+        scene.close(handle)
     scene.finish(SET + b"/" + MARKER, 95, SET)
+
+
+def unit_renamed_within(bench: Bench) -> None:
+    """A saver rotates its files and a directory, links and exchanges some; then it is killed."""
+    scene = complete_set(bench)
+    scene.units.writer = lambda: "saver"
+    endings = {"saver": Ending.ALIVE}
+    scene.units.ending_of = endings.__getitem__  # type: ignore[assignment]
+    store = bench.store
+    scene.begin(SET)
+    directory = bench.inode(SET).ino
+
+    def verb(name: str, action: Callable[[], object]) -> None:
+        bench.do(name, action, commits=True)
+
+    verb("rename", lambda: store.rename(directory, b"b", directory, b"b-old"))
+    verb("exchange", lambda: store.rename(directory, b"a", directory, b"b-old", exchange=True))
+    verb("directory", lambda: store.rename(directory, b"below", directory, b"before"))
+    scene.save(SET + b"/b", 400)
+    scene.save(SET + b"/before/c", 300)
+    bench.do("link", lambda: store.link(bench.inode(SET + b"/a").ino, directory, b"l"), late=True)
+    bench.unlink(SET + b"/before/c")
+    bench.do("rmdir", lambda: store.remove_directory(directory, b"before"))
+    endings["saver"] = Ending.KILLED
+    scene.back(SET)
+    bench.do("maintain", scene.units.maintain, late=True, keeps=True)
 
 
 def unit_changed_in_place(bench: Bench) -> None:
@@ -330,8 +342,8 @@ def unit_at_the_close_of_the_store(bench: Bench) -> None:
 LONG_WORKLOADS = [*FILE_WORKLOADS, *LONG_REMOVAL_WORKLOADS]
 """On lines 5 to 8 s each, on pages one."""
 UNIT_WORKLOADS = [
-    unit_of_a_new_directory, unit_overwritten, unit_copied_in_steps, unit_changed_in_place,
-    unit_marker_first,
+    unit_of_a_new_directory, unit_overwritten, unit_kept_in_steps, unit_changed_in_place,
+    unit_renamed_within, unit_marker_first,
     unit_marker_before_a_file_is_closed, unit_marker_twice, unit_marker_renamed,
     unit_marker_beside, unit_renamed, unit_under_a_moved_directory, units_in_each_other,
     units_side_by_side, unit_of_files, *REMOVAL_WORKLOADS, *ENDING_WORKLOADS, *MEMBER_WORKLOADS,

@@ -27,6 +27,8 @@ class Expected:
     either: dict[Path, set[bytes | None]] = dataclasses.field(default_factory=dict)
     somewhere: set[bytes] = dataclasses.field(default_factory=set)
     anywhere: set[bytes] = dataclasses.field(default_factory=set)
+    must: set[frozenset[bytes]] = dataclasses.field(default_factory=set)
+    """Of each file that got a name: one of these has one."""
     going: list[Directory] = dataclasses.field(default_factory=list)
     """Directories of all sets that go back now."""
     committed: set[bytes] = dataclasses.field(default_factory=set)
@@ -68,6 +70,23 @@ class Expected:
             if file in was:
                 self.either[path] = self.either.get(path, {view[path]}) | {was[file]}
 
+    def give_back(self, each: ChangeSet, root: Directory) -> None:
+        """What got a name in a set has the one again that it had, or keeps what it got."""
+        for child, given in each.given.items():
+            given.note(child)
+            places = {(*above.path, name) for above, name in (*given.homes, *given.names)}
+            if isinstance(child, File):
+                places |= {path for path, file in root.below() if file is child}
+            for rest, contents in given.contents.items():
+                allowed = contents | each.before_of(child)
+                for place in places:
+                    path = (*place, *rest)
+                    before = each.before.get(path[len(each.top.path) :])
+                    have = self.either.get(path, {self.files.get(path)})
+                    self.either[path] = have | allowed | {None, before}
+                self.anywhere |= allowed
+                self.must.add(frozenset(allowed))
+
     def _moved_out(
         self,
         each: ChangeSet,
@@ -108,6 +127,12 @@ class Expected:
                 wanted = " or ".join(map(say, allowed))
                 problems.append(f"{show(path)}: {say(have)}, expected {wanted}")
         problems += [f"{say(c)} has no name" for c in self.somewhere - set(found.values())]
+        there = set(found.values())
+        problems += [
+            f"none of {', '.join(map(say, each))} has a name"
+            for each in self.must
+            if not each & there
+        ]
         if problems:
             raise Violation("; ".join(problems))
 

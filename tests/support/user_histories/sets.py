@@ -44,6 +44,25 @@ def rule_of(directory: Directory, name: bytes | None) -> tuple[Directory, Rule] 
 
 
 @dataclasses.dataclass(eq=False)
+class Given:
+    """Of what got a name in a set, and had another one: ``homes`` that it lost, the first one
+    first; ``names`` that it got; ``contents`` that it had since.
+    """
+
+    homes: list[tuple[Directory, bytes]] = dataclasses.field(default_factory=list)
+    names: list[tuple[Directory, bytes]] = dataclasses.field(default_factory=list)
+    contents: dict[Path, set[bytes]] = dataclasses.field(default_factory=dict)
+    """By the path below it; of a file: the empty one."""
+
+    def note(self, child: File | Directory) -> None:
+        """What is in it now."""
+        below = [((), child)] if isinstance(child, File) else child.below()
+        for path, file in below:
+            if file.committed is not None:
+                self.contents.setdefault(path, set()).add(file.committed)
+
+
+@dataclasses.dataclass(eq=False)
 class ChangeSet:
     """``before``: what was there when it began. ``foreign``: names that other users changed since;
     ``loose``: names that they moved; ``apart``: files that belong to nobody's set; ``contents``:
@@ -71,6 +90,9 @@ class ChangeSet:
     contents: set[bytes] = dataclasses.field(default_factory=set)
     spoiled: set[File] = dataclasses.field(default_factory=set)
     moved: dict[File | Directory, tuple[Directory, bytes]] = dataclasses.field(default_factory=dict)
+    given: dict[File | Directory, Given] = dataclasses.field(default_factory=dict)
+    lost: dict[Path, set[bytes]] = dataclasses.field(default_factory=dict)
+    """Contents that others and logs had when their names were taken: with them they come back."""
     place: tuple[Directory, bytes] | None = None
     marked: bool = False
     followed: bool = False
@@ -82,6 +104,41 @@ class ChangeSet:
 
     def belongs(self, file: File, name: bytes) -> bool:
         return file not in self.apart and file.uid == self.uid and not is_log_name(name)
+
+    def give(
+        self,
+        child: File | Directory,
+        home: tuple[Directory, bytes],
+        name: tuple[Directory, bytes],
+    ) -> None:
+        """It got a name in the set, and had another one."""
+        if not self.has_old(child):
+            return
+        found = self.given.setdefault(child, Given())
+        found.homes.append(home)
+        found.names.append(name)
+        found.note(child)
+
+    def has_old(self, child: File | Directory) -> bool:
+        """It was there when the set began, or comes from elsewhere."""
+        if child in self.given:
+            return True
+        if isinstance(child, Directory):
+            return not child.is_in(self.top)
+        if child in self.before_files.values():
+            return True
+        return all(file is not child for _, file in self.top.below())
+
+    def before_of(self, child: File | Directory) -> set[bytes]:
+        """The contents of a file when the set began."""
+        paths = [path for path, file in self.before_files.items() if file is child]
+        return {self.before[path] for path in paths if path in self.before}
+
+    def losing(self, path: Path, file: File) -> None:
+        """A name is taken: what others wrote into the file, and a log, come back with all."""
+        is_apart = path in self.foreign or file in self.apart or is_log_name(path[-1])
+        if is_apart and file.committed is not None:
+            self.lost.setdefault(path, set()).add(file.committed)
 
     def members(self) -> list[tuple[Path, File]]:
         return [(p, f) for p, f in self.top.below() if self.belongs(f, p[-1])]
@@ -148,6 +205,8 @@ class ChangeSet:
                 found[path] = {content, self.before.get(path), None}
             else:
                 found[path] = {content if self._stays(path, file) else self.before.get(path)}
+        for path, contents in self.lost.items():
+            found[path] = found.get(path, {None}) | contents
         return found
 
     def _is_open(self, path: Path, file: File | None) -> bool:

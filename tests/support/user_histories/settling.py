@@ -20,7 +20,7 @@ from tests.support.user_histories.model import Directory, File, Path, Picture, i
 from tests.support.user_histories.sets import ChangeSet, Outcome, is_log_name, rule_of
 
 ROOT_UID = 0
-ASIDE = b".cxlfs-units"
+ASIDE = b".cxlfs-sets"
 SIZE_BYTES = 2 << 20
 MURKY_SECONDS = 60.0
 """After so long nothing becomes of a set any more."""
@@ -227,9 +227,12 @@ class Settles:
     def unlinking(self, directory: Directory, name: bytes) -> None:
         """What another user has removed does not come back."""
         found = self.set_of(directory)
+        file = directory.entries[name]
+        if found is not None and isinstance(file, File):
+            found.losing(found.path_of(directory, name), file)
         if found is not None and found.uid != self.present.uid:
             path = found.path_of(directory, name)
-            if directory.entries[name] is found.before_files.get(path):
+            if file is found.before_files.get(path):
                 found.before.pop(path, None)
                 found.foreign.discard(path)
             else:
@@ -260,6 +263,8 @@ class Settles:
         for each in list(self.sets):
             if each.top is child or each.place == (above, name):
                 self._finish(each)
+        if into is not None:
+            into.give(child, (old_above, old_name), (above, name))
         if into is out_of and isinstance(child, File):
             return
         if into is not None and into is not out_of:
@@ -267,6 +272,14 @@ class Settles:
         for each, at in ((out_of, (old_above, old_name)), (into, (above, name))):
             if each is not None and {self.present.uid, child.uid} != {each.uid}:
                 each.loose |= paths_of(each.path_of(*at), child)
+
+    def linking(self, file: File, old: bytes, above: Directory, name: bytes) -> None:
+        """A file gets one more name."""
+        into = self.set_of(above)
+        *names, old_name = filter(None, old.split(b"/"))
+        old_above = self.root.find(tuple(names))
+        if into is not None and isinstance(old_above, Directory):
+            into.give(file, (old_above, old_name), (above, name))
 
     def named(self, above: Directory, name: bytes, child: File | Directory) -> None:
         """It has its new name."""
@@ -350,6 +363,8 @@ class Settles:
             self.ever_committed -= each.contents - {*each.before.values()}
             self.trace.append(f"  to go back: {b'/'.join(each.top.path).decode()}")
             expected.go_back(each, self.root, view)
+        for each in back:
+            expected.give_back(each, self.root)
         for each in murky:
             top = each.top.path
             below = {c for path, c in view.items() if path[: len(top)] == top}

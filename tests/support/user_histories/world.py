@@ -18,6 +18,21 @@ from tests.support.user_histories.model import Directory, File, is_torn
 from tests.support.user_histories.settling import Process, Settles
 
 
+def _require_same_side(path: bytes, new: bytes) -> None:
+    """Names move within a saver's directory, or outside of any. What crosses the border goes home
+    when the set goes back, which this model does not follow: see tests/store/test_unit_moves.py.
+    """
+    if _saver_of(path) != _saver_of(new):
+        raise Refused(new)
+
+
+def _saver_of(path: bytes) -> bytes:
+    """The directory of a saver that a path leads into; empty: none."""
+    parts = path.split(b"/")
+    inside = len(parts) > 2 and not parts[1].startswith(b"m-")
+    return parts[1] if inside else b""
+
+
 class Refused(Exception):  # noqa: N818 - what a program is told
     """The verb fails, as it would on any file system."""
 
@@ -101,6 +116,7 @@ class World(Settles):
         self.end()
 
     def link(self, process: Process, path: bytes, new: bytes) -> None:
+        _require_same_side(path, new)
         _, _, file = self._file(path)
         above, name = self._split(new)
         if name in above.entries or file.is_dirty:
@@ -110,10 +126,12 @@ class World(Settles):
         self.store.link(file.ino, above.ino, name)
         above.put(name, file)
         file.is_linked = True
+        self.linking(file, path, above, name)
         self.named(above, name, file)
         self.end()
 
     def rename(self, process: Process, path: bytes, new: bytes, *, exchange: bool = False) -> None:
+        _require_same_side(path, new)
         old_above, old_name, child = self._child(path)
         above, name = self._split(new)
         other = above.entries.get(name)

@@ -1,0 +1,306 @@
+"""What open checkpoint units keep of what was there before: by name what dies in them, which names
+were given in them, and the content of files that change.
+
+A unit copies nothing when it begins. The record that takes a name away, or publishes another
+content, is the one that keeps what was there. Where it lies: see ``unit_aside``.
+
+Other modules say what belongs to a unit (``unit_changes``), bring it back (``unit_returns``) and
+remove it (``unit_garbage``).
+
+Invariants
+- A crash finds a change and what undoes it, or neither.
+- A name and a content are kept once: what was there when the unit began.
+- The copy of a content has the same references and no bytes of its own.
+- A content that one record cannot hold is kept before it changes, in several.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cxlfs.errors import InvariantError, invariant
+from cxlfs.format import layout
+from cxlfs.format.operations import (
+    ContentOperation,
+    LinkOperation,
+    Operation,
+    UnlinkOperation,
+    XattrSetOperation,
+)
+from cxlfs.native.maps import FileMap
+from cxlfs.store.commit_numbers import commit_operation
+from cxlfs.store.namespace import Inode
+from cxlfs.store.unit_aside import CONTENTS, GIVEN, apply_names, stands_for
+from cxlfs.store.unit_large import LargeCopy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cxlfs.store.open_unit import OpenUnit
+    from cxlfs.store.unit_aside import Aside
+    from cxlfs.store.versions import Versions
+    from cxlfs.store.volume import Volume
+
+PART: Final = b".part"
+"""Behind the name of a content of which not all is kept yet."""
+_RECORD_PART = 4
+"""A content is kept in the record of its change if it takes no more than this part of one."""
+
+
+class KeptContent:
+    """The copy of a content, which waits for the record with ``operations``."""
+
+    __slots__ = ("_commit", "_copy", "_ino", "_keeping", "_unit", "operations")
+
+    def __init__(self, keeping: Keeping, unit: OpenUnit | None, source: Inode, copy: Inode) -> None:
+        self._keeping = keeping
+        self._unit = unit
+        self._ino = source.ino
+        self._copy = copy
+        content = copy.content
+        self.operations: list[Operation] = [
+            copy.operation(),
+            ContentOperation(copy.ino, False, 0, content.size, content.references()),  # noqa: FBT003
+            commit_operation(copy.ino, source),
+            LinkOperation(copy.parent, copy.ino, copy.name),
+        ]
+        self._commit = source.commit_lsn, source.commit_ns
+
+    def done(self) -> None:
+        """The record is stored."""
+        namespace = self._keeping.namespace
+        namespace.set_committed(self._copy)
+        self._copy.commit_lsn, self._copy.commit_ns = self._commit
+        for op in self.operations:
+            if isinstance(op, XattrSetOperation):
+                namespace.set_xattr(self._copy, op.name, op.value)
+        if self._unit is not None:
+            self._unit.contents.add(self._ino)
+
+    def cancel(self) -> None:
+        """It was not."""
+        self._keeping.forget_unfinished(self._copy)
+
+
+class Keeping:
+    """One for each open store. ``require_room`` raises NoSpaceError when metadata cannot grow."""
+
+    def __init__(
+        self, volume: Volume, versions: Versions, aside: Aside, require_room: Callable[[], None]
+    ) -> None:
+        self._volume = volume
+        self._versions = versions
+        self._aside = aside
+        self._require_room = require_room
+        self.namespace = volume.namespace
+        self._large: dict[int, LargeCopy] = {}
+        """Copies in the making, by the inode number of their source."""
+
+    # --- names --------------------------------------------------------------------------------
+
+    def home_for(self, unit: OpenUnit, name: bytes) -> Inode:
+        """The directory of that name below the unit's own; made where there is none, in a record
+        that lies before what is kept in it. Raises NoSpaceError, and as ``Volume.commit``.
+        """
+        if unit.kept_in is None:
+            self._require_room()
+            unit.kept_in = self._aside.make_for(unit.record)
+        found = self.namespace.find(unit.kept_in.ino, name)
+        if found is None:
+            self._require_room()
+            found = self._aside.make(unit.kept_in.ino, name)
+        return found
+
+    def keep_name(
+        self, unit: OpenUnit, parent: int, name: bytes, inode: Inode, *, moves: bool = False
+    ) -> list[Operation]:
+        """What the record that takes the name away says behind that. A directory that ``moves`` has
+        its one name elsewhere then. Raises as :meth:`home_for`.
+        """
+        home = self.home_for(unit, b"%d" % parent)
+        if name in (home.entries or {}):
+            return []  # what had the name when the unit began is kept
+        unit.kept_inos.add(inode.ino)
+        if moves and inode.entries is not None:
+            unit.stand_ins.setdefault(inode.ino, (home.ino, name))
+        return self._link(home, name, inode, moves=moves)
+
+    def keep_moved(self, unit: OpenUnit, directory: Inode) -> list[Operation]:
+        """As :meth:`keep_name`, of a directory that loses a name that it was given: it is kept by
+        the one that it had before.
+        """
+        home = unit.stand_ins.pop(directory.ino, None)
+        if home is None:
+            return []
+        return [UnlinkOperation(*home), LinkOperation(home[0], directory.ino, home[1])]
+
+    def give_name(self, unit: OpenUnit, parent: int, name: bytes, inode: Inode) -> list[Operation]:
+        """What the record that gives a name to what had another one before says in front of that.
+        Raises as :meth:`home_for`.
+        """
+        if unit.linked is not None:
+            unit.linked.add(inode.ino)
+        return self._link(self.home_for(unit, GIVEN + b"%d" % parent), name, inode, moves=True)
+
+    def _link(self, home: Inode, name: bytes, inode: Inode, *, moves: bool) -> list[Operation]:
+        if inode.entries is None or not moves:
+            return [LinkOperation(home.ino, inode.ino, name)]
+        self._aside.make_stand_in(home, name, inode)
+        return []
+
+    def is_given(self, unit: OpenUnit, parent: int, name: bytes, inode: Inode) -> bool:
+        """The name was, since the unit began."""
+        if unit.kept_in is None:
+            return False
+        home = self.namespace.find(unit.kept_in.ino, GIVEN + b"%d" % parent)
+        found = None if home is None else self.namespace.find(home.ino, name)
+        return found is not None and stands_for(found) == inode.ino
+
+    # --- contents -------------------------------------------------------------------------------
+
+    def keep_content(self, unit: OpenUnit, inode: Inode) -> KeptContent | None:
+        """What the record keeps that publishes another content; None: that was done before. Raises
+        as :meth:`home_for`.
+        """
+        if self._is_large(_content(inode)):
+            while self.keep_part(unit, inode):
+                pass
+            return None
+        return self._twin(unit, inode, self.home_for(unit, CONTENTS), b"%d" % inode.ino)
+
+    def keep_copy(self, unit: OpenUnit, parent: int, name: bytes, inode: Inode) -> None:
+        """A copy of a file that is about to get a name elsewhere, with the content that it had when
+        the unit began, in a record of its own. One that does not fit a record is not kept. Raises
+        as :meth:`home_for`.
+        """
+        home = self.home_for(unit, b"%d" % parent)
+        kept = self._content_of(unit, inode)
+        source = inode if kept is None else kept
+        if name in (home.entries or {}) or self._is_large(_content(source)):
+            return
+        copy = self._twin(None, source, home, name)
+        ops = list(copy.operations)
+        leaves = kept is not None and inode.links - inode.kept_links == 1
+        if kept is not None and leaves:
+            ops.append(UnlinkOperation(kept.parent, kept.name))
+        try:
+            self._volume.commit(ops, durable=False)
+        except BaseException:
+            copy.cancel()
+            raise
+        copy.done()
+        if kept is not None and leaves:
+            self.namespace.unlink(kept.parent, kept.name)
+            self.namespace.reap(kept.ino)
+            unit.contents.discard(inode.ino)
+
+    def _content_of(self, unit: OpenUnit, inode: Inode) -> Inode | None:
+        """The copy of the content that a file had."""
+        if unit.kept_in is None or inode.ino not in unit.contents:
+            return None
+        home = self.namespace.find(unit.kept_in.ino, CONTENTS)
+        return None if home is None else self.namespace.find(home.ino, b"%d" % inode.ino)
+
+    def _twin(self, unit: OpenUnit | None, inode: Inode, home: Inode, name: bytes) -> KeptContent:
+        content = _content(inode)
+        copy = self._new(inode, home, name)
+        copy.live = content.twin(copy.ino)
+        if copy.live is None:
+            self._close_leases(inode)
+            copy.live = content.twin(copy.ino)
+        if copy.live is None:
+            raise InvariantError("only a content's own lease keeps its extents open")
+        return KeptContent(self, unit, inode, copy)
+
+    def keep_part(self, unit: OpenUnit, inode: Inode) -> bool:
+        """Before a content changes that one record cannot hold: one step of keeping it; False: it
+        is kept, or needs no step. Raises as :meth:`home_for`.
+        """
+        content = inode.committed_content
+        if content is None or not self._is_large(content) or inode.ino in unit.contents:
+            return False
+        large = self._large.get(inode.ino)
+        if large is None or not large.made.links:
+            home = self.home_for(unit, CONTENTS)
+            copy = self._new(inode, home, b"%d" % inode.ino + PART)
+            copy.live = FileMap(self._volume.engine, owner=copy.ino)
+            self._versions.begin_new(copy, copy.name)
+            large = self._large[inode.ino] = LargeCopy(self._versions, inode, copy, self._share)
+        if large.step(content):
+            return True
+        del self._large[inode.ino]
+        self._publish(unit, inode, large.made)
+        return False
+
+    def _publish(self, unit: OpenUnit, inode: Inode, copy: Inode) -> None:
+        incomplete = bool(inode.flags & layout.INODE_INCOMPLETE)
+        _take_attributes(copy, inode)
+        self._versions.publish(copy, incomplete=incomplete)
+        ops: list[Operation] = [
+            UnlinkOperation(copy.parent, copy.name),
+            LinkOperation(copy.parent, copy.ino, b"%d" % inode.ino),
+            commit_operation(copy.ino, inode),
+        ]
+        self._volume.commit(ops, durable=False)
+        apply_names(self.namespace, ops)
+        told = commit_operation(copy.ino, inode)
+        self.namespace.set_xattr(copy, told.name, told.value)
+        copy.commit_lsn, copy.commit_ns = inode.commit_lsn, inode.commit_ns
+        unit.contents.add(inode.ino)
+
+    def _new(self, source: Inode, home: Inode, name: bytes) -> Inode:
+        """A file that nobody knows, with the committed attributes of ``source``."""
+        left = self.namespace.find(home.ino, name)
+        if left is not None:
+            invariant(left.uncommitted, "a content is kept once")
+            self.forget_unfinished(left)
+        copy = Inode(
+            self.namespace.allocate_ino(), source.mode, source.uid, source.gid, rdev=source.rdev
+        )
+        _take_attributes(copy, source)
+        self.namespace.add_uncommitted(copy)
+        self.namespace.link(home.ino, name, copy.ino)
+        return copy
+
+    def forget_unfinished(self, copy: Inode) -> None:
+        """Its record was not stored."""
+        self.namespace.unlink(copy.parent, copy.name)
+        self.namespace.reap(copy.ino)
+
+    def _is_large(self, content: FileMap) -> bool:
+        size = content.ref_count * layout.REF_DTYPE.itemsize
+        return size > self._volume.record_bytes_max // _RECORD_PART
+
+    def _share(self, source: Inode, target: FileMap, offset: int, length: int) -> None:
+        """Let ``target`` refer to a range of the committed content, where that is."""
+        content = source.committed_content
+        if content is None or not length or content.share(offset, length, target, offset):
+            return
+        self._close_leases(source)
+        shared = content.share(offset, length, target, offset)
+        invariant(shared == length, "only a content's own lease keeps its extents open")
+
+    def _close_leases(self, source: Inode) -> None:
+        """The open extent ends here; whoever writes on gets another one."""
+        for content in (source.live, source.committed):
+            if content is not None:
+                self._versions.leases.close(content)
+        if source.direct is not None:
+            source.direct.close()
+
+
+def _content(inode: Inode) -> FileMap:
+    content = inode.committed_content
+    if content is None:
+        raise InvariantError("what was committed has a content")
+    return content
+
+
+def _take_attributes(made: Inode, source: Inode) -> None:
+    """Times and state as they are committed."""
+    clean = source.version is None
+    made.flags = source.flags & layout.INODE_INCOMPLETE
+    made.birth_ns, made.atime_ns = source.birth_ns, source.atime_ns
+    made.mtime_ns = source.mtime_ns if clean else source.committed_mtime_ns
+    made.ctime_ns = source.ctime_ns if clean else source.committed_ctime_ns
+    made.committed_mtime_ns, made.committed_ctime_ns = made.mtime_ns, made.ctime_ns
