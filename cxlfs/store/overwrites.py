@@ -130,10 +130,10 @@ class Overwrites:
         self._versions = versions
         self.mode = mode
         self._pending: dict[int, Overwrite] = {}
+        """The oldest first."""
         self._whole_asides: set[int] = set()
         """Files whose kept-aside content was whole when it went there. After an opening nobody
         knows: it is reported then."""
-        """The oldest first."""
         self.judges: Callable[[bytes, bytes], bool] = lambda _name, _head: True
         self.writer: Callable[[], Hashable | None] = lambda: None
         self.is_exempt: Callable[[Hashable], bool] = lambda _writer: False

@@ -16,8 +16,6 @@ from cxlfs.format.operations import AsideDropOperation, Operation, UnlinkOperati
 from cxlfs.store.past_rows import Death
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from cxlfs.store.namespace import Inode, Namespace
     from cxlfs.store.unit_aside import Aside
     from cxlfs.store.versions import Versions
@@ -39,12 +37,11 @@ class Garbage:
         self._aside = aside
         self._tops: dict[int, Inode] = {}
 
-    def find(self, wanted: Collection[int]) -> None:
-        """What a crash has left in the place, but for the inode numbers ``wanted``."""
+    def find(self) -> None:
+        """What a crash has left in the place."""
         place = self._aside.directory()
         for ino in (place.entries or {}).values() if place is not None else ():
-            if ino not in wanted:
-                self._tops[ino] = self._namespace.get(ino)
+            self._tops[ino] = self._namespace.get(ino)
 
     def drop(self, top: Inode) -> None:
         """It is not wanted any more: its names go away in steps."""

@@ -236,14 +236,14 @@ class Keeping:
         incomplete = bool(inode.flags & layout.INODE_INCOMPLETE)
         _take_attributes(copy, inode)
         self._versions.publish(copy, incomplete=incomplete)
+        told = commit_operation(copy.ino, inode)
         ops: list[Operation] = [
             UnlinkOperation(copy.parent, copy.name),
             LinkOperation(copy.parent, copy.ino, b"%d" % inode.ino),
-            commit_operation(copy.ino, inode),
+            told,
         ]
         self._volume.commit(ops, durable=False)
         apply_names(self.namespace, ops)
-        told = commit_operation(copy.ino, inode)
         self.namespace.set_xattr(copy, told.name, told.value)
         copy.commit_lsn, copy.commit_ns = inode.commit_lsn, inode.commit_ns
         unit.contents.add(inode.ino)

@@ -405,7 +405,7 @@ class Units(ChangesInUnits):
                 ops: list[Operation] = [XattrRemoveOperation(ROOT_INO, unit_xattr(record.ino))]
                 self.returns.back(record, ops, "it was being written at a crash", self._told)
             self.active = self.policies.any_rule
-            self.garbage.find(())
+            self.garbage.find()
             for copy in copies:
                 self.garbage.drop(copy)
         except NoSpaceError as error:
