@@ -114,8 +114,7 @@ class Store:
             volume, self.versions, self.files, self.reporter, room, reclaim=self.cleaner.reclaim
         )
         self.direct = Direct(volume, self.versions, self.files)
-        room.close_slips = self.direct.close_all
-        self.pins.close_slips = self.history.close_slips = self.direct.close_all
+        room.close_slips = self.versions.sharing.close_slips = self.direct.close_all
         self.directories = Directories(volume.namespace)
         self._closed = False
         self._fenced_monotonic = 0.0

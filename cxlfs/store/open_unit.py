@@ -88,6 +88,28 @@ class OpenUnit:
             tuple(sorted(self.foreign)),
         )
 
+    def made_anew(self, directory: Inode, since_ns: int, changed: float) -> OpenUnit:
+        """The same unit, whose directory was removed and is made again: what it keeps stays as it
+        is, and what was known of who wrote to the first is over.
+        """
+        return dataclasses.replace(
+            self,
+            inode=directory,
+            since_ns=since_ns,
+            changed=changed,
+            replaces=True,
+            lsn=0,
+            marked=False,
+            kept=False,
+            place=None,
+            followed=False,
+            writers={},
+            published=set(),
+            spoiled=set(),
+            unclosed=set(),
+            early=set(),
+        )
+
     def has_old(self, inode: Inode) -> bool:
         """It was committed when the unit began."""
         is_new = inode.ino >= self.first_ino or inode.ino in self.fresh

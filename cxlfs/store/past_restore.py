@@ -25,7 +25,6 @@ from cxlfs.format.operations import InodeOperation, XattrRemoveOperation, XattrS
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind
 from cxlfs.store.past_rows import Death, Row
-from cxlfs.store.sharing import share_whole
 
 if TYPE_CHECKING:
     from cxlfs.format.operations import Operation
@@ -50,8 +49,6 @@ class PastVerbs:
         self.past = versions.past
         self.changed: Callable[[int, bytes], None] = lambda _parent, _name: None
         """Called with a directory and a name that means something without a request for it."""
-        self.close_slips: Callable[[], object] = lambda: None
-        """Ends what programs store by themselves; they ask for more."""
         self._reborn: dict[int, int] = {}
         """Directories that were made anew: the inode number before, and now."""
 
@@ -222,7 +219,7 @@ class PastVerbs:
         source = row.data
         if source is None:
             raise NotFoundError("that version was given back")
-        share_whole(self.versions.leases, source, content, close_slips=self.close_slips)
+        self.versions.sharing.whole(source, content)
         self.names.require_metadata_room()
 
     # --- trees ------------------------------------------------------------------------------

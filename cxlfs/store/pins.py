@@ -25,7 +25,7 @@ import math
 import re
 import stat
 import struct
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cxlfs.errors import (
@@ -41,7 +41,6 @@ from cxlfs.format.operations import LinkOperation, Operation, UnlinkOperation, X
 from cxlfs.store.hidden import PAST_NAME, is_past
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_state import Fact, PastState, State
-from cxlfs.store.sharing import share_whole
 from cxlfs.store.unit_aside import apply_names, free_name
 from cxlfs.store.unit_hooks import NoUnits
 from cxlfs.types import ROOT_INO
@@ -160,7 +159,6 @@ class Pins:
         self._working = False
         self._being_made: set[int] = set()
         self._has_garbage = True
-        self.close_slips: Callable[[], object] = lambda: None
         """Ends what programs store by themselves; they ask for more."""
         names.check_place = self._check
 
@@ -400,8 +398,7 @@ class Pins:
         copy = self._names.create(parent.ino, name, source.mode, source.uid, source.gid)
         try:
             self._dress(copy, fact)
-            leases = self._versions.leases
-            share_whole(leases, fact.content, copy.content, close_slips=self.close_slips)
+            self._versions.sharing.whole(fact.content, copy.content)
             self._names.require_metadata_room()
             self._versions.publish(copy, incomplete=fact.is_incomplete)
         except BaseException:

@@ -26,7 +26,6 @@ from cxlfs.errors import (
     InvalidArgumentError,
     NoSpaceError,
     UnsupportedOperationError,
-    invariant,
 )
 from cxlfs.format import layout
 from cxlfs.store.clones import REFS_AT_ONCE
@@ -278,13 +277,8 @@ class Ranges:
                 content.mapped(offset_in, length)[1] + 1, steps_of=target if in_steps else None
             )
             version = self.files.begin_change(target)  # making room may have committed the last one
-            if content.share(offset_in, length, inode.content, offset_out) is None:
-                # The open extent ends here; the source's next write gets another one.
-                self.versions.leases.close(content)
-                if source.direct is not None:
-                    source.direct.close()
-                shared = content.share(offset_in, length, inode.content, offset_out)
-                invariant(shared == length, "only a content's own lease keeps its extents open")
+            part = offset_in, offset_out, length
+            self.versions.sharing.range(content, inode.content, part, of=source)
         except CxlfsError as error:
             self.files.change_failed(target, offset_out, end, error)
             raise

@@ -29,6 +29,7 @@ from cxlfs.format.operations import (
 )
 from cxlfs.native.maps import FileMap
 from cxlfs.store.commit_numbers import commit_operation
+from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import Inode
 from cxlfs.store.unit_aside import CONTENTS, GIVEN, apply_names, stands_for
 from cxlfs.store.unit_large import LargeCopy
@@ -50,13 +51,13 @@ _RECORD_PART = 4
 class KeptContent:
     """The copy of a content, which waits for the record with ``operations``."""
 
-    __slots__ = ("_commit", "_copy", "_ino", "_keeping", "_unit", "operations")
+    __slots__ = ("_commit", "_ino", "_keeping", "_unit", "copy", "operations")
 
     def __init__(self, keeping: Keeping, unit: OpenUnit | None, source: Inode, copy: Inode) -> None:
         self._keeping = keeping
         self._unit = unit
         self._ino = source.ino
-        self._copy = copy
+        self.copy = copy
         content = copy.content
         self.operations: list[Operation] = [
             copy.operation(),
@@ -69,17 +70,14 @@ class KeptContent:
     def done(self) -> None:
         """The record is stored."""
         namespace = self._keeping.namespace
-        namespace.set_committed(self._copy)
-        self._copy.commit_lsn, self._copy.commit_ns = self._commit
-        for op in self.operations:
-            if isinstance(op, XattrSetOperation):
-                namespace.set_xattr(self._copy, op.name, op.value)
+        namespace.set_committed(self.copy)
+        self._keeping.apply_attributes(self.copy, self.operations, self._commit)
         if self._unit is not None:
             self._unit.contents.add(self._ino)
 
     def cancel(self) -> None:
         """It was not."""
-        self._keeping.forget_unfinished(self._copy)
+        self._keeping.forget_unfinished(self.copy)
 
 
 class Keeping:
@@ -170,28 +168,32 @@ class Keeping:
 
     def keep_copy(self, unit: OpenUnit, parent: int, name: bytes, inode: Inode) -> None:
         """A copy of a file that is about to get a name elsewhere, with the content that it had when
-        the unit began, in a record of its own. One that does not fit a record is not kept. Raises
-        as :meth:`home_for`.
+        the unit began, in records of its own. Raises as :meth:`home_for`.
         """
         home = self.home_for(unit, b"%d" % parent)
+        if name in (home.entries or {}):
+            return
         kept = self._content_of(unit, inode)
         source = inode if kept is None else kept
-        if name in (home.entries or {}) or self._is_large(_content(source)):
-            return
-        copy = self._twin(None, source, home, name)
-        ops = list(copy.operations)
-        leaves = kept is not None and inode.links - inode.kept_links == 1
-        if kept is not None and leaves:
-            ops.append(UnlinkOperation(kept.parent, kept.name))
-        try:
-            self._volume.commit(ops, durable=False)
-        except BaseException:
-            copy.cancel()
-            raise
-        copy.done()
-        if kept is not None and leaves:
-            self.namespace.unlink(kept.parent, kept.name)
-            self.namespace.reap(kept.ino)
+        left: list[Operation] = []
+        if kept is not None and inode.links - inode.kept_links == 1:
+            left.append(UnlinkOperation(kept.parent, kept.name))
+        if self._is_large(_content(source)):
+            large = self._begin_large(source, home, name)
+            while large.step(_content(source)):
+                pass
+            self._publish(large.made, source, name, [*_attributes(large.made, inode), *left])
+        else:
+            copy = self._twin(None, source, home, name)
+            copy.operations += _attributes(copy.copy, inode)
+            try:
+                self._volume.commit([*copy.operations, *left], durable=False)
+            except BaseException:
+                copy.cancel()
+                raise
+            copy.done()
+            apply_names(self.namespace, left)
+        if left:
             unit.contents.discard(inode.ino)
 
     def _content_of(self, unit: OpenUnit, inode: Inode) -> Inode | None:
@@ -204,12 +206,7 @@ class Keeping:
     def _twin(self, unit: OpenUnit | None, inode: Inode, home: Inode, name: bytes) -> KeptContent:
         content = _content(inode)
         copy = self._new(inode, home, name)
-        copy.live = content.twin(copy.ino)
-        if copy.live is None:
-            self._close_leases(inode)
-            copy.live = content.twin(copy.ino)
-        if copy.live is None:
-            raise InvariantError("only a content's own lease keeps its extents open")
+        copy.live = self._versions.sharing.twin(content, copy.ino, of=inode)
         return KeptContent(self, unit, inode, copy)
 
     def keep_part(self, unit: OpenUnit, inode: Inode) -> bool:
@@ -222,31 +219,40 @@ class Keeping:
         large = self._large.get(inode.ino)
         if large is None or not large.made.links:
             home = self.home_for(unit, CONTENTS)
-            copy = self._new(inode, home, b"%d" % inode.ino + PART)
-            copy.live = FileMap(self._volume.engine, owner=copy.ino)
-            self._versions.begin_new(copy, copy.name)
-            large = self._large[inode.ino] = LargeCopy(self._versions, inode, copy, self._share)
+            large = self._large[inode.ino] = self._begin_large(inode, home, b"%d" % inode.ino)
         if large.step(content):
             return True
         del self._large[inode.ino]
-        self._publish(unit, inode, large.made)
+        self._publish(large.made, inode, b"%d" % inode.ino, [])
+        unit.contents.add(inode.ino)
         return False
 
-    def _publish(self, unit: OpenUnit, inode: Inode, copy: Inode) -> None:
-        incomplete = bool(inode.flags & layout.INODE_INCOMPLETE)
-        _take_attributes(copy, inode)
+    def _begin_large(self, source: Inode, home: Inode, name: bytes) -> LargeCopy:
+        copy = self._new(source, home, name + PART)
+        copy.live = FileMap(self._volume.engine, owner=copy.ino)
+        self._versions.begin_new(copy, copy.name)
+        return LargeCopy(self._versions, source, copy, self._share)
+
+    def _publish(self, copy: Inode, source: Inode, name: bytes, more: list[Operation]) -> None:
+        """All parts of a copy are there: it gets its name. ``more``: what the same record says."""
+        incomplete = bool(source.flags & layout.INODE_INCOMPLETE)
+        _take_attributes(copy, source)
         self._versions.publish(copy, incomplete=incomplete)
-        told = commit_operation(copy.ino, inode)
         ops: list[Operation] = [
             UnlinkOperation(copy.parent, copy.name),
-            LinkOperation(copy.parent, copy.ino, b"%d" % inode.ino),
-            told,
+            LinkOperation(copy.parent, copy.ino, name),
+            commit_operation(copy.ino, source),
+            *more,
         ]
         self._volume.commit(ops, durable=False)
         apply_names(self.namespace, ops)
-        self.namespace.set_xattr(copy, told.name, told.value)
-        copy.commit_lsn, copy.commit_ns = inode.commit_lsn, inode.commit_ns
-        unit.contents.add(inode.ino)
+        self.apply_attributes(copy, ops, (source.commit_lsn, source.commit_ns))
+
+    def apply_attributes(self, copy: Inode, ops: list[Operation], commit: tuple[int, int]) -> None:
+        for op in ops:
+            if isinstance(op, XattrSetOperation):
+                self.namespace.set_xattr(copy, op.name, op.value)
+        copy.commit_lsn, copy.commit_ns = commit
 
     def _new(self, source: Inode, home: Inode, name: bytes) -> Inode:
         """A file that nobody knows, with the committed attributes of ``source``."""
@@ -274,19 +280,8 @@ class Keeping:
     def _share(self, source: Inode, target: FileMap, offset: int, length: int) -> None:
         """Let ``target`` refer to a range of the committed content, where that is."""
         content = source.committed_content
-        if content is None or not length or content.share(offset, length, target, offset):
-            return
-        self._close_leases(source)
-        shared = content.share(offset, length, target, offset)
-        invariant(shared == length, "only a content's own lease keeps its extents open")
-
-    def _close_leases(self, source: Inode) -> None:
-        """The open extent ends here; whoever writes on gets another one."""
-        for content in (source.live, source.committed):
-            if content is not None:
-                self._versions.leases.close(content)
-        if source.direct is not None:
-            source.direct.close()
+        if content is not None:
+            self._versions.sharing.range(content, target, (offset, offset, length), of=source)
 
 
 def _content(inode: Inode) -> FileMap:
@@ -294,6 +289,12 @@ def _content(inode: Inode) -> FileMap:
     if content is None:
         raise InvariantError("what was committed has a content")
     return content
+
+
+def _attributes(copy: Inode, inode: Inode) -> list[XattrSetOperation]:
+    """What says that a copy has the extended attributes that users see of a file."""
+    shown = {n: v for n, v in (inode.xattrs or {}).items() if not n.startswith(HIDDEN_PREFIX)}
+    return [XattrSetOperation(copy.ino, name, value) for name, value in shown.items()]
 
 
 def _take_attributes(made: Inode, source: Inode) -> None:

@@ -240,12 +240,8 @@ class Units(ChangesInUnits):
             removed = None
         if removed is not None and not self._ends_before(removed, self.writer()):
             self._follow(parent.ino, removed)
-            begun = self._new(made, removed.rule, removed.first_ino)
-            begun.kept_in, begun.contents = removed.kept_in, removed.contents
-            begun.apart, begun.fresh = removed.apart, removed.fresh
-            begun.foreign, begun.appended = removed.foreign, removed.appended
-            begun.stand_ins, begun.kept_inos = removed.stand_ins, removed.kept_inos
-            begun.replaces = True
+            begun = removed.made_anew(made, self._volume.now(), self.clock())
+            self._touch(begun, self.writer())
             return UnitTransition(self, [removed], [begun], moved)
         rule = self.policies.rule_of_new(parent, name)
         if rule is None or not self._make_way():

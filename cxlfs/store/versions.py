@@ -40,6 +40,7 @@ from cxlfs.store.overwrite_hooks import NoOverwrites, OverwriteHooks
 from cxlfs.store.past import Past
 from cxlfs.store.promises import Promises
 from cxlfs.store.shared_maps import SharedMaps
+from cxlfs.store.sharing import Sharing
 from cxlfs.store.unit_hooks import NoUnits, UnitHooks
 from cxlfs.store.version import Version
 
@@ -163,6 +164,7 @@ class Versions:
         self.open_versions: dict[int, Inode] = {}
         self.promises = Promises(volume.engine, lease_bytes_max=volume.space.lease_bytes_max)
         self.leases = Leases(volume, self.promises)
+        self.sharing = Sharing(self.leases)
         self.clones = Clones(self.close_map)
         self.past = Past(volume, self.leases, is_on=history)
         self.shared_maps = SharedMaps()
@@ -336,11 +338,7 @@ class Versions:
         before is kept. ``times``: mtime and ctime. Raises as :meth:`prepare`.
         """
         fresh = FileMap(self.volume.engine, owner=inode.ino)
-        size = source.size
-        if size:
-            shared = source.share(0, size, fresh, 0)
-            invariant(shared == size, "a content without a lease has no open extent")
-        fresh.truncate(size)
+        self.sharing.whole(source, fresh)
         self.begin_empty(inode, atomic=True, now=time.monotonic())
         empty = inode.content
         inode.replace_live(fresh)

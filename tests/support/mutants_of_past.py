@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cxlfs.store import past_loading, past_restore, past_space, pins, versions
+from cxlfs.store import past_loading, past_restore, past_space, pins, sharing, versions
 from cxlfs.store.space import State
 from tests.support.mutants import Anything, Patch, during, mutant, nothing
 
@@ -68,7 +68,7 @@ def pin_without_definitions(patch: Patch) -> None:
 @mutant("one/LINE/pin_a_file_and_overwrite_it", 16)
 def pin_without_bytes(patch: Patch) -> None:
     """What is pinned is empty."""
-    patch.setattr(pins, "share_whole", nothing)
+    patch.setattr(sharing.Sharing, "whole", nothing)
 
 
 @mutant("one/LINE/pin_and_unpin", 12)
