@@ -27,6 +27,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import BusyError, CxlfsError, InvariantError, NoAttributeError
+from cxlfs.format import layout
 from cxlfs.format.operations import (
     Operation,
     PromoteOperation,
@@ -56,8 +57,9 @@ REST_SECONDS = 0.25
 """A file is looked at when it was not written for so long, or its writer is gone."""
 WAIT_SECONDS = 5.0
 """Readers wait for the judge for so long after the writer's end."""
-_REFERENCES_MAX = 4096
-"""A version before with more references is not held: its record would grow by 128 KiB."""
+_RECORD_PART = 2
+"""References take at most this part of the largest record: with a new content of full length all of
+it still fits a journal."""
 
 
 class TornMode(enum.Enum):
@@ -177,7 +179,7 @@ class Overwrites:
             return None
         if not (version.whole and version.atomic) or version.redirection is not None:
             return None
-        if not before.size or before.ref_count > _REFERENCES_MAX or inode.damaged:
+        if not before.size or not self._fits(before) or inode.damaged:
             return None
         overwrite = self._pending.get(inode.ino)
         if overwrite is not None and overwrite.evidence in _TORN:
@@ -187,6 +189,11 @@ class Overwrites:
         if overwrite is None and not self._is_judged(inode, before):
             return None
         return Held(inode.committed_mtime_ns, inode.commit_lsn, inode.commit_ns)
+
+    def _fits(self, content: FileMap) -> bool:
+        """One record can say all of it besides another content."""
+        limit = self._volume.record_bytes_max // _RECORD_PART
+        return content.ref_count * layout.REF_DTYPE.itemsize <= limit
 
     def _is_judged(self, inode: Inode, before: FileMap) -> bool:
         writer = self.writer()
@@ -396,7 +403,7 @@ class Overwrites:
             self._whole_asides.add(inode.ino)
         self._volume.counters.reverts += 1
         self._volume.event("reverted", f"the previous version is back: {reason}", ino=inode.ino)
-        if inode.aside is not None and inode.aside.ref_count > _REFERENCES_MAX:
+        if inode.aside is not None and not self._fits(inode.aside):
             self._versions.drop_aside_map(inode)
 
     def restore(self, inode: Inode) -> None:
@@ -431,7 +438,8 @@ class Overwrites:
         inode.stop_writes()
         self._versions.leases.close(before)
         now = self._volume.now()
-        ops = _exchange_operations(inode, before, held, mtime_ns, now)
+        keeps = held is not None or self._fits(before)
+        ops = _exchange_operations(inode, before, held, (mtime_ns, now), keeps=keeps)
         lsn, time_ns = self._volume.commit(ops)
         self._volume.note_committed(ops)
         self.forget(inode)
@@ -471,12 +479,14 @@ class Overwrites:
 
 
 def _exchange_operations(
-    inode: Inode, before: FileMap, held: Held | None, mtime_ns: int, now: int
+    inode: Inode, before: FileMap, held: Held | None, times: tuple[int, int], *, keeps: bool
 ) -> list[Operation]:
-    """What the record of an exchange says; ``before``: the content that is kept aside then."""
-    attributes = inode.operation(mtime_ns=mtime_ns, ctime_ns=now)
+    """What the record of an exchange says; ``before``: the content that is kept aside then, if it
+    ``keeps`` it; ``times``: mtime and ctime.
+    """
+    attributes = inode.operation(mtime_ns=times[0], ctime_ns=times[1])
     ops: list[Operation] = [attributes, PromoteOperation(inode.ino)]
-    if held is not None or before.ref_count <= _REFERENCES_MAX:
+    if keeps:
         ops.append(aside_content(inode.ino, before))
     if held is not None:
         ops.append(XattrSetOperation(inode.ino, HELD_XATTR, held.value))

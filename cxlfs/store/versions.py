@@ -318,9 +318,8 @@ class Versions:
             if with_name:
                 ops.extend(self._name_operations(inode))
         ops.extend(extent_operations(delta.definitions, delta.sums))
-        holds = holds and not version.staged
         held = self.overwrites.to_hold(inode, version) if holds and not incomplete else None
-        keeps = held is None and holds
+        keeps = holds and held is None and not version.staged  # its place is taken
         keeps = keeps and (incomplete or self.overwrites.keeps(inode, version))
         number = len(ops) + version.staged  # of the operation that ends the content before
         content = ContentOperation(
@@ -595,15 +594,21 @@ class Versions:
 def _content_operations(
     inode: Inode, content: ContentOperation, held: Held | None, *, keeps: bool
 ) -> Iterator[Operation]:
-    """What the content is, and what becomes of the one kept aside; ``held``, if it is to be."""
+    """What the content is, and what becomes of the one kept aside; ``held``, if it is to be: in the
+    place of the staged content, once that is the committed one.
+    """
+    holding: list[Operation] = []
     if held is not None and inode.committed is not None:
-        yield from hold_operations(inode.ino, inode.committed, held)
-    yield content
+        holding = hold_operations(inode.ino, inode.committed, held)
     if content.aside:
-        yield PromoteOperation(inode.ino)
-    elif keeps and inode.held is not None and inode.held.is_decided:
+        yield from (content, PromoteOperation(inode.ino), *holding)
+        return
+    yield from (*holding, content)
+    if holding:
+        return
+    if keeps and inode.held is not None and inode.held.is_decided:
         yield undecided_operation(inode.ino, inode.held)
-    elif inode.aside is not None and held is None and not keeps:
+    elif inode.aside is not None and not keeps:
         yield from drop_operations(inode.ino, inode.held)
 
 

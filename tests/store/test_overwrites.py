@@ -118,6 +118,36 @@ def test_a_torn_file_goes_back_when_its_writer_failed(
     assert trial.settle() == OLD
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_long_save_is_torn(trial: Trial, times: int) -> None:
+    """The periodic commit has kept some of it aside, where the version before is held then."""
+    ino = write_file(trial.store, 1, b"a.pt", OLD)
+    handle = open_for_overwrite(trial.store, b"a.pt", b"")
+    for number in range(times):
+        trial.store.write(handle, number * 9000, TORN)
+        trial.store.commits.commit_all()
+        assert trial.store.namespace.get(ino).aside is not None
+    trial.store.write(handle, times * 9000, TORN)
+    close(trial.store, handle)
+    assert trial.settle().startswith(TORN)
+    assert trial.state == b"incomplete"
+    trial.reopen()
+    assert trial.store.namespace.get(ino).held is not None
+    trial.end(Ending.INTERRUPTED)
+    assert trial.settle() == OLD
+
+
+def test_a_long_save_is_whole(trial: Trial) -> None:
+    handle = open_for_overwrite(trial.store, b"a.pt", NEW)
+    trial.store.commits.commit_all()
+    close(trial.store, handle)
+    assert trial.settle() == NEW
+    assert not trial.store.versions.asides
+    trial.reopen()
+    assert trial.content == NEW
+    assert trial.state == b"complete"
+
+
 def test_while_the_writer_lives_the_state_says_that_the_file_is_torn(trial: Trial) -> None:
     trial.save(TORN)
     assert trial.state == b"complete", "nobody has looked yet"

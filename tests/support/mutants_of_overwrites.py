@@ -27,6 +27,16 @@ def version_before_held_without_its_content(patch: Patch) -> None:
     on_result(patch, versions, "hold_operations", lambda ops: ops[1:])
 
 
+@mutant("one/LINE/held_staged", 7)
+def version_before_held_before_its_place_is_free(patch: Patch) -> None:
+    """The staged content still has it when the record says so."""
+
+    def first(ops: Any) -> list[Operation]:
+        return sorted(ops, key=lambda op: isinstance(op, PromoteOperation))
+
+    on_result(patch, versions, "_content_operations", first)
+
+
 @mutant("one/LINE/held_goes_back", 5, 6)
 def held_version_comes_back_in_two_records(patch: Patch) -> None:
     """The old content is the file's again in one record, and its times in another."""

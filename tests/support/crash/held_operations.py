@@ -10,7 +10,7 @@ from cxlfs.errors import NotFoundError
 from cxlfs.store.overwrites import REST_SECONDS, Evidence, TornMode
 from cxlfs.store.unit_rules import Ending
 from tests.support.crash.bench import Bench
-from tests.support.crash.operations import BIG, TRUNCATE
+from tests.support.crash.operations import BIG, TRUNCATE, commit_periodically
 
 _OLD, _OTHER = b"old", b"other"
 
@@ -103,6 +103,20 @@ def held_fsync(bench: Bench) -> None:
     judge(bench, Evidence.STRONG)
 
 
+def held_staged(bench: Bench) -> None:
+    """The save lasts longer than the commit interval."""
+    good = _content(bench, _OLD)
+    holding(bench, Ending.INTERRUPTED)
+    handle = bench.open(_OLD, TRUNCATE)
+    bench.write(handle, 0, 3000)
+    commit_periodically(bench)
+    bench.write(handle, 2500, 3000)
+    bench.close(handle)
+    judge(bench, Evidence.STRONG)
+    if good and not bench.left_open:
+        assert _content(bench, _OLD) == good
+
+
 def held_changed_in_place(bench: Bench) -> None:
     held_left(bench)
     handle = bench.open(_OLD)
@@ -153,6 +167,6 @@ def held_by_two_names(bench: Bench) -> None:
 
 HELD_OPERATIONS = [
     held_left, held_released, held_goes_back, held_goes_back_to_much, held_reported,
-    held_saved_again, held_fsync, held_changed_in_place, held_killed_in_the_next,
+    held_saved_again, held_fsync, held_staged, held_changed_in_place, held_killed_in_the_next,
     held_renamed_and_removed, held_given_up, held_restored_twice, held_by_two_names,
 ]  # fmt: skip
