@@ -51,6 +51,13 @@ _CONTINUING = frozenset(
     {b"curl", b"wget", b"aria2c", b"rsync", b"axel", b"git-lfs", b"hf", b"huggingface-cli"}
 )
 """Programs that leave a torn file on purpose, to continue it at their next start."""
+_COPYING = _CONTINUING | {
+    *(b"cp", b"mv", b"install", b"ln", b"mkdir", b"dd", b"cat", b"tee", b"scp", b"sftp-server"),
+    *(b"tar", b"bsdtar", b"cpio", b"unzip", b"7z", b"sh", b"bash", b"dash", b"zsh", b"fish"),
+    *(b"aws", b"gsutil", b"gcloud", b"azcopy", b"rclone", b"s3cmd", b"s5cmd", b"mc", b"git"),
+    *(b"smbd", b"nfsd", b"cxlfs"),
+}
+"""Programs that make files of what others have written, and perhaps not of all of it."""
 _KILLED = frozenset({Ending.KILLED, Ending.INTERRUPTED})
 
 
@@ -96,7 +103,8 @@ class Requests:
         store.units.writer = store.overwrites.writer = self._writer
         store.units.user = lambda: self.user
         store.units.ending_of = store.overwrites.ending_of = self._ending_of
-        store.overwrites.is_exempt = self._continues_files
+        store.units.copies_files = lambda writer: self._command(writer) in _COPYING
+        store.overwrites.is_exempt = lambda writer: self._command(writer) in _CONTINUING
         store.units.returns.name_changed = self.page_cache.name_changed
         store.units.returns.content_changed = self.page_cache.content_replaced
         store.units.returns.gone = self.returned.gone
@@ -137,8 +145,8 @@ class Requests:
     def _ending_of(self, writer: Hashable) -> Ending:
         return self.endings.of(writer) if isinstance(writer, Process) else Ending.UNKNOWN
 
-    def _continues_files(self, writer: Hashable) -> bool:
-        return isinstance(writer, Process) and self._processes.command(writer) in _CONTINUING
+    def _command(self, writer: Hashable) -> bytes:
+        return self._processes.command(writer) if isinstance(writer, Process) else b""
 
     def _wait_for_judge(self, ino: int, *, reads: bool = False) -> None:
         """A process that comes after the writer of a torn file meets the version before. Raises

@@ -44,7 +44,8 @@ class OpenUnit:
     place: tuple[int, bytes] | None = None
     """Directory and name of one that was removed, which can still be undone."""
     followed: bool = False
-    writers: dict[Hashable, None] = dataclasses.field(default_factory=dict)
+    writers: dict[Hashable, bool] = dataclasses.field(default_factory=dict)
+    """Who has written, and whether each is a program that copies files."""
     published: set[int] = dataclasses.field(default_factory=set)
     spoiled: set[int] = dataclasses.field(default_factory=set)
     unclosed: set[int] = dataclasses.field(default_factory=set)
@@ -125,6 +126,8 @@ class OpenUnits(dict[int, OpenUnit]):
         super().__init__()
         self.beside: list[OpenUnit] = []
         """Those whose marker lies in the directory above."""
+        self.markers: set[bytes] = set()
+        """Names of files that end one."""
         self._removed: dict[tuple[int, bytes], OpenUnit] = {}
         self.has_each_file = False
         """In one of them each file is a checkpoint."""
@@ -134,6 +137,7 @@ class OpenUnits(dict[int, OpenUnit]):
     def look(self) -> None:
         """Some began, or are over."""
         self.on_change()
+        self.markers = {name for unit in self.values() for name in unit.rule.done}
         self.beside = [unit for unit in self.values() if unit.rule.done_beside]
         self.has_each_file = any(unit.each_file for unit in self.values())
         self._removed = {unit.place: unit for unit in self.values() if unit.place is not None}

@@ -270,7 +270,7 @@ class Overwrites:
     def _reader(self, overwrite: Overwrite, lsn: int) -> Callable[[str, int, int], bytes]:
         def read(which: str, offset: int, length: int) -> bytes:
             inode = overwrite.inode
-            content = inode.content if which == "new" else inode.aside
+            content = inode.live if which == "new" else inode.aside  # neither, once it is removed
             void = inode.commit_lsn != lsn or self._pending.get(inode.ino) is not overwrite
             if void or content is None or not self._is_at_rest(inode):
                 raise CxlfsError("the file has changed meanwhile")

@@ -60,6 +60,8 @@ class DecidesUnits:
         self.kept = Keeping(volume, versions, aside, require_room)
         self.writer: Callable[[], Hashable | None] = lambda: None
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.ALIVE
+        self.copies_files: Callable[[Hashable], bool] = lambda _writer: False
+        """Whom a token stands for copies files of others, as ``cp`` does."""
         self.user: Callable[[], int | None] = lambda: None
         """Who is making the present request; None: not known."""
         self.open_for_writing = Writers()
@@ -178,13 +180,18 @@ class DecidesUnits:
         )
 
     def _lacks_marker(self, unit: OpenUnit) -> bool:
-        """Its directory is new and has no marker, and one of its writers has finished a unit of the
-        kind before: a handler of signals that exits with 0 ended it. Programs that only copy files
-        have finished none.
+        """Its directory is new and has no marker, though others of its kind have: a handler of
+        signals that exits with 0 ended its writer. That one has finished such a unit, or one lies
+        beside it. What a program that copies files leaves out is nobody's mistake.
         """
         if not unit.is_new or unit.replaces or unit.place is not None or unit.marked:
             return False
-        return any(self._finishers.get(writer) == unit.rule for writer in unit.writers)
+        if any(self._finishers.get(writer) == unit.rule for writer in unit.writers):
+            return True
+        parent = self._namespace.inodes.get(unit.inode.parent)
+        if parent is None or all(unit.writers.values()):
+            return False
+        return self.policies.rule_beside(parent, unit.inode.name) == unit.rule
 
     def _ending_of(self, writer: Hashable) -> Ending:
         ending = self.ending_of(writer)

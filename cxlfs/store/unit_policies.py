@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import LimitError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cxlfs.store.volume import Volume
 
 _DEPTH_MAX = 64
+SIBLINGS_MAX = 64
 
 
 class Policies:
@@ -157,6 +159,25 @@ class Policies:
                 break
         if self.mode is UnitsMode.AUTO:
             return unit_rules.known_directory(name)
+        return None
+
+    def rule_beside(self, parent: Inode, name: bytes) -> Rule | None:
+        """The rule by which a directory in ``parent`` is finished that has the same name but for
+        its numbers. One of the last SIBLINGS_MAX names.
+        """
+        series = unit_rules.series_of(name)
+        if self.mode is UnitsMode.OFF or series is None or self.is_arriving(parent):
+            return None
+        newest = itertools.islice(reversed((parent.entries or {}).items()), SIBLINGS_MAX)
+        for sibling, ino in newest:
+            entries = self._namespace.get(ino).entries
+            if not entries or unit_rules.series_of(sibling) != series:
+                continue
+            rule = self.rule_of_new(parent, sibling)
+            if rule is None and self.mode is UnitsMode.AUTO:
+                rule = unit_rules.rule_of_contents(entries)
+            if rule is not None and not entries.keys().isdisjoint(rule.done):
+                return rule
         return None
 
 

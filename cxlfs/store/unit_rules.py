@@ -14,13 +14,18 @@ import dataclasses
 import enum
 import fnmatch
 import functools
-from collections.abc import Iterable
+import itertools
+import re
+from collections.abc import Collection, Iterable
 
 QUIET_SECONDS = 30.0
 """After so long without a change a unit counts as finished although its marker has not come."""
 QUIET_UNMARKED_SECONDS = 10.0
 """The same where none is expected: every second of it is one in which a kill takes a finished save
 back, and between two files of one saver pass far less."""
+_NAMES_LOOKED_AT = 64
+"""So many of a directory show what it is."""
+_NUMBER = re.compile(rb"[0-9]+")
 _NAMES_KNOWN = 4096
 """Names whose rule is remembered: it is asked at each change, and found in some 10 µs."""
 POLICY = "policy"
@@ -164,6 +169,26 @@ def rule_of_file(name: bytes, others: Iterable[bytes]) -> Rule | None:
     rules = [rule for rule in TABLE if rule.files and name in (*rule.done, *rule.also)]
     others = list(others)
     return next((r for r in rules if any(matches(other, r.files) for other in others)), None)
+
+
+def rule_of_contents(names: Collection[bytes]) -> Rule | None:
+    """The rule of TABLE that knows a directory by the names of its files, of which it has the
+    marker.
+    """
+    for rule in TABLE:
+        if rule.files and any(done in names for done in rule.done):
+            first = itertools.islice(names, _NAMES_LOOKED_AT)
+            if any(matches(name, rule.files) for name in first):
+                return rule
+    return None
+
+
+def series_of(name: bytes) -> bytes | None:
+    """What the names of one series of directories have in common, as ``step-`` of ``step-10`` and
+    ``step-20``; None: there is no number in it.
+    """
+    series, count = _NUMBER.subn(b"0", name)
+    return series if count else None
 
 
 class UnitsMode(enum.Enum):

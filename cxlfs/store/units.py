@@ -163,7 +163,7 @@ class Units(ChangesInUnits):
     def _touch(self, unit: OpenUnit, writer: Hashable | None) -> None:
         unit.changed = self.clock()
         if writer is not None and writer not in unit.writers:
-            unit.writers[writer] = None
+            unit.writers[writer] = self.copies_files(writer)
 
     def _begin(self, directory: Inode, rule: Rule, changed: int) -> None:
         """Say that a directory is an open unit. Raises as :meth:`Volume.commit`."""
@@ -243,7 +243,7 @@ class Units(ChangesInUnits):
             begun = removed.made_anew(made, self._volume.now(), self.clock())
             self._touch(begun, self.writer())
             return UnitTransition(self, [removed], [begun], moved)
-        rule = self.policies.rule_of_new(parent, name)
+        rule = self.policies.rule_of_new(parent, name) or self.policies.rule_beside(parent, name)
         if rule is None or not self._make_way():
             return UnitTransition(self, [], [], moved) if moved else NO_TRANSITION
         self._follow(parent.ino)
@@ -302,6 +302,7 @@ class Units(ChangesInUnits):
         for unit in list(unit_markers.named_by(self.opened.beside, inode, parent, name)):
             facts = dataclasses.replace(self._facts(unit, closing=False), marked=True)
             if unit_rules.decide(facts)[0] is Decision.DONE:
+                unit.marked = True
                 self._done(unit, durable=False)
 
     def is_emptied_marker(self, inode: Inode) -> bool:
@@ -322,11 +323,17 @@ class Units(ChangesInUnits):
 
     def closed(self, inode: Inode) -> None:
         """A file was closed by a writer that lives, or renamed."""
-        unit = self._member_of(inode) if self.opened.has_each_file else None
-        if unit is not None and unit.each_file and inode.ino in unit.published:
-            unit.unclosed.discard(inode.ino)
+        if not self.opened.has_each_file and inode.name not in self.opened.markers:
+            return
+        unit = self._member_of(inode)
+        if unit is None or inode.ino not in unit.published:
+            return
+        unit.unclosed.discard(inode.ino)
+        if unit.each_file:
             unit.marked |= unit.rule.ends_with(inode.name)
-            self.pending |= unit.marked
+        else:
+            unit.marked = unit.marked or unit_markers.is_marker_of(unit, inode)
+        self.pending |= unit.marked
 
     def _member_of(self, inode: Inode) -> OpenUnit | None:
         """The unit that a file lies in and belongs to."""
@@ -341,7 +348,8 @@ class Units(ChangesInUnits):
                 unit.unclosed.add(inode.ino)
             if not incomplete:
                 unit.spoiled.discard(inode.ino)
-                unit.marked = unit.marked or unit_markers.is_marker_of(unit, inode)
+                if inode.ino not in self.open_for_writing:  # else more of it may come
+                    unit.marked = unit.marked or unit_markers.is_marker_of(unit, inode)
                 unit.published.add(inode.ino)
             self.pending = self.pending or unit.marked
         elif not incomplete and self.opened.beside:

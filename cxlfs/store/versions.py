@@ -300,7 +300,8 @@ class Versions:
         if version is None and not inode.uncommitted and flags == inode.flags:
             return None
         self.volume.require_writable()
-        self.units.publishing(inode, inode.parent, inode.name)
+        if not incomplete:
+            self.units.publishing(inode, inode.parent, inode.name)
         if not isinstance(version, Version):
             version = self._new(inode, atomic=False, now=0.0)
         kept = self.units.keeping(inode) if self.units.active else None

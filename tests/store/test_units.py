@@ -304,9 +304,60 @@ def test_a_new_set_without_the_marker_of_the_one_beside_it(store: Store, name: b
     assert tree(store, first) is not None
 
 
+@pytest.mark.parametrize("name", [CHECKPOINT, b"step-2"])
+def test_the_first_set_of_a_life_without_the_marker(store: Store, name: bytes) -> None:
+    """A new process of the program is told to end in its first save."""
+    writers = Writers(store)
+    first = {CHECKPOINT: b"checkpoint-4", b"step-2": b"step-1"}[name]
+    marker = MARKER if name == CHECKPOINT else b".metadata"
+    save(store, make(store, first), {b"__0_0.distcp": b"old"}, marker)
+    writers.present = "the next life"
+    save(store, make(store, name), {b"__0_0.distcp": b"new"}, None)
+    writers.endings["the next life"] = Ending.WELL
+    store.units.settle()
+    assert tree(store, name) is None
+    assert tree(store, first) is not None
+
+
+def test_an_empty_directory_beside_finished_ones(shop: Shop, store: Store) -> None:
+    """The kill comes before any name tells what the directory will hold."""
+    writers = Writers(store)
+    save(store, make(store, b"step-9"), {b"__0_0.distcp": b"old"}, b".metadata")
+    make(store, b"step-10")
+    make(store, b"other-10")
+    assert open_count(store) == 1
+    writers.endings["trainer"] = Ending.KILLED
+    store.units.settle()
+    assert tree(store, b"step-10") is None
+    assert tree(store, b"other-10") == {}
+    writers.present = "the next"
+    make(store, b"step-10")
+    store = shop.reopen(store)
+    assert tree(store, b"step-10") is None
+    assert tree(store, b"step-9") is not None
+
+
+def test_a_marker_ends_a_unit_when_it_is_closed(shop: Shop, store: Store) -> None:
+    """It may be half written when it is made durable."""
+    directory = make(store, CHECKPOINT)
+    save(store, directory, shards(1), None)
+    handle = open_writing(store, directory, MARKER, b"{}")
+    store.fsync(handle)
+    assert open_count(store) == 1
+    store = shop.reopen(store)
+    assert tree(store, CHECKPOINT) is None
+    directory = make(store, CHECKPOINT)
+    save(store, directory, shards(1), None)
+    handle = open_writing(store, directory, MARKER, b"{}")
+    store.fsync(handle)
+    close(store, handle)
+    assert open_count(store) == 0
+
+
 def test_a_directory_that_other_programs_fill_stays(store: Store) -> None:
     """mkdir, and a cp for each file, beside one that a trainer has finished."""
     writers = Writers(store)
+    store.units.copies_files = lambda writer: writer != "trainer"
     save(store, make(store, b"checkpoint-4"), shards(1))
     writers.present = "mkdir"
     directory = make(store, CHECKPOINT)
@@ -324,7 +375,7 @@ def test_a_directory_that_other_programs_fill_stays(store: Store) -> None:
 
 
 def test_a_new_set_without_a_pattern_stays(store: Store) -> None:
-    """As a copy of some files of a checkpoint; and a change in a directory that is done."""
+    """With none beside it that has the marker; and a change in a directory that is done."""
     writers = Writers(store)
     files = save(store, make(store, b"checkpoint-4"), shards(1), None)
     writers.endings["trainer"] = Ending.WELL
