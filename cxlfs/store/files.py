@@ -207,7 +207,7 @@ class Files:
             if failed is not None:
                 self.versions.revert(inode, f"a write failed ({failed.message})")
                 return
-            if self.versions.units.is_emptied_marker(inode):
+            if self.versions.units.is_unwritten_marker(inode):
                 self.versions.revert(inode, "nothing was written to it")
                 return
         self.versions.publish_left(inode, spoiled=killed or failed is not None)
@@ -545,7 +545,7 @@ class Files:
             raise error
         if not inode.links or left_by_killed(inode, handle) or defers():
             return
-        if not is_atomic(inode) or not self.versions.units.is_emptied_marker(inode):
+        if not is_atomic(inode) or not self.versions.units.is_unwritten_marker(inode):
             self.versions.publish(inode, incomplete=False)
 
     @property

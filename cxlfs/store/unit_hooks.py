@@ -64,7 +64,7 @@ class UnitHooks(Protocol):
 
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None: ...
 
-    def is_emptied_marker(self, inode: Inode) -> bool: ...
+    def is_unwritten_marker(self, inode: Inode) -> bool: ...
 
     def published(self, inode: Inode, *, incomplete: bool) -> None: ...
 
@@ -127,7 +127,7 @@ class NoUnits:
 
     def publishing(self, inode: Inode, parent: int, name: bytes) -> None: ...
 
-    def is_emptied_marker(self, inode: Inode) -> bool:
+    def is_unwritten_marker(self, inode: Inode) -> bool:
         del inode
         return False
 

@@ -5,10 +5,11 @@ Never here: which names are markers (``unit_rules``), what becomes of a unit the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from cxlfs.store.unit_archives import is_hollow
+from cxlfs.store.unit_cuts import is_beginning_of, is_cut
 from cxlfs.store.unit_members import is_others
 from cxlfs.store.unit_rules import may_be_empty
 
@@ -27,21 +28,33 @@ def is_marker_of(unit: OpenUnit, inode: Inode) -> bool:
 
 
 def named_by(
-    units: Iterable[OpenUnit], inode: Inode, parent: int, name: bytes
+    units: Iterable[OpenUnit],
+    inode: Inode,
+    parent: int,
+    name: bytes,
+    siblings: Container[bytes],
 ) -> Iterator[OpenUnit]:
-    """The units that have something, and that a marker in the directory ``parent`` ends."""
+    """The units that have something, and that a marker in the directory ``parent`` ends, which has
+    the names ``siblings``.
+    """
     found = [unit for unit in _beside(units, parent, name) if _is_born_in(unit, inode)]
     if found and _says_something(inode, name):
-        yield from found
+        yield from (unit for unit in found if not _names_half(unit, inode, siblings))
 
 
-def is_emptied(units: Iterable[OpenUnit], inode: Inode) -> bool:
-    """It is a marker that lies beside a unit which is being written, and was emptied for a new one
-    that has not come.
+def is_unwritten(units: Iterable[OpenUnit], inode: Inode, siblings: Container[bytes]) -> bool:
+    """It is a marker that lies beside a unit which is being written, and a new one was begun in it
+    that has not come, or not all of it.
     """
-    if not _is_emptied(inode, inode.name):
-        return False
-    return any(True for _ in _beside(units, inode.parent, inode.name))
+    found = list(_beside(units, inode.parent, inode.name))
+    if _is_emptied(inode, inode.name):
+        return bool(found)
+    return any(_names_half(unit, inode, siblings) for unit in found)
+
+
+def _names_half(unit: OpenUnit, inode: Inode, siblings: Container[bytes]) -> bool:
+    """It has the beginning of the unit's name."""
+    return inode.live is not None and is_beginning_of(inode.content, unit.inode.name, siblings)
 
 
 def _is_born_in(unit: OpenUnit, inode: Inode) -> bool:
@@ -65,4 +78,6 @@ def _is_emptied(inode: Inode, name: bytes) -> bool:
 def _says_something(inode: Inode, name: bytes) -> bool:
     if inode.live is None:
         return True
-    return not _is_emptied(inode, name) and not is_hollow(inode.content)
+    if _is_emptied(inode, name):
+        return False
+    return not (is_hollow(inode.content) or is_cut(inode.content))

@@ -17,7 +17,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cxlfs.errors import CxlfsError, NoSpaceError
@@ -299,15 +299,28 @@ class Units(ChangesInUnits):
         """
         if not self.opened.beside:
             return
-        for unit in list(unit_markers.named_by(self.opened.beside, inode, parent, name)):
+        for unit in list(self._named_by(inode, parent, name)):
             facts = dataclasses.replace(self._facts(unit, closing=False), marked=True)
             if unit_rules.decide(facts)[0] is Decision.DONE:
                 unit.marked = True
                 self._done(unit, durable=False)
 
-    def is_emptied_marker(self, inode: Inode) -> bool:
-        """A marker beside open units that was emptied and not written: none of what was saved."""
-        return unit_markers.is_emptied(self.opened.beside, inode)
+    def _named_by(self, inode: Inode, parent: int, name: bytes) -> Iterator[OpenUnit]:
+        beside = self.opened.beside
+        return unit_markers.named_by(beside, inode, parent, name, self._names_in(parent))
+
+    def _names_in(self, parent: int) -> Container[bytes]:
+        directory = self._namespace.inodes.get(parent)
+        return (directory.entries if directory is not None else None) or ()
+
+    def is_unwritten_marker(self, inode: Inode) -> bool:
+        """A marker beside open units that was emptied and not written, or not all of it: none of
+        what was saved.
+        """
+        if not self.opened.beside:
+            return False
+        names = self._names_in(inode.parent)
+        return unit_markers.is_unwritten(self.opened.beside, inode, names)
 
     def published(self, inode: Inode, *, incomplete: bool) -> None:
         """A file's content was published."""
@@ -353,7 +366,7 @@ class Units(ChangesInUnits):
                 unit.published.add(inode.ino)
             self.pending = self.pending or unit.marked
         elif not incomplete and self.opened.beside:
-            for unit in unit_markers.named_by(self.opened.beside, inode, inode.parent, inode.name):
+            for unit in self._named_by(inode, inode.parent, inode.name):
                 unit.marked = self.pending = True
 
     def spoil(self, inode: Inode, *, reverted: bool = False) -> None:
