@@ -106,3 +106,18 @@ def format_time_ns(time_ns: int) -> str:
     seconds, nanoseconds = divmod(time_ns, NANOSECONDS)
     moment = dt.datetime.fromtimestamp(seconds, tz=dt.UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{nanoseconds // 1_000_000:03d}Z"
+
+
+def printable(text: str) -> str:
+    """One line that any terminal and log can show: control characters and what is not UTF-8 are
+    escaped as in C (hexadecimal); everything else stays.
+    """
+    return text if text.isprintable() else "".join(map(_printable_character, text))
+
+
+def _printable_character(character: str) -> str:
+    if character.isprintable():
+        return character
+    if character in "\n\t\r":
+        return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[character]
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))

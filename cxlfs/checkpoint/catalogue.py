@@ -20,7 +20,7 @@ from pathlib import Path
 from cxlfs.checkpoint.ages import commit_of
 from cxlfs.checkpoint.formats.tensorflow import PART
 from cxlfs.checkpoint.inspection import inspect
-from cxlfs.checkpoint.model import Checkpoint, Level, State
+from cxlfs.checkpoint.model import BeyondLimitsError, Checkpoint, Level, State
 from cxlfs.checkpoint.place import Place
 from cxlfs.errors import NoCheckpointError, NoGoodCheckpointError
 
@@ -59,7 +59,10 @@ def catalogue(directory: str | Path) -> tuple[Entry, ...]:
     A directory that cannot be listed holds one that is ``State.UNKNOWN``.
     """
     place = Place(Path(directory))
-    names = _candidates(place)
+    try:
+        names = _candidates(place)
+    except BeyondLimitsError:
+        names = {}
     entries = [_entry(place, path, inside) for path, inside in names.items()]
     groups = [each for each in entries if each is not None and _is_group(each)]
     if groups:

@@ -69,7 +69,7 @@ def command(path: str, *, as_json: bool) -> None:
     Output(as_json=as_json).report(forgotten)
     if pins:
         raise StillPinnedError(
-            f"{len(pins)} pin{'s'[: len(pins) != 1]} still hold {path}: {', '.join(pins)}",
+            f"{path} is still held by {', '.join(f'the pin {name}' for name in pins)}",
             next_step="; ".join(f"cxlfs unpin {name} {mountpoint}" for name in pins),
         )
 

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, TextIO
 
-from cxlfs.units import format_time_ns
+from cxlfs.units import format_time_ns, printable
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -77,23 +77,13 @@ def quote(name: bytes | str) -> str:
     are escaped as in C (hexadecimal); everything else stays.
     """
     text = os.fsdecode(name) if isinstance(name, bytes) else name
-    return "".join(_quote_character(character) for character in text)
+    return printable(text.replace("\\", "\\\\"))
 
 
 def quote_first(names: Sequence[str], count: int) -> str:
     """Return names for a message; ``names`` are the first of ``count``."""
     text, more = ", ".join(quote(name) for name in names), count - len(names)
     return f"{text} and {more} more" if more > 0 else text
-
-
-def _quote_character(character: str) -> str:
-    if character == "\\":
-        return "\\\\"
-    if character.isprintable():
-        return character
-    if character in "\n\t\r":
-        return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[character]
-    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def time_or_none(time_ns: int | None) -> str | None:

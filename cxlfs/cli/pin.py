@@ -151,7 +151,7 @@ def _failure(name: str, path: str, at: str | None, error: OSError) -> Exception:
             f"cannot pin {path}: there is none{when}",
             next_step="run cxlfs history PATH to see what there is",
         )
-    if error.errno in {errno.EACCES, errno.EPERM}:
+    if error.errno in {errno.EACCES, errno.EPERM} and os.geteuid() != 0:
         return NotPermittedError(
             f"cannot pin {path}: only its owner pins it", next_step="ask the owner, or root"
         )
@@ -170,8 +170,10 @@ def _failure(name: str, path: str, at: str | None, error: OSError) -> Exception:
     if error.errno == errno.EINVAL:
         return UsageError(
             f"not a name of a pin: {name!r}",
-            next_step="begin with a letter; use letters, digits and . _ + - (64 at most)",
+            next_step="begin with a letter; use letters, digits and . _ + - (64 at most); "
+            "now is none, and neither is a time",
         )
     return UsageError(
-        f"cannot pin {path}: {error.strerror}", next_step="name something in a mounted store"
+        f"cannot pin {path}: {error.strerror}",
+        next_step="name a file, directory or symbolic link in a mounted store",
     )

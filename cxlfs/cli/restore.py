@@ -36,8 +36,8 @@ HELP = """Bring back an earlier version of a file.
 
 Without options this is the version that the store keeps aside: the whole one where a program left
 a torn file, or what a killed program had written; "cxlfs list" shows both. The two change places,
-so the same command undoes it. The right to write the file is enough. If nothing is kept aside, it
-is the newest version that "cxlfs history" shows.
+so the same command undoes it. The owner of the file and root may. If nothing is kept aside, it is
+the newest version that "cxlfs history" shows.
 
 With --at it is the version that was there at a commit, or at a time. It replaces the present
 content, which history keeps. No data is copied. For what history has, root and the user of the
@@ -141,14 +141,21 @@ def _failure(path: str, error: OSError) -> Exception:
     if error.errno == errno.ENOENT:
         return NotFoundError(f"no such path: {path}")
     if error.errno in {errno.EACCES, errno.EPERM}:
-        return NotPermittedError(f"cannot restore {path}: {error.strerror}")
+        return NotPermittedError(
+            f"cannot restore {path}: {error.strerror}",
+            next_step="ask the owner of the file, or root",
+        )
     if error.errno == errno.EBUSY:
         return BusyError(
             f"cannot restore {path}: a program is writing it",
             next_step="wait until the program has closed the file",
         )
     if error.errno == errno.EROFS:
-        return ReadOnlyError(f"cannot restore {path}: the store is read-only")
+        return ReadOnlyError(
+            f"cannot restore {path}: it cannot be written",
+            next_step="name the file itself, not one in .cxlfs; "
+            "cxlfs status says whether the store is read-only",
+        )
     return UsageError(
         f"cannot restore {path}: it is not a file of a mounted store",
         next_step="mount the store, and name a file in it",

@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 from cxlfs.control import discovery, mountinfo
+from cxlfs.control.unreachable import why_unreachable
 from cxlfs.control.wire import error_from_dict
 from cxlfs.errors import CxlfsError, MountError, NoDaemonError
 
@@ -98,6 +99,9 @@ def find_and_connect(source_or_mountpoint: str) -> tuple[socket.socket, discover
             f"the daemon of {source_or_mountpoint} (process {candidates[-1][1].pid}) is gone",
             next_step="mount it again: that clears the dead mount",
         )
+    mount = mountinfo.find_mount(source_or_mountpoint)
+    if mount is not None and mount.file_system_type == mountinfo.FILE_SYSTEM_TYPE:
+        raise why_unreachable(source_or_mountpoint, mount)
     raise NoDaemonError(f"no cxlfs daemon serves {source_or_mountpoint}")
 
 

@@ -29,6 +29,7 @@ from cxlfs.control.discovery import (
     socket_path,
 )
 from cxlfs.errors import MountError
+from cxlfs.units import printable
 
 LOG_BYTES_MAX = 4 << 20
 LOG_NAME_LENGTH_MAX = 200
@@ -78,6 +79,16 @@ def default_log_path(directory: Path, mountpoint: str) -> Path:
     return directory / f"{name[-LOG_NAME_LENGTH_MAX:]}.log"
 
 
+class OneLine(logging.Formatter):
+    """Users choose the names in a message: none of them begins a line of its own, or cannot be
+    written.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name there
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
 def log_to_file(path: Path, *, debug: bool) -> None:
     """Send all messages to ``path`` (bounded: one older part is kept), and warnings to syslog."""
     handler = logging.handlers.RotatingFileHandler(
@@ -88,7 +99,7 @@ def log_to_file(path: Path, *, debug: bool) -> None:
         with contextlib.suppress(OSError):
             system = logging.handlers.SysLogHandler("/dev/log")
             system.setLevel(logging.WARNING)
-            system.setFormatter(logging.Formatter(f"cxlfs[{os.getpid()}]: %(message)s"))
+            system.setFormatter(OneLine(f"cxlfs[{os.getpid()}]: %(message)s"))
             logging.getLogger().addHandler(system)
 
 
@@ -98,7 +109,7 @@ def log_to_stderr(*, debug: bool) -> None:
 
 
 def _install(handler: logging.Handler, *, debug: bool) -> None:
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    handler.setFormatter(OneLine(LOG_FORMAT))
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)

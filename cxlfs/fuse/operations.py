@@ -20,6 +20,7 @@ import pyfuse3
 from cxlfs.errors import (
     BadHandleError,
     NotFoundError,
+    NotPermittedError,
     UnsupportedOperationError,
 )
 from cxlfs.fuse.attributes import absent_entry, entry_of
@@ -31,6 +32,7 @@ from cxlfs.fuse.privileges import CAPABILITY_XATTR
 from cxlfs.fuse.processes import ProcessTable
 from cxlfs.fuse.requests import Requests, check_name
 from cxlfs.store import Store
+from cxlfs.store.attributes import RESTORE_XATTR
 from cxlfs.store.namespace import Attributes
 
 _EXECUTE_BITS = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
@@ -343,6 +345,8 @@ class Operations(Requests, pyfuse3.Operations):
         """XATTR_CREATE and XATTR_REPLACE are checked by pyfuse3, with getxattr, before this."""
         self.admit()
         _check_xattr_namespace(name)
+        if name == RESTORE_XATTR and ctx.uid not in {0, self.store.get_attributes(inode).uid}:
+            raise NotPermittedError("an earlier version is for the owner of a file, and root")
         self.store.set_xattr(inode, name, value)
         if name == CAPABILITY_XATTR:
             self.privileges.changed(inode)

@@ -350,6 +350,8 @@ class Requests:
         try:
             file = self._prepare(handle, done)
             self._writing = file.opener
+            if is_write_back:
+                self.store.files.pages_come(handle)
             written = self.store.write(handle, offset, data, done=done, in_steps=in_steps)
         except CxlfsError as error:
             if is_write_back and handle in self.files:

@@ -78,14 +78,14 @@ class Commits:
 
     def commit_all(self, *, for_room: bool = False) -> bool:
         """Of everything that is open now; True when there was something to do. One that fails does
-        not keep the others back, its error is raised in the end. ``for_room``: but for files that
-        grow through a mapping. If there is no room for their pages, the committed content is what
-        comes back.
+        not keep the others back, its error is raised in the end. ``for_room``: but for whole files
+        that are changed through a mapping. If there is no room for their pages, the committed
+        content is what comes back.
         """
         first: CxlfsError | None = None
         worked = False
         for inode in list(self.versions.open_versions.values()):
-            if for_room and self.versions.shared_maps.grows(inode.ino):
+            if for_room and self.versions.shared_maps.is_filled(inode):
                 continue
             try:
                 worked |= self.commit(inode, log_before=time.monotonic() - self.interval_s)

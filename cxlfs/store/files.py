@@ -313,6 +313,10 @@ class Files:
         known = inode.committed.size if inode.committed is not None else 0
         self._failed(inode, error, needed_bytes=max(inode.content.size, end, known))
 
+    def pages_come(self, handle_id: int) -> None:
+        """The kernel is about to store mapped pages of the file; more may follow."""
+        self.versions.shared_maps.come(self.get(handle_id).inode)
+
     def pages_lost(self, handle_id: int, start: int, error: CxlfsError) -> None:
         """The kernel could not store mapped pages from ``start`` on, and drops them."""
         inode = self.get(handle_id).inode

@@ -47,6 +47,8 @@ class SharedMaps:
         self._unfinished: dict[int, bool] = {}
         """Of each inode number, whether the file was whole and grows."""
         self._lost: dict[int, LostPages] = {}
+        self._come: set[int] = set()
+        """Inode numbers of files of which mapped pages came since the last publication."""
         self.is_used = False
         """Some file was one of these since the store was opened."""
 
@@ -59,6 +61,12 @@ class SharedMaps:
     def grows(self, ino: int) -> bool:
         """True if it is such a file, and was whole before."""
         return self._unfinished.get(ino, False)
+
+    def is_filled(self, inode: Inode) -> bool:
+        """True if a file that was whole is changed through a mapping: publishing a part of that
+        would make it the version that comes back.
+        """
+        return self.grows(inode.ino) or (inode.ino in self._come and not inode.uncommitted)
 
     def is_finished(self, inode: Inode) -> bool:
         """True if such a file has no holes any more, and its writer was not killed."""
@@ -92,15 +100,21 @@ class SharedMaps:
 
     def published(self, inode: Inode) -> None:
         """The content is committed, or the committed one is back."""
+        self._come.discard(inode.ino)
         if not inode.flags & layout.INODE_INCOMPLETE:
             self._unfinished.pop(inode.ino, None)
 
     def forget(self, inode: Inode) -> None:
         """The content begins anew, or the file is gone."""
         self._unfinished.pop(inode.ino, None)
+        self._come.discard(inode.ino)
         self.forget_lost(inode)
 
     # --- lost pages -------------------------------------------------------------------------
+
+    def come(self, inode: Inode) -> None:
+        """The kernel stores pages of a mapping."""
+        self._come.add(inode.ino)
 
     def lose(self, inode: Inode, start: int, error: CxlfsError) -> None:
         """The kernel could not store pages from ``start`` on, and has dropped them."""

@@ -426,6 +426,10 @@ def test_a_live_mount_of_another_user_is_not_called_dead(
         said = run_program(verb, place.mountpoint, user=65534)
         words = ("is a live mount of root", "run the command as root")
         assert_two_lines(said, 21, f"cxlfs {verb}", *words)
+    for verb in ("history", "undelete", "forget", "policy"):
+        argument = f"{place.mountpoint}/a"
+        said = run_program(verb, *(["show"] if verb == "policy" else []), argument, user=65534)
+        assert_two_lines(said, 21, f"cxlfs {verb}", *words)
     said = run_program("umount", place.mountpoint, user=65534)
     assert_two_lines(said, 21, "cxlfs umount", "a mount of another user needs root")
     assert place.is_mounted

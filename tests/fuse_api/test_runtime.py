@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -278,3 +279,14 @@ def test_what_is_done_apart_ends_with_its_errno() -> None:
         with pytest.raises(OSError) as caught:
             linux.call_apart(program, str(errno.EBUSY))
         assert caught.value.errno == number
+
+
+# --- log ------------------------------------------------------------------------------------------
+
+
+def test_a_name_in_a_message_is_one_line_of_the_log() -> None:
+    name = os.fsdecode(b"/\xff\n2026-01-01 ERROR \x1b[31mforged")
+    record = logging.makeLogRecord({"msg": "reverted (%s)", "args": (name,)})
+    line = runtime.OneLine("%(levelname)s %(message)s").format(record)
+    assert line.encode().endswith(rb"reverted (/\xff\n2026-01-01 ERROR \x1b[31mforged)")
+    assert "\n" not in line

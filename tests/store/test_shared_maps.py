@@ -391,6 +391,23 @@ def test_a_full_store_keeps_the_version_before_a_file_that_is_being_filled(
     assert content(store) == OLD
 
 
+def test_making_room_publishes_no_part_of_a_whole_file(store: Store, ino: int) -> None:
+    """Which is extended and filled through a mapping: what comes back is the old content."""
+    handle = store.open_file(ino, os.O_RDWR)
+    fill(store)
+    store.set_attributes(ino, size=1 << 30, handle=handle)
+
+    def write_page(page: int) -> None:
+        store.files.pages_come(handle)
+        store.write(handle, page * PAGE, NEW[:PAGE])
+
+    lose(store, handle, until_no_space(write_page))
+    with pytest.raises(NoSpaceError):
+        store.fsync(handle)
+    store.release(handle)
+    assert content(store) == OLD
+
+
 def test_removed_while_a_page_is_lost(store: Store, ino: int) -> None:
     handle = once(store, ino)
     lose(store, handle, 0)
