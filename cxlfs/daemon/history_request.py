@@ -15,6 +15,7 @@ socket lets in root and the daemon's user alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
@@ -25,12 +26,10 @@ from cxlfs.store import Store
 from cxlfs.store.attributes import content_state
 from cxlfs.store.hidden import require_shown
 from cxlfs.store.namespace import FileKind, Inode
-from cxlfs.store.past_rows import Death, Row
+from cxlfs.store.past_rows import NEVER, Death, Row
+from cxlfs.store.past_state import SHOWN_NS, TIME_NS_MIN
 from cxlfs.types import ROOT_INO
 
-TIME_NS_MIN = 10**17
-"""A number that is larger is a time (1973), not a commit."""
-_SHOWN_NS = 1_000_000
 _PROGRESS_EVERY = 100
 _LAST_NAMES = (Death.REMOVED, Death.RENAMED_OVER)
 
@@ -193,37 +192,59 @@ def _chosen(store: Store, path: bytes, at: object) -> Row:
     """The version that was there at a commit or a time; without one the newest."""
     if at is not None and not isinstance(at, int):
         raise UsageError("history: at must be a number")
-    if isinstance(at, int) and at >= TIME_NS_MIN and at % _SHOWN_NS == 0:
-        at += _SHOWN_NS - 1  # times are shown without what follows
+    row = _newest(store, path) if at is None else _row_at(store, path, at)
+    if row is None:
+        when = "" if at is None else " of that time"
+        raise NotFoundError(
+            f"history has no version{when}: {os.fsdecode(path)}",
+            next_step="run cxlfs history PATH to see what there is",
+        )
+    return row
+
+
+def _newest(store: Store, path: bytes) -> Row | None:
     _, rows = _versions(store, path)
-    for row in reversed(rows):
-        if at is None or _was_there(store, row, at):
-            return row
-    when = "" if at is None else " of that time"
-    raise NotFoundError(
-        f"history has no version{when}: {os.fsdecode(path)}",
-        next_step="run cxlfs history PATH to see what there is",
-    )
+    return rows[-1] if rows else None
 
 
-def _was_there(store: Store, row: Row, at: int) -> bool:
-    """True if a version was the content of its file at a commit or a time: it was committed, and
-    neither it nor its name had ended, nor was the next version of the file committed. A version
-    that was held after it was overwritten has ended when the hold did.
-    """
+def _row_at(store: Store, path: bytes, at: int) -> Row | None:
+    """The version that has that number or time itself; else what the path had then."""
+    with contextlib.suppress(NotFoundError):
+        for row in reversed(_versions(store, path)[1]):
+            if _is_named(row, at):
+                return row
+    try:
+        commit = store.moments.commit(at)
+    except NotFoundError:
+        return None
+    state = store.state_at(commit)
+    ino = state.follow(filter(None, path.split(b"/")))
+    if ino is None:
+        return _only_row_at(store, path, commit)
+    fact = state.fact(ino)
+    return fact.source if fact is not None and isinstance(fact.source, Row) else None
+
+
+def _is_named(row: Row, at: int) -> bool:
+    """The number, or the time as it is shown, is that of the commit of a version."""
     is_time = at >= TIME_NS_MIN
-    born, died = _born(row, is_time=is_time), row.died_ns if is_time else row.died_lsn
-    later = [_born(each, is_time=is_time) for each in store.past.of_inode(row.ino)]
-    inode = store.namespace.inodes.get(row.ino)
+    return row.born_ns // SHOWN_NS * SHOWN_NS == at if is_time else row.born_lsn == at
+
+
+def _only_row_at(store: Store, path: bytes, commit: int) -> Row | None:
+    """Which file the path meant then is not known. What the one file had then that it may have
+    been: the one that it means now, or one that it meant later. None: it may have been several.
+    """
+    inode, rows = _versions(store, path)
+    births: dict[int, int] = {} if inode is None else {inode.ino: inode.commit_lsn}
+    for row in rows:
+        births[row.ino] = min(births.get(row.ino, row.born_lsn), row.born_lsn)
+    ends = {row.ino: row.died_lsn for row in rows if row.death in _LAST_NAMES}
     if inode is not None:
-        later.append(inode.commit_ns if is_time else inode.commit_lsn)
-        if inode.held is not None:
-            later.append(inode.held.commit_ns if is_time else inode.held.commit_lsn)
-    return born <= at < min([died, *(each for each in later if each > born)])
-
-
-def _born(row: Row, *, is_time: bool) -> int:
-    return (row.born_ns or row.birth_ns) if is_time else row.born_lsn
+        ends.pop(inode.ino, None)
+    maybe = {ino for ino, born in births.items() if born <= commit < ends.get(ino, NEVER)}
+    found = next((row for row in reversed(rows) if row.was_there(commit)), None)
+    return found if found is not None and maybe == {found.ino} else None
 
 
 HANDLERS = {"history": history, "restore": restore, "undelete": undelete, "forget": forget}

@@ -182,6 +182,7 @@ class Store:
                 self.units.finish()
                 self.settle_all()
                 self.overwrites.finish()
+                self.past.closing()
                 self.past.archive.finish()
             self.past.forget_all()
             if not self.read_only:

@@ -38,7 +38,7 @@ from cxlfs.format.operations import (
 )
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind, Inode
-from cxlfs.store.past_names import NameEnd
+from cxlfs.store.past_names import TakenName
 from cxlfs.store.past_rows import Death
 from cxlfs.store.unit_hooks import NO_TRANSITION
 from cxlfs.store.versions import xattr_operations
@@ -162,29 +162,26 @@ class Names:
         LSN and time.
         """
         lsn, time_ns = committed
-        unlinked: list[tuple[int, UnlinkOperation | LinkOperation, Inode, int]] = []
+        taken: list[TakenName] = []
         since = self.namespace.named_since
         for number, op in enumerate(ops, first):
             if type(op) is InodeOperation:
                 self._set_live(op)
             elif type(op) is UnlinkOperation:
                 inode = self.namespace.unlink(op.parent, op.name)
-                unlinked.append((number, op, inode, since(inode)))
+                taken.append(TakenName(op.parent, op.name, inode, since(inode), number))
             elif type(op) is LinkOperation:
                 replaced = self.namespace.link(op.parent, op.name, op.ino)
                 death = Death.RENAMED_OVER
                 if replaced is not None:
-                    unlinked.append((number, op, replaced, since(replaced)))
+                    name = TakenName(op.parent, op.name, replaced, since(replaced), number)
+                    taken.append(name)
             elif type(op) is AsideDropOperation:
                 held = self.namespace.get(op.ino)
                 self.versions.end_aside(held, (lsn, number), time_ns)
-        past = self.versions.past
-        for number, gone, inode, named_lsn in unlinked:
-            if inode.is_removed:
-                past.died(inode, gone.parent, gone.name, (lsn, number), time_ns, death)
-            else:
-                past.name_ended(NameEnd(gone.parent, gone.name, inode.ino, named_lsn, lsn))
-            self.namespace.reap(inode.ino)
+        self.versions.past.names_taken(taken, lsn, time_ns, death)
+        for each in taken:
+            self.namespace.reap(each.inode.ino)
 
     def _set_live(self, op: InodeOperation) -> None:
         inode = self.namespace.get(op.ino)

@@ -175,7 +175,7 @@ class Overwrites:
         second map; or None.
         """
         before = inode.committed
-        if self.mode is TornMode.OFF or before is None or inode.uncommitted:
+        if self.mode is TornMode.OFF or before is None or inode.uncommitted or inode.is_removed:
             return None
         if not (version.whole and version.atomic) or version.redirection is not None:
             return None
@@ -188,7 +188,7 @@ class Overwrites:
             return None
         if overwrite is None and not self._is_judged(inode, before):
             return None
-        return Held(inode.committed_mtime_ns, inode.commit_lsn, inode.commit_ns)
+        return Held(inode.committed_mtime_ns, *self._versions.past.placed(inode))
 
     def _fits(self, content: FileMap) -> bool:
         """One record can say all of it besides another content."""
@@ -420,7 +420,7 @@ class Overwrites:
         if inode.held is not None:
             self.back(inode, "a user asked for it")
             return
-        held = Held(inode.mtime_ns, inode.commit_lsn, inode.commit_ns, is_decided=True)
+        held = Held(inode.mtime_ns, *self._versions.past.placed(inode), is_decided=True)
         is_whole = inode.ino in self._whole_asides
         self._exchange(inode, self._volume.now(), None if is_whole else Held.decode(held.value))
         if is_whole:

@@ -25,8 +25,9 @@ import numpy as np
 
 from cxlfs.native.extents import Counting
 from cxlfs.store.clones import REFS_AT_ONCE
+from cxlfs.store.commit_numbers import COMMIT_XATTR
 from cxlfs.store.past_archive import Archive
-from cxlfs.store.past_names import NameEnd, NameEnds
+from cxlfs.store.past_names import NameEnd, NameEnds, TakenName
 from cxlfs.store.past_order import Limits, Order
 from cxlfs.store.past_rows import ArchiveSegment, Death, Row
 
@@ -87,13 +88,18 @@ class Past:
         self._rows: dict[tuple[int, int], Row] = {}
         self._blocks = [_Block()]
         self._unnamed: dict[int, Row] = {}
-        """Rows of inodes that live on without a name."""
+        """Rows of inodes that live on without a name; complete ones, once another content came."""
         self._contents: dict[int, Row] = {}
         """Rows with a content, by its address in the engine."""
         self._held: dict[int, list[Row]] = {}
         """Held rows of each inode."""
         self._lent: dict[int, list[FileMap]] = {}
         """Contents of each inode that readers have copies of."""
+        self._placed: dict[int, tuple[int, int]] = {}
+        """Of files that came back, or whose content did: the last record that brought it, and its
+        time.
+        """
+        self._opened_ns = volume.now()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -101,6 +107,22 @@ class Past:
     @property
     def content_count(self) -> int:
         return len(self._contents)
+
+    # --- births -----------------------------------------------------------------------------
+
+    def came_back(self, ino: int, lsn: int, time_ns: int) -> None:
+        """A record brought a file back, or its content, under the commit number that it had."""
+        self._placed[ino] = lsn, time_ns
+
+    def placed(self, inode: Inode) -> tuple[int, int]:
+        """Number and time of the record since which a file has its content and a name without a
+        break, or of a later one.
+        """
+        published = inode.commit_lsn, inode.commit_ns
+        found = self._placed.get(inode.ino, published)
+        if found is published and COMMIT_XATTR in (inode.xattrs or {}):
+            return self.volume.namespace.opened_lsn, self._opened_ns
+        return max(found, published)
 
     # --- deaths -----------------------------------------------------------------------------
 
@@ -111,6 +133,8 @@ class Past:
         old = inode.committed
         if not self.is_on or old is None or not inode.commit_lsn:
             return False
+        if self._is_incomplete(self._unnamed.get(inode.ino)):
+            return True
         size = old.size
         first = int.from_bytes(delta.references[:8], "little") if delta.references else size
         return min(delta.cut, first) < size and old.ref_count < IN_PLACE_REFS_MAX
@@ -123,6 +147,10 @@ class Past:
         if content is None:
             return
         self._leases.close(content)
+        row = self._unnamed.get(inode.ino)
+        if row is not None:
+            self._complete(row, content)
+            return
         is_wanted = self.is_on and inode.commit_lsn and content.size and not inode.damaged
         if not (is_wanted and _is_short(content)):
             content.close()
@@ -133,7 +161,13 @@ class Past:
             return
         content.count_as(Counting.PAST)
         death = Death.OVERWRITTEN if whole else Death.CHANGED
-        self._add(Row(key, died_ns, death, inode, parent, inode.name, content))
+        row = Row(key, died_ns, death, inode, parent, inode.name, content)
+        self._add(self._born(row, inode))
+
+    def _born(self, row: Row, inode: Inode) -> Row:
+        """With the record that put the content in its place."""
+        row.born_lsn, row.born_ns = self.placed(inode)
+        return row
 
     def outlived(
         self,
@@ -168,12 +202,18 @@ class Past:
         died_ns: int,
         death: Death,
     ) -> None:
-        """A record took the last name of an inode. Call it before the inode is reaped."""
-        parent = self.home_of(parent)
-        if not (self.is_on and parent) or inode.uncommitted or inode.damaged:
+        """A record took the last name of an inode. Call it before the inode is reaped.
+
+        Users lost a name that the store keeps for itself before: when is not known.
+        """
+        home = self.home_of(parent)
+        if not (self.is_on and home) or inode.uncommitted or inode.damaged:
             return
-        row = Row(key, died_ns, death, inode, parent, name, None)
-        row.named_lsn = self.volume.namespace.named_since(inode)
+        row = self._born(Row(key, died_ns, death, inode, home, name, None), inode)
+        if home == parent:
+            row.named_lsn = self.volume.namespace.named_since(inode)
+        else:
+            row.ended_lsn = row.born_lsn
         if row.is_incomplete and not row.born_lsn:
             return
         if inode.live is None:
@@ -186,11 +226,26 @@ class Past:
         """A row says that the inode lost its last name."""
         return inode.ino in self._unnamed
 
-    def revive(self, ino: int) -> None:
-        """What lost its last name has it again: it did not die."""
+    def names_taken(self, taken: Sequence[TakenName], lsn: int, time_ns: int, death: Death) -> None:
+        """A record took names; the last one of each inode, if none is left, is how it died."""
+        last = {name.inode.ino: name.number for name in taken}
+        for parent, name, inode, since, number in taken:
+            if inode.is_removed and number == last[inode.ino]:
+                self.died(inode, parent, name, (lsn, number), time_ns, death)
+            else:
+                self.name_ended(NameEnd(parent, name, inode.ino, since, lsn))
+
+    def revive(self, ino: int, lsn: int, time_ns: int) -> None:
+        """A record gave what had lost its last name a name again. Its row stays: it has a copy of
+        the references.
+        """
+        self.came_back(ino, lsn, time_ns)
         row = self._unnamed.get(ino)
-        if row is not None:
-            self.forget(row)
+        content = None if row is None else row.data
+        if row is not None and content is not None and self._is_incomplete(row):
+            self._leases.close(content)
+            self._complete(row, content.clone(Counting.PAST))
+        self._unnamed.pop(ino, None)
 
     def name_ended(self, end: NameEnd) -> None:
         """A record took a name of an inode that has others."""
@@ -199,14 +254,12 @@ class Past:
 
     def dropping(self, inode: Inode) -> None:
         """An inode without a name is about to go: its row takes the committed content over."""
+        self._placed.pop(inode.ino, None)
         row = self._unnamed.pop(inode.ino, None)
-        if row is None:
-            return
-        row.inode = None
         content = inode.committed or inode.live
-        if row.is_gone or content is None:
+        if row is None or content is None or not self._is_incomplete(row):
             return
-        if inode.port is not None or not _is_short(content):
+        if inode.port is not None:
             self.forget(row)
             return
         if content is inode.committed:
@@ -214,12 +267,36 @@ class Past:
         else:
             inode.live = None
         self._leases.close(content)
-        content.count_as(Counting.HELD if row.is_held else Counting.PAST)
-        row.content = content
-        self._contents[content.address] = row
-        self.memory_bytes += row.measure() - row.memory_bytes
-        row.memory_bytes = row.measure()
-        self.archive.add(row)
+        self._complete(row, content)
+
+    def closing(self) -> None:
+        """No content changes any more: rows of what is open without a name copy the references."""
+        for row in list(self._unnamed.values()):
+            content = row.data
+            if content is not None and self._is_incomplete(row):
+                self._leases.close(content)
+                self._complete(row, content.clone(Counting.PAST))
+
+    def _is_incomplete(self, row: Row | None) -> bool:
+        """Its content is that of an inode that lives on without a name."""
+        return row is not None and row.inode is not None and not row.is_gone
+
+    def _complete(self, row: Row, content: FileMap) -> None:
+        """The content that an inode had when it lost its last name is its row's from now on, or
+        ends here.
+        """
+        if not self._is_incomplete(row):
+            content.close()
+        elif not _is_short(content):
+            self.forget(row)
+            content.close()
+        else:
+            row.inode, row.content = None, content
+            content.count_as(Counting.HELD if row.is_held else Counting.PAST)
+            self._contents[content.address] = row
+            self.memory_bytes += row.measure() - row.memory_bytes
+            row.memory_bytes = row.measure()
+            self.archive.add(row)
 
     def adopt(self, rows: Iterable[Row], found: Sequence[ArchiveSegment]) -> None:
         """Rows that an opening found, in the order of death, and the segments that have them."""

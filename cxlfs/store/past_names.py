@@ -10,7 +10,10 @@ Invariants
 from __future__ import annotations
 
 import collections
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from cxlfs.store.namespace import Inode
 
 KEPT = 1 << 16
 
@@ -23,6 +26,18 @@ class NameEnd(NamedTuple):
     ino: int
     since: int
     until: int
+
+
+class TakenName(NamedTuple):
+    """A name that a record took from an inode, by its operation of that ``number``. ``since``: the
+    record by which the inode's names were linked.
+    """
+
+    parent: int
+    name: bytes
+    inode: Inode
+    since: int
+    number: int
 
 
 class NameEnds:

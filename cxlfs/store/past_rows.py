@@ -211,6 +211,10 @@ class Row:
             return self.inode.committed or self.inode.live
         return self.content
 
+    def was_there(self, commit: int) -> bool:
+        """It was a fact when that commit was the last one."""
+        return self.born_lsn <= commit < self.ended_lsn
+
     def measure(self) -> int:
         """Bytes of memory now, estimated."""
         taken = _ROW_BYTES + len(self.name) + len(self.target)

@@ -13,7 +13,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from cxlfs.store.hidden import is_unlisted
 from cxlfs.store.namespace import DIRECTORY_SIZE_BYTES, Attributes, FileKind
 from cxlfs.store.past_rows import Death, Row
 from cxlfs.store.sleepers import Sleepers
+from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -141,6 +142,13 @@ class PastState:
             return ino
         return dict(self._ended(directory, name)).get(name)
 
+    def follow(self, path: Iterable[bytes]) -> int | None:
+        """The inode that a path meant; None: that is not known any more, or it meant none."""
+        ino: int | None = ROOT_INO
+        for name in path:
+            ino = None if ino is None else self.find(ino, name)
+        return ino
+
     def _meant(self, directory: Inode, name: bytes, ino: int) -> bool:
         """A name that means an inode did so then."""
         inode = self._namespace.get(ino)
@@ -170,12 +178,12 @@ class PastState:
 
     def _living(self, ino: int) -> Fact | None:
         inode = self._namespace.inodes.get(ino)
-        if inode is None or inode.uncommitted or not inode.links:
+        if inode is None or inode.uncommitted or inode.is_removed:
             return None
         if inode.kind is not FileKind.FILE:
             return Fact(ino, inode, None)
         content = inode.committed_content
-        if content is None or inode.damaged or inode.commit_lsn > self.commit:
+        if content is None or inode.damaged or self._past.placed(inode)[0] > self.commit:
             return None
         return Fact(ino, inode, content)
 
@@ -183,7 +191,7 @@ class PastState:
         for row in rows:
             if row.kind is not FileKind.FILE:
                 return Fact(ino, row, None)
-            if row.born_lsn <= self.commit < row.ended_lsn and row.data is not None:
+            if row.was_there(self.commit) and row.data is not None:
                 return Fact(ino, row, row.data)
         return None
 

@@ -30,6 +30,7 @@ from cxlfs.format.operations import (
 from cxlfs.store import unit_record
 from cxlfs.store.commit_numbers import COMMIT_XATTR, commit_operation
 from cxlfs.store.namespace import FileKind, Inode
+from cxlfs.store.past_names import TakenName
 from cxlfs.store.past_rows import Death
 from cxlfs.store.paths import path_of
 from cxlfs.store.unit_aside import CONTENTS, GIVEN, free_name, stands_for
@@ -106,9 +107,11 @@ class _WayBack:
         self._record = record
         self._top = self._directory(record.ino)
         self._is_new = record.is_new(record.ino)
+        """Its directory was made since."""
         rule = self._policies.rule_of(self._top) if self._top is not None else None
         self._done = rule.done if rule is not None else ()
         self._kept = self._kept_in()
+        self._replaces = self._top is not None and self._has_kept(self._top)
         self._instead: dict[int, int] = {}
         """Kept directories whose name means another one now: that one."""
         self._ops: list[Operation] = []
@@ -272,12 +275,12 @@ class _WayBack:
         return None
 
     def _stays(self, inode: Inode, path: tuple[bytes, ...]) -> bool:
-        """A log, or a file that was set apart. In a directory that was not there before they go
-        with it: a directory of logs alone is taken for a checkpoint.
+        """A log, or a file that was set apart. In a directory that was not there before, and takes
+        the place of none, they go with it: a directory of logs alone is taken for a checkpoint.
         """
         if inode.ino in self._record.foreign:
             return True
-        if self._is_new:
+        if self._is_new and not self._replaces:
             return False
         is_directory = inode.entries is not None
         return inode.ino in self._record.apart or never_belongs(path, is_directory, self._done)
@@ -322,6 +325,11 @@ class _WayBack:
         if self._kept is not None:
             home = self._namespace.find(self._kept.ino, b"%d" % parent)
         return None if home is None else self._namespace.find(home.ino, name)
+
+    def _has_kept(self, directory: Inode) -> bool:
+        """One is kept that had the name of this directory: what stays is below that one then."""
+        found = self._kept_at(directory.parent, directory.name)
+        return found is not None and found.entries is not None
 
     def _meanings(self, home: Inode) -> list[tuple[bytes, Inode]]:
         entries = (home.entries or {}).items()
@@ -469,6 +477,7 @@ class _WayBack:
             for prepared, inode, copy in changes:
                 prepared.done(lsn, time_ns)
                 inode.commit_lsn, inode.commit_ns = copy.commit_lsn, copy.commit_ns
+                self._returns.versions.past.came_back(inode.ino, lsn, time_ns)
             self._volume.note_committed(ops)
             self._apply_names(ops, lsn, time_ns)
             self._policies.stored(ops)
@@ -477,17 +486,22 @@ class _WayBack:
             self._returns.content_changed(inode.ino)
 
     def _apply_names(self, ops: list[Operation], lsn: int, time_ns: int) -> None:
-        past = self._returns.versions.past
-        taken: list[tuple[int, UnlinkOperation, Inode]] = []
+        past, namespace = self._returns.versions.past, self._namespace
+        taken: list[TakenName] = []
+        linked = {op.ino for op in ops if isinstance(op, LinkOperation)}
+        removed = {ino for ino in linked if namespace.get(ino).is_removed}
         for number, op in enumerate(ops):
             if isinstance(op, UnlinkOperation):
-                taken.append((number, op, self._namespace.unlink(op.parent, op.name)))
+                inode = namespace.unlink(op.parent, op.name)
+                since = namespace.named_since(inode)
+                taken.append(TakenName(op.parent, op.name, inode, since, number))
             elif isinstance(op, LinkOperation):
-                self._namespace.link(op.parent, op.name, op.ino)
-                past.revive(op.ino)
+                namespace.link(op.parent, op.name, op.ino)
             elif isinstance(op, XattrSetOperation) and op.name == COMMIT_XATTR:
-                self._namespace.set_xattr(self._namespace.get(op.ino), op.name, op.value)
-        for number, op, inode in taken:
-            if inode.is_removed:
-                past.died(inode, op.parent, op.name, (lsn, number), time_ns, Death.REMOVED)
-            self._namespace.reap(inode.ino)
+                namespace.set_xattr(namespace.get(op.ino), op.name, op.value)
+        for ino in removed:
+            if not namespace.get(ino).is_removed:
+                past.revive(ino, lsn, time_ns)
+        past.names_taken(taken, lsn, time_ns, Death.REMOVED)
+        for each in taken:
+            namespace.reap(each.inode.ino)

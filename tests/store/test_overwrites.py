@@ -534,3 +534,7 @@ def test_a_version_is_found_by_the_commits_at_which_it_was_there(trial: Trial) -
             list(HANDLERS["restore"](trial.store, {**restore, "at": commit}))
     list(HANDLERS["restore"](trial.store, {**restore, "at": first}))
     assert read_file(trial.store, trial.store.lookup(1, b"before.pt").ino) == OLD
+    trial.save(OLD)
+    trial.settle()
+    list(HANDLERS["restore"](trial.store, {**restore, "at": later}))
+    assert read_file(trial.store, trial.store.lookup(1, b"before.pt").ino) == NEW

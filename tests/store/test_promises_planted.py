@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cxlfs.daemon import history_request
 from cxlfs.errors import CorruptionError
 from cxlfs.native.extents import Counting
 from cxlfs.native.maps import FileMap
@@ -172,9 +171,7 @@ def two_rows_with_one_key(patch: Patch) -> None:
 
 def held_version_there_too_long(patch: Patch) -> None:
     """``restore --at`` takes the end of a row for the end of its content."""
-    patch.setattr(
-        history_request, "_was_there", lambda _store, row, at: row.born_lsn <= at < row.died_lsn
-    )
+    patch.setattr(Row, "was_there", lambda row, commit: row.born_lsn <= commit < row.died_lsn)
 
 
 # --- torn overwrites ------------------------------------------------------------------------------

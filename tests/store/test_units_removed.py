@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from cxlfs.store import Store
@@ -53,6 +55,17 @@ def test_a_set_that_was_removed_to_be_made_again_is_back(
     store = shop.reopen(store, units=UnitsMode.AUTO)
     assert tree(store, CHECKPOINT) == old
     assert open_count(store) == 0
+
+
+def test_a_log_in_the_directory_that_was_made_again_stays(shop: Shop, store: Store) -> None:
+    _, old = saved(store)
+    remove_tree(store, 1, CHECKPOINT)
+    directory = make(store, CHECKPOINT)
+    _, handle = store.create(directory, b"out", 0o644, 5, 6, os.O_RDWR | os.O_APPEND)
+    store.write(handle, 0, b"line")
+    store.fsync(handle)
+    store = shop.reopen(store, units=UnitsMode.AUTO)
+    assert tree(store, CHECKPOINT) == {**old, b"out": b"line"}
 
 
 def test_a_set_that_was_removed_and_made_again_is_the_new_one(shop: Shop, store: Store) -> None:
