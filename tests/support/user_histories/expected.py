@@ -85,7 +85,8 @@ class Expected:
                     have = self.either.get(path, {self.files.get(path)})
                     self.either[path] = have | allowed | {None, before}
                 self.anywhere |= allowed
-                self.must.add(frozenset(allowed))
+                if not each.is_murky:
+                    self.must.add(frozenset(allowed))
 
     def _moved_out(
         self,

@@ -183,11 +183,6 @@ def _judge_history(world: World, rng: random.Random) -> None:
         path, commit = rng.choice(paths), rng.choice(moments)
         if any(file.was_found for file in world.meant[path]):
             continue  # what it was before it came back is another file's history
-        if any(
-            path[: len(top)] == top and first <= commit <= last
-            for top, first, last in world.not_promised
-        ):
-            continue
         new = b"restored-%d" % number
         parameters = {"path": "/".join(map(bytes.decode, path)), "at": commit, "to": new.decode()}
         try:
@@ -202,13 +197,20 @@ def _judge_history(world: World, rng: random.Random) -> None:
 
 
 def allowed_at(world: World, path: Path, commit: int) -> set[bytes]:
-    contents = world.contents[commit]
-    meant = world.pictures[commit].get(path)
+    """What the path had. A number also names the version that was published with it; if the path
+    meant nothing, what a file had that it meant at any time.
+    """
+    meant, contents = world.pictures[commit].get(path), world.contents[commit]
     above = world.root.find(path[:-1])
     files = world.meant[path] | (
         world.meant_in.get((above.ino, path[-1]), set()) if above else set()
     )
-    found = {contents[file] for file in files if file in contents}
+    before = world.contents.get(max((lsn for lsn in world.contents if lsn < commit), default=0), {})
+    found = {
+        contents[file]
+        for file in files
+        if file in contents and (meant is None or contents[file] != before.get(file))
+    }
     return found if meant is None else {*found, meant}
 
 

@@ -75,7 +75,6 @@ class ChangeSet:
     uid: int
     is_new: bool
     began: int
-    began_lsn: int
     changed: float
     was_made: bool = False
     """Its directory was made by it."""
@@ -85,10 +84,14 @@ class ChangeSet:
     foreign: set[Path] = dataclasses.field(default_factory=set)
     loose: set[Path] = dataclasses.field(default_factory=set)
     apart: set[File] = dataclasses.field(default_factory=set)
+    changed_by_others: set[File] = dataclasses.field(default_factory=set)
+    """Files whose content another user has changed since: it stays, under any name."""
     early: set[File] = dataclasses.field(default_factory=set)
     published: set[File] = dataclasses.field(default_factory=set)
     contents: set[bytes] = dataclasses.field(default_factory=set)
     spoiled: set[File] = dataclasses.field(default_factory=set)
+    removed_of_others: set[Path] = dataclasses.field(default_factory=set)
+    """Directories of other users, which do not come back, nor what was below."""
     moved: dict[File | Directory, tuple[Directory, bytes]] = dataclasses.field(default_factory=dict)
     given: dict[File | Directory, Given] = dataclasses.field(default_factory=dict)
     lost: dict[Path, set[bytes]] = dataclasses.field(default_factory=dict)
@@ -207,11 +210,16 @@ class ChangeSet:
                 found[path] = {content if self._stays(path, file) else self.before.get(path)}
         for path, contents in self.lost.items():
             found[path] = found.get(path, {None}) | contents
+        for path, was in self.before_files.items():
+            if was.held is not None and path in found:
+                found[path].add(was.held)  # once it is there again, its torn overwrite is judged
         return found
 
     def _is_open(self, path: Path, file: File | None) -> bool:
         """Nothing is promised of this name, but that no content is lost."""
         was = self.before_files.get(path)
+        if any(path[: len(above)] == above for above in self.removed_of_others):
+            return True
         if path in self.loose or any(e is not None and e.is_linked for e in (file, was)):
             return True
         if file is not None and self.is_below_others(path):
@@ -232,7 +240,7 @@ class ChangeSet:
         return any(isinstance(each, Directory) and each.uid != self.uid for each in here)
 
     def _stays(self, path: Path, file: File | None) -> bool:
-        if path in self.foreign:
+        if path in self.foreign or file in self.changed_by_others:
             return True
         if file is not None and file.uid != self.uid:
             return True

@@ -51,11 +51,11 @@ class Settles:
         self.finishers: dict[Hashable, str] = {}
         self.maybe_finishers: set[Hashable] = set()
         self.ever_committed: set[bytes] = set()
+        self.seen: dict[int, File] = {}
+        """Every file that had a name, by number."""
         self.meant: dict[Path, set[File]] = {}
         self.meant_in: dict[tuple[int, bytes], set[File]] = {}
         """The same, by the number of the directory: it may have had another name."""
-        self.not_promised: list[tuple[Path, int, int]] = []
-        """Below a path, from a commit to another one: a set that went back."""
         self.pictures: dict[int, Picture] = {}
         self.contents: dict[int, dict[File, bytes]] = {}
         self.attach(Store.open(self.media, OPTIONS))
@@ -96,18 +96,19 @@ class Settles:
         """Remember what is committed."""
         lsn = self.store.volume.last_lsn
         self.pictures[lsn] = self.root.committed()
-        self.contents[lsn] = {}
         for path, file in self.root.below():
             self.meant.setdefault(path, set()).add(file)
+            self.seen[file.ino] = file
             above = self.root.find(path[:-1])
             assert above is not None
             self.meant_in.setdefault((above.ino, path[-1]), set()).add(file)
             if file.committed is not None:
-                self.contents[lsn][file] = file.committed
                 if file.is_linked:
                     self.ever_committed.discard(file.committed)
                 else:
                     self.ever_committed.add(file.committed)
+        known = self.seen.values()
+        self.contents[lsn] = {file: file.committed for file in known if file.committed is not None}
 
     def _judge(self) -> None:
         overwrites = self.store.overwrites
@@ -146,6 +147,7 @@ class Settles:
             found.foreign.add(found.path_of(directory, name))
             if file is not None:
                 found.apart.add(file)
+                found.changed_by_others.add(file)
             return
         elif is_log_name(name) or (file is not None and not found.belongs(file, name)):
             return
@@ -189,7 +191,6 @@ class Settles:
             uid=self.present.uid,
             is_new=not (old or early),
             began=self.moment - 1,
-            began_lsn=self.store.volume.last_lsn,
             changed=self.now,
             before={p: f.committed for p, f in below if f.committed is not None},
             before_files=dict(below),
@@ -224,14 +225,21 @@ class Settles:
             self._begin_set(*ruled).was_made = True
             self.sets[-1].writers.add(self.present)
 
-    def unlinking(self, directory: Directory, name: bytes) -> None:
-        """What another user has removed does not come back."""
-        found = self.set_of(directory)
-        file = directory.entries[name]
+    def losing(self, directory: Directory, name: bytes) -> None:
+        """A name is about to be taken from what has it."""
+        found, file = self.set_of(directory), directory.entries.get(name)
         if found is not None and isinstance(file, File):
             found.losing(found.path_of(directory, name), file)
+
+    def unlinking(self, directory: Directory, name: bytes) -> None:
+        """What another user has removed does not come back."""
+        self.losing(directory, name)
+        found, file = self.set_of(directory), directory.entries[name]
         if found is not None and found.uid != self.present.uid:
             path = found.path_of(directory, name)
+            is_last = isinstance(file, File) and len(list(self.names_of(file))) == 1
+            if is_last and file.uid != found.uid:
+                found.given.pop(file, None)  # its owner, or who may, has removed it for good
             if file is found.before_files.get(path):
                 found.before.pop(path, None)
                 found.foreign.discard(path)
@@ -239,6 +247,9 @@ class Settles:
                 found.loose.add(path)
 
     def removing(self, directory: Directory) -> None:
+        found = self.set_of(directory)
+        if found is not None and directory.uid != found.uid and directory is not found.top:
+            found.removed_of_others.add(directory.path[len(found.top.path) :])
         for each in list(self.sets):
             if each.top is not directory or each.place is not None:
                 continue
@@ -299,6 +310,13 @@ class Settles:
             found.changed = self.now
             found.seen(above, name, file)
 
+    def published_without_name(self, file: File) -> None:
+        """With it comes back what never belonged to the set that its name was taken in."""
+        for each in self.sets:
+            for path, was in each.before_files.items():
+                if was is file and file in each.apart:
+                    each.losing(path, file)
+
     def spoil(self, above: Directory, name: bytes, file: File) -> None:
         """A kill has left it unfinished."""
         found = self.set_of(above)
@@ -355,11 +373,9 @@ class Settles:
         self._torn_go_back(crashed=closing or crashed)
         view = self._view(closing=closing, crashed=crashed)
         expected = Expected(dict(view), open_below)
-        lsn = self.store.volume.last_lsn
         expected.going = [each.top for each in back]
         expected.committed = set(self.root.committed().values())
         for each in back:
-            self.not_promised.append((each.top.path, each.began_lsn, lsn))
             self.ever_committed -= each.contents - {*each.before.values()}
             self.trace.append(f"  to go back: {b'/'.join(each.top.path).decode()}")
             expected.go_back(each, self.root, view)
@@ -476,7 +492,7 @@ class Settles:
 
     def _adopt(self, contents: Picture) -> None:
         """The model's objects are the store's: what went back has other numbers."""
-        files = {file.ino: file for _, file in self.root.below()}
+        named = {file.ino: file for _, file in self.root.below()}
         directories = {1: self.root}
         pending = [self.root]
         while pending:
@@ -493,14 +509,20 @@ class Settles:
             if inode.entries is not None:
                 above.put(path[-1], directories.get(inode.ino) or Directory(inode.ino, inode.uid))
             elif inode.live is not None:
-                file = files.get(inode.ino)
-                if file is None:
-                    file = File(inode.ino, inode.uid, born=self.moment, was_found=True)
-                    files[inode.ino] = file
+                file = named.get(inode.ino) or self._come_back(inode)
+                named[inode.ino] = file
                 file.live = contents[path]
                 if not file.is_dirty:
                     file.committed = file.live
                 above.put(path[-1], file)
+
+    def _come_back(self, inode: Inode) -> File:
+        """A file has a name again that had none; or it is one that the model does not know."""
+        file = self.seen.get(inode.ino)
+        if file is None or file.uid != inode.uid:
+            return File(inode.ino, inode.uid, born=self.moment, was_found=True)
+        file.is_dirty = file.is_emptied = False
+        return file
 
 
 def paths_of(path: Path, child: File | Directory) -> set[Path]:

@@ -145,6 +145,7 @@ class World(Settles):
         self.begin(process, f"{verb} {path.decode()} {new.decode()}")
         self.changing(old_above, old_name)
         self.changing(above, name)
+        self.losing(above, name)
         self.store.rename(old_above.ino, old_name, above.ino, name, exchange=exchange)
         self.moving(child, old_above, old_name, above, name)
         if exchange and other is not None:
@@ -281,8 +282,11 @@ class World(Settles):
             file.ended_at = None
         file.committed, file.born = file.live, self.moment
         file.is_dirty = file.is_emptied = False
-        for above, name in self.names_of(file):
+        names = list(self.names_of(file))
+        for above, name in names:
             self.published(above, name, file)
+        if not names:
+            self.published_without_name(file)
 
     # --- ends -----------------------------------------------------------------------------------
 
@@ -298,6 +302,13 @@ class World(Settles):
         self.settle()
 
     def restart(self, *, clean: bool) -> None:
+        if not clean:
+            self._forget_open()
+        super().restart(clean=clean)
+        self.handles.clear()
+
+    def _forget_open(self) -> None:
+        """A crash loses what is open and has no name."""
         named = {file for _, file in self.root.below()}
         for file in [handle.file for handle in self.handles if handle.file not in named]:
             begun = (file.live, file.committed or b"")
@@ -306,8 +317,6 @@ class World(Settles):
                 for content in self.ever_committed
                 if not any(each.startswith(content) for each in begun)
             }
-        super().restart(clean=clean)
-        self.handles.clear()
 
     def wait(self, seconds: float) -> None:
         self.trace.append(f"{seconds} s pass")
