@@ -189,7 +189,7 @@ class DecidesUnits:
         if any(self._finishers.get(writer) == unit.rule for writer in unit.writers):
             return True
         parent = self._namespace.inodes.get(unit.inode.parent)
-        if parent is None or all(unit.writers.values()):
+        if parent is None or all(unit.writers.values()) or not unit.rule.always_marked:
             return False
         return self.policies.rule_beside(parent, unit.inode.name) == unit.rule
 

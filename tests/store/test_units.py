@@ -319,6 +319,20 @@ def test_the_first_set_of_a_life_without_the_marker(store: Store, name: bytes) -
     assert tree(store, first) is not None
 
 
+def test_a_set_that_has_no_marker_behind_one_that_has(store: Store) -> None:
+    """Zarr's metadata is written first, and only some programs write it again."""
+    writers = Writers(store)
+    save(store, make(store, b"a1.zarr"), shards(1), b"zarr.json")
+    writers.present = "another"
+    directory = make(store, b"a2.zarr")
+    write_file(store, directory, b"zarr.json", b"{}")
+    files = save(store, directory, shards(1), None)
+    writers.endings["another"] = Ending.WELL
+    writers.now += 100.0
+    store.units.settle()
+    assert tree(store, b"a2.zarr") == {**files, b"zarr.json": b"{}"}
+
+
 def test_an_empty_directory_beside_finished_ones(shop: Shop, store: Store) -> None:
     """The kill comes before any name tells what the directory will hold."""
     writers = Writers(store)

@@ -9,10 +9,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import fnmatch
+import re
 from collections.abc import Hashable
 
 from cxlfs.store.unit_rules import TABLE as RULES
-from cxlfs.store.unit_rules import Ending, Rule, may_be_empty, rule_of_directory, rule_of_file
+from cxlfs.store.unit_rules import (
+    Ending,
+    Rule,
+    matches,
+    may_be_empty,
+    rule_of_directory,
+    rule_of_file,
+)
 from tests.support.user_histories.model import Directory, File, Path, Picture, is_torn
 
 LOGS = (b"*.log", b"*.csv", b"events.out.tfevents*")
@@ -41,6 +49,27 @@ def rule_of(directory: Directory, name: bytes | None) -> tuple[Directory, Rule] 
         rule = rule_of_file(name, directory.entries)
         return None if rule is None else (directory, rule)
     return found
+
+
+def rule_beside(directory: Directory) -> Rule | None:
+    """The rule by which a directory beside this one is finished, of the same name but for its
+    numbers.
+    """
+    beside = directory.parent.entries if directory.parent is not None else {}
+    for name, each in beside.items():
+        if not isinstance(each, Directory) or each is directory or not _is_series(name, directory):
+            continue
+        rule = rule_of_directory(name, RULES)
+        for known in (rule,) if rule is not None else RULES:
+            shows = rule is not None or any(matches(file, known.files) for file in each.entries)
+            if shows and any(done in each.entries for done in known.done):
+                return known
+    return None
+
+
+def _is_series(name: bytes, directory: Directory) -> bool:
+    number = re.compile(rb"[0-9]+")
+    return bool(number.search(name)) and number.sub(b"", name) == number.sub(b"", directory.name)
 
 
 @dataclasses.dataclass(eq=False)
@@ -149,9 +178,14 @@ class ChangeSet:
     def seen(self, directory: Directory, name: bytes, file: File) -> None:
         """A content of a member was published, or got this name."""
         self.spoiled.discard(file)
+        if not file.handles:  # else more of it may come
+            self.closed(directory, name, file)
+        self.published.add(file)
+
+    def closed(self, directory: Directory, name: bytes, file: File) -> None:
+        """A member was closed, or got this name."""
         if directory is self.top and name in self.rule.done and self._is_marker(name, file):
             self.marked = self.marked or bool(self.published - {file})
-        self.published.add(file)
 
     def seen_beside(self, name: bytes, file: File) -> None:
         """The same, of a file beside its directory."""

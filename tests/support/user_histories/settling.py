@@ -17,7 +17,13 @@ from tests.support.stores import format_small, read_file
 from tests.support.unit_scenes import finish_work
 from tests.support.user_histories.expected import Expected, require
 from tests.support.user_histories.model import Directory, File, Path, Picture, is_torn
-from tests.support.user_histories.sets import ChangeSet, Outcome, is_log_name, rule_of
+from tests.support.user_histories.sets import (
+    ChangeSet,
+    Outcome,
+    is_log_name,
+    rule_beside,
+    rule_of,
+)
 
 ROOT_UID = 0
 ASIDE = b".cxlfs-sets"
@@ -221,8 +227,9 @@ class Settles:
             self._follow(above, each)
             return
         ruled = rule_of(made, None)
-        if ruled is not None:
-            self._begin_set(*ruled).was_made = True
+        rule = ruled[1] if ruled is not None else rule_beside(made)
+        if rule is not None:
+            self._begin_set(made, rule).was_made = True
             self.sets[-1].writers.add(self.present)
 
     def losing(self, directory: Directory, name: bytes) -> None:
@@ -296,6 +303,13 @@ class Settles:
         """It has its new name."""
         if isinstance(child, File) and child.committed is not None:
             self.published(above, name, child)
+            self.closed(above, name, child)
+
+    def closed(self, above: Directory, name: bytes, file: File) -> None:
+        """By a program that lives, or renamed."""
+        found = self.set_of(above)
+        if found is not None and found.belongs(file, name) and file in found.published:
+            found.closed(above, name, file)
 
     def published(self, above: Directory, name: bytes, file: File) -> None:
         found = self.set_of(above)
@@ -330,7 +344,9 @@ class Settles:
 
     def _outcome(self, each: ChangeSet, *, closing: bool = False) -> Outcome:
         lacks = each.is_new and each.place is None and not each.marked
-        lacks = lacks and any(self.finishers.get(w) == each.rule.name for w in each.writers)
+        beside = each.rule.always_marked and rule_beside(each.top) == each.rule
+        finished = any(self.finishers.get(w) == each.rule.name for w in each.writers)
+        lacks = lacks and (finished or beside)
         if lacks and each.rule.done_beside:  # whether it is missed there is not promised
             each.is_murky, lacks = True, False
         maybe = self.maybe_finishers.union(*(e.writers for e in self.sets if e.is_murky))

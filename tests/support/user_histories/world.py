@@ -258,6 +258,8 @@ class World(Settles):
         file.closed_at = self.now
         if not killed:
             self._publish(handle)
+            for above, name in self.names_of(file):
+                self.closed(above, name, file)
         elif file.is_dirty:
             if file.is_emptied and file.committed is not None:
                 file.live = file.committed
