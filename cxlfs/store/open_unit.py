@@ -60,10 +60,19 @@ class OpenUnit:
     fresh: set[int] = dataclasses.field(default_factory=set)
     """Of those that were open then the ones that were not committed."""
     stand_ins: dict[int, tuple[int, bytes]] = dataclasses.field(default_factory=dict)
-    """Directories that have got another name, and what stands for each where the old one is kept.
+    """Directories that have got another name, and what stands for each where the old one is kept:
+    they belong to the unit, wherever they are.
     """
-    kept_inos: set[int] = dataclasses.field(default_factory=set)
-    """Inode numbers of what is kept by name."""
+    came: dict[int, tuple[int, bytes]] = dataclasses.field(default_factory=dict)
+    """What was moved in from elsewhere, and where its old name is kept."""
+    regions: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Directories in which another inode number than ``first_ino`` is the first one that was not
+    there before: they came from elsewhere, or lie in such.
+    """
+    went: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Files that were moved out and have left a copy: the record that published each."""
+    kept_names: dict[int, tuple[int, bytes]] = dataclasses.field(default_factory=dict)
+    """Where names of files are kept, by their inode numbers: the first of each."""
     linked: set[int] | None = None
     """Of files below it that have several names; None: nobody has asked."""
     contents: set[int] = dataclasses.field(default_factory=set)
@@ -111,10 +120,15 @@ class OpenUnit:
             early=set(),
         )
 
-    def has_old(self, inode: Inode) -> bool:
-        """It was committed when the unit began."""
-        is_new = inode.ino >= self.first_ino or inode.ino in self.fresh
-        return not (is_new or inode.uncommitted)
+    def has_old(self, inode: Inode, first_ino: int) -> bool:
+        """It was committed when the unit began, or when it came. ``first_ino``: as ``regions``."""
+        if inode.uncommitted or inode.ino in self.fresh:
+            return False
+        return inode.ino < first_ino or inode.ino < self.first_ino or inode.ino in self.came
+
+    def made_alone(self, inode: Inode) -> bool:
+        """It was made in the unit, and nothing has come there that could be taken for it."""
+        return inode.ino >= self.first_ino and not (self.regions or inode.ino in self.came)
 
 
 class OpenUnits(dict[int, OpenUnit]):
@@ -129,6 +143,8 @@ class OpenUnits(dict[int, OpenUnit]):
         self.markers: set[bytes] = set()
         """Names of files that end one."""
         self._removed: dict[tuple[int, bytes], OpenUnit] = {}
+        self.strays: dict[int, OpenUnit] = {}
+        """Directories that have got another name, and the unit that each belongs to."""
         self.has_each_file = False
         """In one of them each file is a checkpoint."""
         self.on_change: Callable[[], None] = lambda: None
@@ -140,7 +156,17 @@ class OpenUnits(dict[int, OpenUnit]):
         self.markers = {name for unit in self.values() for name in unit.rule.done}
         self.beside = [unit for unit in self.values() if unit.rule.done_beside]
         self.has_each_file = any(unit.each_file for unit in self.values())
+        self.look_for_strays()
         self._removed = {unit.place: unit for unit in self.values() if unit.place is not None}
+
+    def look_for_strays(self) -> None:
+        """A directory belongs to the unit that it was in, else to the first that it came to."""
+        strays: dict[int, OpenUnit] = {}
+        for unit in self.values():
+            for ino in unit.stand_ins:
+                if ino not in strays or ino not in unit.came:
+                    strays[ino] = unit
+        self.strays = strays
 
     def removed_at(self, parent: int, name: bytes) -> OpenUnit | None:
         """One that had this name, and whose removal is not over yet."""

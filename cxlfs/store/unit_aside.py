@@ -8,10 +8,10 @@ Other modules put something there (``unit_keeping``), bring it back (``unit_retu
 Each unit has a directory of its own there, named by its inode number. In it
 - the directory ``7`` has what names in the directory of that inode number meant when the unit
   began, and have lost since;
-- ``+7`` has what got a name there since, and had another one before;
+- ``+7`` has the files that got a name there since, and had another one before;
 - ``contents`` has the contents that files had, named by their inode numbers.
 A directory has one name. Where it got another one, a special file with STAND_IN_XATTR stands for
-it.
+it. Inode numbers below that one's own were there before the directory came from elsewhere.
 
 Invariants
 - The directory of that name is the store's: it has PLACE_XATTR, which users neither see nor set.
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 ASIDE_NAME: Final = b".cxlfs-sets"
 CONTENTS: Final = b"contents"
 GIVEN: Final = b"+"
+MOVED_IN: Final = b"moved-in"
+"""Behind the name of what cannot get its own one again."""
 _PRIVATE = 0o700
 _STEM_BYTES_MAX = 200
 
@@ -131,9 +133,9 @@ class Aside:
         self._namespace.kept_directories |= directories
         apply_names(self._namespace, ops)
 
-    def make_stand_in(self, home: Inode, name: bytes, directory: Inode) -> None:
+    def make_stand_in(self, home: Inode, name: bytes, directory: Inode) -> Inode:
         """Something that stands for a directory, which has its one name elsewhere; instead of what
-        had the name. Raises as ``Volume.commit``.
+        had the name. Returns it. Raises as ``Volume.commit``.
         """
         made = self._new(stat.S_IFIFO)
         value = b"%d" % directory.ino
@@ -147,6 +149,7 @@ class Aside:
         ]
         self._store(ops, [made])
         self._namespace.set_xattr(made, STAND_IN_XATTR, value)
+        return made
 
     def make_for(self, record: OpenRecord) -> Inode:
         """The directory of a unit's own, which its record names from now on. Raises as

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation
 from cxlfs.store import unit_rules
 from cxlfs.store.open_unit import OpenUnit, OpenUnits
-from cxlfs.store.open_writers import Writers
+from cxlfs.store.open_writers import Publishers, Writers
 from cxlfs.store.unit_garbage import Garbage
 from cxlfs.store.unit_keeping import Keeping
 from cxlfs.store.unit_members import UNKNOWN, never_belongs, path_below
@@ -68,6 +68,8 @@ class DecidesUnits:
         """Of the store's files."""
         self._appended: set[int] = set()
         """Of those that are written on at their end, as logs are, and belong to no unit."""
+        self.made_by = Publishers()
+        """Of files outside of units, while some are open."""
         self.clock: Callable[[], float] = time.monotonic
         self.opened = OpenUnits()
         self._killed: set[Hashable] = set()
@@ -158,6 +160,7 @@ class DecidesUnits:
             worked = worked or decision in {Decision.DONE, Decision.BACK}
         if not self.opened:
             self._killed.clear()
+            self.made_by.clear()
         return worked
 
     def _facts(self, unit: OpenUnit, *, closing: bool, but: Inode | None = None) -> Facts:

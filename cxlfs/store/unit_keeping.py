@@ -31,8 +31,9 @@ from cxlfs.native.maps import FileMap
 from cxlfs.store.commit_numbers import commit_operation
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import Inode
-from cxlfs.store.unit_aside import CONTENTS, GIVEN, apply_names, stands_for
+from cxlfs.store.unit_aside import CONTENTS, GIVEN, MOVED_IN, apply_names, free_name
 from cxlfs.store.unit_large import LargeCopy
+from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,19 +110,49 @@ class Keeping:
             found = self._aside.make(unit.kept_in.ino, name)
         return found
 
-    def keep_name(
-        self, unit: OpenUnit, parent: int, name: bytes, inode: Inode, *, moves: bool = False
-    ) -> list[Operation]:
-        """What the record that takes the name away says behind that. A directory that ``moves`` has
-        its one name elsewhere then. Raises as :meth:`home_for`.
-        """
+    def keep_name(self, unit: OpenUnit, parent: int, name: bytes, inode: Inode) -> list[Operation]:
+        """What the record that takes the name away says behind that. Raises as :meth:`home_for`."""
         home = self.home_for(unit, b"%d" % parent)
         if name in (home.entries or {}):
             return []  # what had the name when the unit began is kept
-        unit.kept_inos.add(inode.ino)
-        if moves and inode.entries is not None:
-            unit.stand_ins.setdefault(inode.ino, (home.ino, name))
-        return self._link(home, name, inode, moves=moves)
+        unit.kept_names.setdefault(inode.ino, (home.ino, name))
+        return [LinkOperation(home.ino, inode.ino, name)]
+
+    def keep_origin(
+        self, unit: OpenUnit, parent: int, name: bytes, inode: Inode
+    ) -> list[Operation]:
+        """The same of the name that a file has elsewhere, and loses to one in the unit. Where what
+        had that name came before, it is kept under one like it.
+        """
+        home = self.home_for(unit, b"%d" % parent)
+        found = self.namespace.find(home.ino, name)
+        if inode.ino in unit.came or found is inode:
+            return []
+        kept = name
+        if found is not None:
+            kept = free_name(self.namespace, home.ino, name, MOVED_IN)
+        unit.kept_names.setdefault(inode.ino, (home.ino, kept))
+        unit.came[inode.ino] = home.ino, kept
+        return [LinkOperation(home.ino, inode.ino, kept)]
+
+    def keep_directory(
+        self, unit: OpenUnit, parent: int, name: bytes, directory: Inode, first_ino: int | None
+    ) -> None:
+        """The name of a directory that is about to get another one, in a record of its own.
+        ``first_ino``: of the region that it lies in; None: it comes from elsewhere. Raises as
+        :meth:`home_for`.
+        """
+        home = self.home_for(unit, b"%d" % parent)
+        kept = name
+        if name in (home.entries or {}):
+            if first_ino is not None:
+                return
+            kept = free_name(self.namespace, home.ino, name, MOVED_IN)
+        made = self._aside.make_stand_in(home, kept, directory)
+        unit.stand_ins[directory.ino] = home.ino, kept
+        unit.regions[directory.ino] = made.ino if first_ino is None else first_ino
+        if first_ino is None:
+            unit.came[directory.ino] = home.ino, kept
 
     def keep_moved(self, unit: OpenUnit, directory: Inode) -> list[Operation]:
         """As :meth:`keep_name`, of a directory that loses a name that it was given: it is kept by
@@ -130,29 +161,72 @@ class Keeping:
         home = unit.stand_ins.pop(directory.ino, None)
         if home is None:
             return []
+        unit.came.pop(directory.ino, None)
         return [UnlinkOperation(*home), LinkOperation(home[0], directory.ino, home[1])]
 
+    def origin_of(self, unit: OpenUnit, inode: Inode) -> tuple[int, bytes] | None:
+        """Directory and name that something had before the unit began, or it came."""
+        place = unit.came.get(inode.ino) or unit.kept_names.get(inode.ino)
+        home = None if place is None else self.namespace.inodes.get(place[0])
+        return None if place is None or home is None else (int(home.name), place[1])
+
+    def release(self, unit: OpenUnit, inode: Inode) -> list[Operation]:
+        """What the record says by which something leaves the unit that it came into: it is not
+        brought back to where it was. The content that a file had there is, if it has another one.
+        """
+        place = unit.came.pop(inode.ino, None)
+        if place is None:
+            return []
+        unit.kept_names.pop(inode.ino, None)
+        ops: list[Operation] = [UnlinkOperation(*place)]
+        unit.stand_ins.pop(inode.ino, None)
+        unit.regions.pop(inode.ino, None)
+        kept = self._content_of(unit, inode)
+        if kept is not None and inode.links - inode.kept_links == 1:
+            told = _attributes(kept, inode)
+            if told:
+                self._volume.commit([*told], durable=False)
+                self.apply_attributes(kept, [*told], (kept.commit_lsn, kept.commit_ns))
+            unit.contents.discard(inode.ino)
+            link = LinkOperation(place[0], kept.ino, place[1])
+            ops += [UnlinkOperation(kept.parent, kept.name), link]
+        return ops
+
     def give_name(self, unit: OpenUnit, parent: int, name: bytes, inode: Inode) -> list[Operation]:
-        """What the record that gives a name to what had another one before says in front of that.
-        Raises as :meth:`home_for`.
+        """What the record that gives a name to a file which had another one before says in front of
+        that. Raises as :meth:`home_for`.
         """
         if unit.linked is not None:
             unit.linked.add(inode.ino)
-        return self._link(self.home_for(unit, GIVEN + b"%d" % parent), name, inode, moves=True)
+        home = self.home_for(unit, GIVEN + b"%d" % parent)
+        return [LinkOperation(home.ino, inode.ino, name)]
 
-    def _link(self, home: Inode, name: bytes, inode: Inode, *, moves: bool) -> list[Operation]:
-        if inode.entries is None or not moves:
-            return [LinkOperation(home.ino, inode.ino, name)]
-        self._aside.make_stand_in(home, name, inode)
-        return []
+    def give_made(self, unit: OpenUnit, parent: int, name: bytes, directory: Inode) -> None:
+        """The same of a directory that was made in the unit and goes where it would pass for what
+        was there; in a record of its own.
+        """
+        home = self.home_for(unit, GIVEN + b"%d" % parent)
+        self._aside.make_stand_in(home, name, directory)
+        unit.regions[directory.ino] = unit.first_ino
 
     def is_given(self, unit: OpenUnit, parent: int, name: bytes, inode: Inode) -> bool:
         """The name was, since the unit began."""
         if unit.kept_in is None:
             return False
         home = self.namespace.find(unit.kept_in.ino, GIVEN + b"%d" % parent)
-        found = None if home is None else self.namespace.find(home.ino, name)
-        return found is not None and stands_for(found) == inode.ino
+        return home is not None and self.namespace.find(home.ino, name) is inode
+
+    def first_of(self, unit: OpenUnit, directory: Inode) -> int:
+        """The first inode number that was not there, in a directory, when the unit began or the
+        directory came.
+        """
+        if unit.regions:
+            current: Inode | None = directory
+            while current is not None and current is not unit.inode and current.ino != ROOT_INO:
+                if current.ino in unit.regions:
+                    return unit.regions[current.ino]
+                current = self.namespace.inodes.get(current.parent)
+        return unit.first_ino
 
     # --- contents -------------------------------------------------------------------------------
 
@@ -171,8 +245,29 @@ class Keeping:
         the unit began, in records of its own. Raises as :meth:`home_for`.
         """
         home = self.home_for(unit, b"%d" % parent)
-        if name in (home.entries or {}):
-            return
+        if name not in (home.entries or {}):
+            self._keep_copy(unit, home, name, inode)
+
+    def leave_given(self, unit: OpenUnit, inode: Inode) -> list[Operation]:
+        """A file moves out of the unit from a name that it was given there: a copy stays for the
+        one that it had, in records of its own.
+        """
+        place = unit.kept_names.get(inode.ino)
+        if inode.ino in unit.came or place is None or inode.live is None:
+            return []
+        if inode.links - inode.kept_links > 1:
+            return []
+        contents = self.home_for(unit, CONTENTS)
+        free = free_name(self.namespace, contents.ino, b"%d" % inode.ino, MOVED_IN)
+        self._keep_copy(unit, contents, free, inode)
+        copy = self.namespace.find(contents.ino, free)
+        if copy is None:
+            raise InvariantError("a copy has its name")
+        del unit.kept_names[inode.ino]
+        unlinks = [UnlinkOperation(*place), UnlinkOperation(contents.ino, free)]
+        return [*unlinks, LinkOperation(place[0], copy.ino, place[1])]
+
+    def _keep_copy(self, unit: OpenUnit, home: Inode, name: bytes, inode: Inode) -> None:
         kept = self._content_of(unit, inode)
         source = inode if kept is None else kept
         left: list[Operation] = []

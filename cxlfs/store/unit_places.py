@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cxlfs.store import unit_rules
@@ -21,7 +20,7 @@ from cxlfs.store.unit_rules import UnitsMode
 
 if TYPE_CHECKING:
     from cxlfs.store.namespace import Inode, Namespace
-    from cxlfs.store.open_unit import OpenUnit
+    from cxlfs.store.open_unit import OpenUnit, OpenUnits
     from cxlfs.store.unit_aside import Aside
     from cxlfs.store.unit_policies import Policies
     from cxlfs.store.unit_rules import Rule
@@ -31,14 +30,14 @@ REMEMBERED_MAX = 4096
 
 
 class Places:
-    """One for each open store. ``open_units``: by the inode numbers of their directories."""
+    """One for each open store."""
 
     def __init__(
         self,
         namespace: Namespace,
         policies: Policies,
         aside: Aside,
-        open_units: Mapping[int, OpenUnit],
+        open_units: OpenUnits,
     ) -> None:
         self._namespace = namespace
         self._policies = policies
@@ -51,7 +50,7 @@ class Places:
         """Walks that were made since the store was opened."""
 
     def units_changed(self) -> None:
-        """Units began or ended."""
+        """Units began or ended, or a directory belongs to another one."""
         self._units.clear()
 
     def _refresh(self) -> None:
@@ -63,7 +62,9 @@ class Places:
             self._rules.clear()
 
     def unit_of(self, inode: Inode) -> OpenUnit | None:
-        """The open unit that the inode, a directory or what is in one, is or lies in."""
+        """The open unit that the inode, a directory or what is in one, is or lies in. A directory
+        that was moved out belongs to its unit all the same.
+        """
         if not self._open:
             return None
         self._refresh()
@@ -77,8 +78,9 @@ class Places:
         self._count()
         directory = self._namespace.inodes.get(ino)
         above = self._policies.above(directory) if directory is not None else ()
-        units = (self._open[inode.ino] for inode in above if inode.ino in self._open)
-        found = self._units[ino] = next(units, None)
+        units, strays = self._open, self._open.strays
+        owners = (units.get(inode.ino) or strays.get(inode.ino) for inode in above)
+        found = self._units[ino] = next(filter(None, owners), None)
         return found
 
     def _count(self) -> None:

@@ -14,7 +14,6 @@ Invariants
 
 from __future__ import annotations
 
-import collections
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -33,7 +32,8 @@ from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_names import TakenName
 from cxlfs.store.past_rows import Death
 from cxlfs.store.paths import path_of
-from cxlfs.store.unit_aside import CONTENTS, GIVEN, free_name, stands_for
+from cxlfs.store.unit_aside import MOVED_IN, free_name, stands_for
+from cxlfs.store.unit_kept import Kept, KeptName, is_copy
 from cxlfs.store.unit_members import is_others, never_belongs, path_below
 from cxlfs.store.unit_record import OpenRecord
 from cxlfs.types import ROOT_INO
@@ -97,7 +97,9 @@ class Returns:
 
 
 class _WayBack:
-    """Of one unit."""
+    """Of one unit: names that were given or made are taken away, directories that moved are brought
+    from where they are, then all that is kept gets its name.
+    """
 
     def __init__(self, returns: Returns, record: OpenRecord) -> None:
         self._returns = returns
@@ -110,12 +112,16 @@ class _WayBack:
         """Its directory was made since."""
         rule = self._policies.rule_of(self._top) if self._top is not None else None
         self._done = rule.done if rule is not None else ()
-        self._kept = self._kept_in()
+        self._kept = Kept(self._namespace, returns.aside, record)
         self._replaces = self._top is not None and self._has_kept(self._top)
-        self._instead: dict[int, int] = {}
-        """Kept directories whose name means another one now: that one."""
+        self._above = self._find_above()
+        self._open = {each.ino for each in returns.left_open()}
         self._ops: list[Operation] = []
         self._bytes = 0
+        self._instead: dict[int, int] = {}
+        """Kept directories whose name means another one now: that one."""
+        self._unsettled: set[int] = set()
+        """Numbers of what the operations name, where that matters."""
         self._changes: list[tuple[Prepared, Inode, Inode]] = []
         """Files whose content the operations change, and the copies that have it."""
         self._gone: set[int] = set()
@@ -127,38 +133,37 @@ class _WayBack:
             return None
         return None if ino in self._namespace.kept_directories else inode
 
-    def _kept_in(self) -> Inode | None:
-        place = self._returns.aside.directory()
-        kept = self._namespace.inodes.get(self._record.kept)
-        if place is None or kept is None or kept.entries is None or kept.parent != place.ino:
-            return None
-        return kept if kept.links else None
+    def _find_above(self) -> int:
+        """The directory that the unit's own is in, or was."""
+        inode = self._namespace.inodes.get(self._record.ino)
+        above = 0 if inode is None else self._returns.aside.home_of(inode.parent)
+        return above if self._directory(above) is not None else ROOT_INO
 
     def go(
         self, without: list[Operation], stored: Callable[[list[Operation]], None]
     ) -> Inode | None:
         if self._top is not None:
             self._end_versions(self._top)
-        if self._kept is not None:
-            self._take_given(self._kept)
+        self._take_given()
         made = self._remove_made()
         self._flush()
-        if self._kept is not None:
-            self._put_homeless(self._kept, self._lacks_home)
+        self._bring_directories()
+        self._flush()
+        self._put_lost()
+        self._flush()
         for directory in made:
             self._remove_directory(directory)
         self._flush()
-        if self._kept is not None:
-            self._put_directories(self._kept)
-            self._put_files(self._kept)
-            self._flush()
-            self._put_homeless(self._kept, lambda _home, _name: True)
-            self._put_contents(self._kept)
+        self._put_inside()
+        self._flush()
+        self._put_outside()
+        self._flush()
+        self._put_contents()
         self._say([*self._policy(), *without])
         self._flush(durable=True)
         stored(without)
         self._returns.gone(self._gone)
-        return self._kept
+        return self._kept.top
 
     def _end_versions(self, top: Inode) -> None:
         """Of files that were being overwritten: whoever did is gone, and its RELEASE on the way."""
@@ -166,9 +171,7 @@ class _WayBack:
         for inode in list(versions.open_versions.values()):
             if inode.committed is None or inode.uncommitted or not inode.links:
                 continue
-            if inode.ino in (*self._record.apart, *self._record.foreign):
-                continue
-            if is_others(inode, self._record.uid):
+            if self._is_apart(inode):
                 continue
             above = self._namespace.inodes.get(inode.parent)
             path = None if above is None else path_below(self._namespace, top, above)
@@ -179,100 +182,76 @@ class _WayBack:
                 with versions.outside_units():
                     versions.revert(inode, "it belongs to a checkpoint that was not finished")
 
+    def _is_apart(self, inode: Inode) -> bool:
+        """It stays as it is."""
+        known = (*self._record.apart, *self._record.foreign)
+        return inode.ino in known or is_others(inode, self._record.uid)
+
     # --- what was given and made --------------------------------------------------------------
 
-    def _take_given(self, kept: Inode) -> None:
-        """Names that were given to what has another one. A directory has no other: it is kept by
-        the one that it had.
-        """
-        homes = {
-            stands_for(inode): (home, name)
-            for home, _ in self._homes(kept)
-            for name, inode in self._meanings(home)
-            if stands_for(inode) != inode.ino
-        }
-        given = collections.Counter(ino for _, _, ino in self._given(kept))
-        for parent, name, ino in self._given(kept):
-            inode = self._namespace.inodes.get(ino)
-            directory = self._namespace.inodes.get(parent)
-            means = directory is not None and (directory.entries or {}).get(name) == ino
-            if not means or inode is None:
+    def _take_given(self) -> None:
+        """Names that files were given which have another one, or leave a copy, or were made."""
+        is_kept = self._kept.keeps()
+        for kept in self._kept.given():
+            inode, name = kept.inode, kept.name
+            means = self._entries(kept.parent).get(name) == inode.ino
+            if not means or self._is_apart(inode) or self._is_left_behind(kept.parent):
                 continue
-            if inode.entries is None:
-                if inode.links > 1 + given[ino]:  # it has a name that it had before
-                    self._take(parent, name, inode)
-            elif ino in homes:
-                home, old_name = homes[ino]
-                self._changed(parent, name, inode)
-                unlinks = [UnlinkOperation(parent, name), UnlinkOperation(home.ino, old_name)]
-                self._say([*unlinks, LinkOperation(home.ino, ino, old_name)])
+            self._settle(inode.ino)
+            is_made = self._record.is_new(inode.ino)
+            if is_made or inode.links - inode.kept_links > 1 or is_kept(inode):
+                self._take(kept.parent, name, inode)
+                self._unsettled.add(inode.ino)
         self._flush()
 
-    def _given(self, kept: Inode) -> Iterator[tuple[int, bytes, int]]:
-        """Directory, name, and the inode number of what got it."""
-        for home, parent in self._homes(kept, GIVEN):
-            for name, inode in self._meanings(home):
-                yield parent, name, stands_for(inode)
+    def _entries(self, ino: int) -> dict[bytes, int]:
+        directory = self._namespace.inodes.get(ino)
+        return (directory.entries or {}) if directory is not None else {}
 
     def _remove_made(self) -> list[Inode]:
         """Take the names of files that were made, and return directories that were, innermost
         first.
         """
+        stand_ins = self._kept.stand_ins()
+        regions = self._kept.regions(stand_ins)
         made: list[Inode] = []
-        pending: list[tuple[Inode, tuple[bytes, ...]]] = []
+        pending: list[tuple[Inode, tuple[bytes, ...], int]] = []
         if self._top is not None:
-            pending.append((self._top, ()))
+            pending.append((self._top, (), self._record.first_ino))
             if self._is_new and not is_others(self._top, self._record.uid):
                 made.append(self._top)
-        pending += [(each, (b"",)) for each in self._kept_within()]
+        pending += self._moved_to_look_into(stand_ins, regions)
         while pending:
-            directory, above = pending.pop()
+            directory, above, first_ino = pending.pop()
             for name, ino in list((directory.entries or {}).items()):
                 inode = self._namespace.get(ino)
                 path = (*above, name)[-_PATH_NAMES:]
                 if is_others(inode, self._record.uid) or self._stays(inode, path):
                     continue
+                is_made = (ino >= first_ino or ino in self._record.fresh) and not _is_back(inode)
                 if inode.entries is not None:
-                    pending.append((inode, path))
-                    if self._record.is_new(ino):
+                    if ino in stand_ins:
+                        continue
+                    first = regions.get(ino, first_ino)
+                    pending.append((inode, path, first))
+                    if is_made or (ino in regions and ino >= first):
                         made.append(inode)
-                elif self._record.is_new(ino):
+                elif is_made:
                     self._take(directory.ino, name, inode)
         made.reverse()
         return made
 
-    def _kept_within(self) -> list[Inode]:
-        """Kept directories that were in the unit when it began: not what came from elsewhere."""
-        if self._kept is None:
-            return []
-        homes = {
-            inode.ino: (inode, parent)
-            for home, parent in self._homes(self._kept)
-            for _, inode in self._meanings(home)
-            if inode.entries is not None
-        }
-        return [inode for inode, parent in homes.values() if self._is_within(parent, homes)]
-
-    def _is_within(self, ino: int, homes: dict[int, tuple[Inode, int]]) -> bool:
-        """A directory lies in the unit, or in one that did."""
-        for _ in range(len(homes) + 1):
-            inode = self._namespace.inodes.get(ino)
-            above = None if inode is None else self._kept_above(inode, homes)
-            if above is None:
-                return self._top is not None and self._namespace.is_below(ino, self._top.ino)
-            if above == self._record.ino:
-                return True
-            ino = homes[above][1]
-        return False
-
-    def _kept_above(self, inode: Inode, homes: dict[int, tuple[Inode, int]]) -> int | None:
-        """The kept directory that a directory is, or lies in."""
-        current: Inode | None = inode
-        while current is not None and current.ino != ROOT_INO:
-            if current.ino in homes:
-                return current.ino
-            current = self._namespace.inodes.get(current.parent)
-        return None
+    def _moved_to_look_into(
+        self, stand_ins: dict[int, KeptName], regions: dict[int, int]
+    ) -> Iterator[tuple[Inode, tuple[bytes, ...], int]]:
+        """Directories that have another name than they had."""
+        for kept in self._kept.kept_directories():
+            if self._kept.is_inside(kept.parent, stand_ins):
+                yield kept.inode, (b"",), self._record.first_ino
+        for ino in stand_ins:
+            inode = self._directory(ino)
+            if inode is not None and not self._is_left_behind(ino):
+                yield inode, (b"",), regions[ino]
 
     def _stays(self, inode: Inode, path: tuple[bytes, ...]) -> bool:
         """A log, or a file that was set apart. In a directory that was not there before, and takes
@@ -301,7 +280,7 @@ class _WayBack:
         has_policy = directory is self._top and self._policies.has_own(directory)
         if directory.entries or directory.is_removed:
             return
-        if has_policy and self._kept_at(directory.parent, directory.name) is None:
+        if has_policy and self._kept.at(directory.parent, directory.name) is None:
             return
         self._take(directory.parent, directory.name, directory)
         above = self._namespace.get(directory.parent)
@@ -309,120 +288,167 @@ class _WayBack:
         self._say([above.operation(mtime_ns=now, ctime_ns=now)])
         above.mtime_ns = above.ctime_ns = now
 
+    # --- directories that moved ---------------------------------------------------------------
+
+    def _bring_directories(self) -> None:
+        """From wherever they are, to where their names are kept."""
+        for ino, kept in self._kept.stand_ins().items():
+            inode = self._directory(ino)
+            if inode is None or self._is_left_behind(ino):
+                continue
+            if self._top is not None and self._namespace.is_below(self._record.ino, ino):
+                continue
+            self._changed(inode.parent, inode.name, inode)
+            unlinks = [
+                UnlinkOperation(inode.parent, inode.name),
+                UnlinkOperation(kept.home.ino, kept.name),
+            ]
+            self._say([*unlinks, LinkOperation(kept.home.ino, ino, kept.name)])
+            self._flush()
+
+    def _is_left_behind(self, ino: int) -> bool:
+        """It lies in another unit, which is done."""
+        inode = self._directory(ino)
+        found = None if inode is None else self._policies.outermost(inode)
+        if found is None or self._kept.is_inside(ino):
+            return False
+        return found[0].ino not in self._open
+
     # --- what is kept -------------------------------------------------------------------------
 
-    def _homes(self, kept: Inode, kind: bytes = b"") -> Iterator[tuple[Inode, int]]:
-        """The kept directories, and the inode number of the one whose names each has."""
-        for name, ino in list((kept.entries or {}).items()):
-            home, digits = self._namespace.get(ino), name.removeprefix(kind)
-            is_kind = name.startswith(kind) and len(digits) == len(name) - len(kind)
-            if is_kind and digits.isdigit() and home.entries is not None:
-                yield home, int(digits)
-
-    def _kept_at(self, parent: int, name: bytes) -> Inode | None:
-        """What the unit keeps of that name."""
-        home = None
-        if self._kept is not None:
-            home = self._namespace.find(self._kept.ino, b"%d" % parent)
-        return None if home is None else self._namespace.find(home.ino, name)
+    def _is_in_place_of(self, kept: KeptName) -> bool:
+        """The unit's directory was made again under the name that is kept."""
+        top = self._top
+        return (
+            top is not None
+            and not top.is_removed
+            and (kept.parent, kept.name) == (top.parent, top.name)
+        )
 
     def _has_kept(self, directory: Inode) -> bool:
         """One is kept that had the name of this directory: what stays is below that one then."""
-        found = self._kept_at(directory.parent, directory.name)
+        found = self._kept.at(directory.parent, directory.name)
         return found is not None and found.entries is not None
 
-    def _meanings(self, home: Inode) -> list[tuple[bytes, Inode]]:
-        entries = (home.entries or {}).items()
-        return [(name, self._namespace.get(ino)) for name, ino in entries]
-
-    def _put_directories(self, kept: Inode) -> None:
-        """Outermost first. Where another one has the name, what was below comes into that."""
-        waiting = {
-            inode.ino: (home, parent, name, inode)
-            for home, parent in self._homes(kept)
-            for name, inode in self._meanings(home)
-            if inode.entries is not None
-        }
-        while waiting:
-            ready = [ino for ino, (_, parent, _, _) in waiting.items() if parent not in waiting]
-            for ino in ready:
-                home, parent, name, inode = waiting.pop(ino)
-                directory = self._target(parent)
-                if directory is None:
-                    continue
-                found = self._namespace.find(directory.ino, name)
-                if found is None:
-                    self._put(home, name, inode, directory, name)
-                    self._flush()
-                elif found.entries is not None and not inode.entries:
-                    self._instead[ino] = found.ino
-            if not ready:
-                return
-
-    def _put_files(self, kept: Inode) -> None:
-        for home, parent in self._homes(kept):
-            directory = self._target(parent)
-            for name, inode in self._meanings(home) if directory is not None else ():
-                if directory is None or inode.entries is not None:
-                    continue
-                is_stand_in = stands_for(inode) != inode.ino
-                if name not in (directory.entries or {}) and not is_stand_in:
-                    self._put(home, name, inode, directory, name)
-
-    def _lacks_home(self, parent: int, name: bytes) -> bool:
-        """What had this name cannot get it again."""
-        directory = self._namespace.inodes.get(parent)
-        if directory is not None and directory.kept_links:
-            return False  # the directory comes back, too
-        target = self._target(parent)
-        return target is None or name in (target.entries or {})
-
-    def _put_homeless(self, kept: Inode, lacks_home: Callable[[int, bytes], bool]) -> None:
-        """What was moved, and cannot get the name again that it had, keeps the one that it got. It
-        gets one like it where something comes back under this one.
+    def _put_inside(self) -> None:
+        """Each name in a directory of the unit means again what it meant. Where a directory stays
+        that has the name of one which has nothing, what was below comes into that.
         """
-        at_home = {
-            inode.ino: (home, name)
-            for home, parent in self._homes(kept)
-            for name, inode in self._meanings(home)
-            if inode.is_removed and lacks_home(parent, name)
-        }
-        for parent, name, ino in self._given(kept):
-            inode, directory = self._namespace.inodes.get(ino), self._target(parent)
-            if inode is None or directory is None or not inode.is_removed or ino not in at_home:
+        instead = self._instead = self._find_instead()
+        for kept in list(self._kept.names()):
+            inode = kept.inode
+            if not self._kept.is_inside(kept.parent) or not _is_itself(inode):
                 continue
-            home, old_name = at_home[ino]
-            free = name
-            if name in (directory.entries or {}) or self._kept_at(parent, name) is not None:
-                free = free_name(self._namespace, directory.ino, name, b"moved-in")
-            self._put(home, old_name, inode, directory, free)
+            to = instead.get(kept.parent, kept.parent)
+            target = self._namespace.inodes.get(to)
+            if inode.ino in instead or target is None or target.entries is None:
+                continue
+            found = self._namespace.find(to, kept.name)
+            if found is not None and found is not inode and is_copy(inode, found):
+                self._take(to, kept.name, found)
+                found = None
+            if found is None and not self._namespace.is_below(to, inode.ino):
+                self._put(kept, to, kept.name)
+                if inode.entries is not None:
+                    self._flush()
+
+    def _find_instead(self) -> dict[int, int]:
+        """Kept directories whose name means another one now: that one."""
+        waiting = {kept.inode.ino: kept for kept in self._kept.kept_directories()}
+        instead: dict[int, int] = {}
+        while waiting:
+            ready = [kept for kept in waiting.values() if kept.parent not in waiting]
+            for kept in ready:
+                del waiting[kept.inode.ino]
+                is_top = kept.inode.ino == self._record.ino or self._is_in_place_of(kept)
+                if kept.inode.entries or not (is_top or self._kept.is_inside(kept.parent)):
+                    continue
+                found = self._entries(instead.get(kept.parent, kept.parent)).get(kept.name)
+                if found is not None and self._directory(found) is not None:
+                    instead[kept.inode.ino] = found
+            if not ready:
+                break
+        return instead
+
+    def _put_outside(self) -> None:
+        """What came from elsewhere and has no other name now goes there."""
+        for kept in list(self._kept.names()):
+            self._settle(kept.inode.ino)
+            if not self._is_homeless(kept) or self._kept.is_inside(kept.parent):
+                continue
+            if kept.inode.ino in self._instead:
+                continue
+            target = self._target(kept.parent)
+            if target is not None:
+                self._put_free(kept, target.ino)
+
+    def _put_lost(self) -> None:
+        """What came from a directory that is gone goes to the one above the unit; so does what has
+        no other name than the one that it was given.
+        """
+        for kept in list(self._kept.names()):
+            self._settle(kept.inode.ino)
+            inside = self._kept.is_inside(kept.parent) or kept.inode.ino == self._record.ino
+            if self._is_homeless(kept) and not inside and self._target(kept.parent) is None:
+                self._put_free(kept, self._above)
+        for given in self._kept.given():
+            inode, name = given.inode, given.name
+            means = self._entries(given.parent).get(name) == inode.ino
+            if not means or self._is_apart(inode) or self._is_left_behind(given.parent):
+                continue
+            if self._record.is_new(inode.ino):
+                continue
+            self._take(given.parent, name, inode)
             self._flush()
+            self._put_free(given, self._above)
+
+    def _is_homeless(self, kept: KeptName) -> bool:
+        """It has no other name than the kept one, and is not there as a copy either."""
+        inode = kept.inode
+        if not _is_itself(inode) or not inode.is_removed or self._is_left_behind(kept.parent):
+            return False
+        found = self._namespace.inodes.get(self._entries(kept.parent).get(kept.name, 0))
+        if found is not None and is_copy(found, inode):
+            return False
+        return not self._kept.is_elsewhere(kept.parent, kept.name, inode)
 
     def _target(self, parent: int) -> Inode | None:
         """Where what had a name in that directory goes."""
-        parent = self._instead.get(parent, parent)
         return self._namespace.get(ROOT_INO) if parent == ROOT_INO else self._directory(parent)
 
-    def _put(self, home: Inode, name: bytes, inode: Inode, directory: Inode, to: bytes) -> None:
-        self._changed(directory.ino, to, inode)
-        self._returns.name_changed(directory.ino, to)
-        link = LinkOperation(directory.ino, inode.ino, to)
-        self._say([UnlinkOperation(home.ino, name), link])
+    def _put_free(self, kept: KeptName, to: int) -> None:
+        """Under its name or, where something has that, under one like it."""
+        self._settle(to)
+        if self._namespace.is_below(to, kept.inode.ino):
+            to = ROOT_INO
+        name = kept.name
+        if name in self._entries(to):
+            name = free_name(self._namespace, to, name, MOVED_IN)
+        self._put(kept, to, name)
+        self._unsettled.add(kept.inode.ino)
+        if name != kept.name or kept.inode.entries is not None:
+            self._unsettled.add(to)
+
+    def _put(self, kept: KeptName, to: int, name: bytes) -> None:
+        """The name is not one that was given any more: a crash may come, and this again."""
+        self._changed(to, name, kept.inode)
+        self._returns.name_changed(to, name)
+        ops: list[Operation] = [UnlinkOperation(kept.home.ino, kept.name)]
+        given = self._kept.given_at(to, name)
+        if given is not None and (given[0], name) != (kept.home, kept.name):
+            ops.append(UnlinkOperation(given[0].ino, name))
+        self._say([*ops, LinkOperation(to, kept.inode.ino, name)])
 
     # --- contents -------------------------------------------------------------------------------
 
-    def _put_contents(self, kept: Inode) -> None:
-        home = self._namespace.find(kept.ino, CONTENTS)
-        copies = self._meanings(home) if home is not None and home.entries is not None else []
-        for name, copy in copies:
+    def _put_contents(self) -> None:
+        for name, copy in self._kept.contents():
             inode = self._namespace.inodes.get(int(name)) if name.isdigit() else None
             if copy.kind is not FileKind.FILE or copy.uncommitted or inode is None:
                 continue
             if inode.kind is not FileKind.FILE or inode.is_removed:
                 continue
-            if inode.ino in (*self._record.apart, *self._record.foreign):
-                continue
-            if not is_others(inode, self._record.uid):
+            if not self._is_apart(inode) and not self._is_left_behind(inode.parent):
                 self._put_content(inode, copy)
 
     def _put_content(self, inode: Inode, copy: Inode) -> None:
@@ -460,8 +486,14 @@ class _WayBack:
         self._ops += ops
         self._bytes += size
 
+    def _settle(self, ino: int) -> None:
+        """Something is asked of names in it, or of its own."""
+        if ino in self._unsettled:
+            self._flush()
+
     def _flush(self, *, durable: bool = False) -> None:
         ops, self._ops, self._bytes = self._ops, [], 0
+        self._unsettled.clear()
         changes, self._changes = self._changes, []
         if not ops:
             if durable:
@@ -505,3 +537,13 @@ class _WayBack:
         past.names_taken(taken, lsn, time_ns, Death.REMOVED)
         for each in taken:
             namespace.reap(each.inode.ino)
+
+
+def _is_back(inode: Inode) -> bool:
+    """It is a copy that got its name before a crash broke off the way back."""
+    return COMMIT_XATTR in (inode.xattrs or {})
+
+
+def _is_itself(inode: Inode) -> bool:
+    """Nothing that stands for a directory, or is not finished."""
+    return stands_for(inode) == inode.ino and not inode.uncommitted

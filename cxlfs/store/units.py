@@ -324,7 +324,10 @@ class Units(ChangesInUnits):
 
     def published(self, inode: Inode, *, incomplete: bool) -> None:
         """A file's content was published."""
-        self._seen(inode, self.writer(), incomplete=incomplete)
+        writer = self.writer()
+        unit = self._seen(inode, writer, incomplete=incomplete)
+        if unit is None and self.opened:
+            self.made_by.note(inode.ino, writer)
 
     def linked(self, inode: Inode) -> None:
         """A file got the name that it has last, with a content that is published; who gave it one
@@ -353,8 +356,8 @@ class Units(ChangesInUnits):
         unit = self.places.unit_of(inode)
         return unit if unit is not None and self.belongs(unit, inode) else None
 
-    def _seen(self, inode: Inode, writer: Hashable | None, *, incomplete: bool) -> None:
-        unit = self._member_of(inode)
+    def _seen(self, inode: Inode, writer: Hashable | None, *, incomplete: bool) -> OpenUnit | None:
+        unit = member = self._member_of(inode)
         if unit is not None:
             self._touch(unit, writer)
             if unit.each_file:
@@ -368,6 +371,7 @@ class Units(ChangesInUnits):
         elif not incomplete and self.opened.beside:
             for unit in self._named_by(inode, inode.parent, inode.name):
                 unit.marked = self.pending = True
+        return member
 
     def spoil(self, inode: Inode, *, reverted: bool = False) -> None:
         """A file could not be finished (``reverted``: what was committed is there again)."""
@@ -394,7 +398,15 @@ class Units(ChangesInUnits):
             ino=unit.inode.ino,
         )
         begun = dataclasses.replace(
-            unit, kept_in=None, contents=set(), kept_inos=set(), stand_ins={}, replaces=False
+            *(unit,),
+            kept_in=None,
+            contents=set(),
+            kept_names={},
+            stand_ins={},
+            came={},
+            regions={},
+            went={},
+            replaces=False,
         )
         ops = self.operations_for([unit], [begun])
         self._volume.commit(ops, durable=False)
