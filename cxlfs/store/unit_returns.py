@@ -347,7 +347,9 @@ class _WayBack:
             if found is not None and found is not inode and is_copy(inode, found):
                 self._take(to, kept.name, found)
                 found = None
-            if found is None and not self._namespace.is_below(to, inode.ino):
+            if found is not None and found is not inode and inode.entries:
+                self._put_free(kept, to)
+            elif found is None and not self._namespace.is_below(to, inode.ino):
                 self._put(kept, to, kept.name)
                 if inode.entries is not None:
                     self._flush()

@@ -271,6 +271,7 @@ def _cut(shop: Shop, scene: Scene) -> Store:
     return shop._watch(Store.open(store.media, options))
 
 
+SEEDS = range(int(os.environ.get("FROM", "0")), int(os.environ.get("SEEDS", "90")))
 ENDS: list[Callable[[Shop, Scene], Store]] = [_crash, _kill, _cut]
 
 
