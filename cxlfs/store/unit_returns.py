@@ -345,6 +345,8 @@ class _WayBack:
                 continue
             found = self._namespace.find(to, kept.name)
             if found is not None and found is not inode and is_copy(inode, found):
+                if found.commit_lsn == inode.commit_lsn:
+                    continue  # it did not leave, or is back as it was
                 self._take(to, kept.name, found)
                 found = None
             if found is not None and found is not inode and inode.entries:
@@ -373,16 +375,27 @@ class _WayBack:
         return instead
 
     def _put_outside(self) -> None:
-        """What came from elsewhere and has no other name now goes there."""
+        """What came from elsewhere goes there: under its name or, if that is taken and it has no
+        other one, under one like it.
+        """
         for kept in list(self._kept.names()):
             self._settle(kept.inode.ino)
-            if not self._is_homeless(kept) or self._kept.is_inside(kept.parent):
-                continue
-            if kept.inode.ino in self._instead:
-                continue
             target = self._target(kept.parent)
-            if target is not None:
+            if target is None or self._kept.is_inside(kept.parent):
+                continue
+            if kept.inode.ino in self._instead or not _is_itself(kept.inode):
+                continue
+            if self._is_homeless(kept):
                 self._put_free(kept, target.ino)
+            elif self._has_lost_one_of_its_names(kept, target):
+                self._put(kept, target.ino, kept.name)
+
+    def _has_lost_one_of_its_names(self, kept: KeptName, target: Inode) -> bool:
+        """A file that has others, and nothing else has this one."""
+        inode = kept.inode
+        if inode.is_removed or inode.entries is not None or self._is_left_behind(kept.parent):
+            return False
+        return kept.name not in (target.entries or {})
 
     def _put_lost(self) -> None:
         """What came from a directory that is gone goes to the one above the unit; so does what has

@@ -132,6 +132,18 @@ def test_what_was_linked_in_and_lost_its_old_name_gets_it_again(
     assert users
 
 
+def test_one_of_two_names_was_moved_in(store: Store, users: Users, back: Back) -> None:
+    """It is where it was, though the file is there under the other one."""
+    ino = create(store, 1, b"best", ALICE, b"it")
+    store.link(ino, 1, b"same")
+    directory, old = saved_by_alice(store)
+    store.rename(1, b"best", directory, b"shard-0")
+    store = back(store)
+    assert tree(store, CHECKPOINT) == old
+    assert find(store, b"best").ino == find(store, b"same").ino == ino
+    assert users
+
+
 def test_what_was_linked_in_keeps_its_old_name(store: Store, users: Users, back: Back) -> None:
     ino = create(store, 1, b"best", ALICE, b"it")
     directory, old = saved_by_alice(store)
