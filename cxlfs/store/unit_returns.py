@@ -156,6 +156,8 @@ class _WayBack:
         self._flush()
         self._put_inside()
         self._flush()
+        self._put_contents()  # while what was removed and made again is known by where it is kept
+        self._flush()
         self._put_outside()
         self._flush()
         self._put_contents()

@@ -27,6 +27,7 @@ from tests.support.unit_scenes import (
     shards,
     tree,
 )
+from tests.support.unit_users import Back
 
 UNMARKED = b"checkpoint_5"
 """Of a kind that has no marker."""
@@ -55,6 +56,16 @@ def test_a_set_that_was_removed_to_be_made_again_is_back(
     store = shop.reopen(store, units=UnitsMode.AUTO)
     assert tree(store, CHECKPOINT) == old
     assert open_count(store) == 0
+
+
+def test_contents_of_what_was_overwritten_removed_and_made_again(store: Store, back: Back) -> None:
+    Writers(store)
+    directory, old = saved(store)
+    for name in (b"shard-0", b"shard-1"):
+        write_file(store, directory, name, b"new")
+    remove_tree(store, 1, CHECKPOINT)
+    make(store, CHECKPOINT)
+    assert tree(back(store), CHECKPOINT) == old
 
 
 def test_a_log_in_the_directory_that_was_made_again_stays(shop: Shop, store: Store) -> None:
