@@ -24,12 +24,11 @@ from cxlfs.format.operations import (
     Operation,
     UnlinkOperation,
     XattrRemoveOperation,
-    XattrSetOperation,
 )
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import Inode
 from cxlfs.store.paths import path_of
-from cxlfs.store.unit_aside import apply_names, free_name
+from cxlfs.store.unit_aside import apply_attributes, apply_names, free_name
 from cxlfs.store.unit_record import ATTRIBUTE_BYTES_MAX, PLACE_XATTR, UNIT_PREFIX
 from cxlfs.types import ROOT_INO
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 PLACE_NAME: Final = b".cxlfs-units"
 UNITS_XATTR: Final = HIDDEN_PREFIX + b"units"
 BEFORE_XATTR: Final = HIDDEN_PREFIX + b"before"
-ASIDE_XATTR: Final = HIDDEN_PREFIX + b"aside"
 _PRIVATE = stat.S_IFDIR | 0o700
 _FIELDS = 5
 """Of a unit's attribute; this program writes seven."""
@@ -166,11 +164,7 @@ def _store(volume: Volume, ops: list[Operation]) -> None:
     volume.commit(ops)
     volume.note_committed(ops)
     apply_names(namespace, ops)
-    for op in ops:
-        if isinstance(op, XattrRemoveOperation):
-            namespace.remove_xattr(namespace.get(op.ino), op.name)
-        elif isinstance(op, XattrSetOperation):
-            namespace.set_xattr(namespace.get(op.ino), op.name, op.value)
+    apply_attributes(namespace, ops)
 
 
 def _numbers(value: bytes) -> list[object]:

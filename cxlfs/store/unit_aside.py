@@ -31,6 +31,7 @@ from cxlfs.format.operations import (
     LinkOperation,
     Operation,
     UnlinkOperation,
+    XattrRemoveOperation,
     XattrSetOperation,
 )
 from cxlfs.store.namespace import Inode
@@ -38,7 +39,7 @@ from cxlfs.store.unit_record import PLACE_XATTR, STAND_IN_XATTR, OpenRecord, enc
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cxlfs.store.namespace import Namespace
     from cxlfs.store.volume import Volume
@@ -230,6 +231,15 @@ def free_name(namespace: Namespace, directory: int, name: bytes, kind: bytes) ->
         number += 1
         found = b"%s-%d" % (stem, number)
     return found
+
+
+def apply_attributes(namespace: Namespace, ops: Iterable[Operation]) -> None:
+    """What the operations of a stored record mean for extended attributes."""
+    for op in ops:
+        if isinstance(op, XattrSetOperation):
+            namespace.set_xattr(namespace.get(op.ino), op.name, op.value)
+        elif isinstance(op, XattrRemoveOperation):
+            namespace.remove_xattr(namespace.get(op.ino), op.name)
 
 
 def apply_names(namespace: Namespace, ops: list[Operation]) -> None:

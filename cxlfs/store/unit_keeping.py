@@ -31,7 +31,14 @@ from cxlfs.native.maps import FileMap
 from cxlfs.store.commit_numbers import commit_operation
 from cxlfs.store.health import HIDDEN_PREFIX
 from cxlfs.store.namespace import Inode
-from cxlfs.store.unit_aside import CONTENTS, GIVEN, MOVED_IN, apply_names, free_name
+from cxlfs.store.unit_aside import (
+    CONTENTS,
+    GIVEN,
+    MOVED_IN,
+    apply_attributes,
+    apply_names,
+    free_name,
+)
 from cxlfs.store.unit_large import LargeCopy
 from cxlfs.types import ROOT_INO
 
@@ -72,7 +79,8 @@ class KeptContent:
         """The record is stored."""
         namespace = self._keeping.namespace
         namespace.set_committed(self.copy)
-        self._keeping.apply_attributes(self.copy, self.operations, self._commit)
+        apply_attributes(namespace, self.operations)
+        self.copy.commit_lsn, self.copy.commit_ns = self._commit
         if self._unit is not None:
             self._unit.contents.add(self._ino)
 
@@ -92,6 +100,7 @@ class Keeping:
         self._aside = aside
         self._require_room = require_room
         self.namespace = volume.namespace
+        self._record_bytes_max = volume.record_bytes_max
         self._large: dict[int, LargeCopy] = {}
         """Copies in the making, by the inode number of their source."""
 
@@ -186,7 +195,7 @@ class Keeping:
             told = _attributes(kept, inode)
             if told:
                 self._volume.commit([*told], durable=False)
-                self.apply_attributes(kept, [*told], (kept.commit_lsn, kept.commit_ns))
+                apply_attributes(self.namespace, told)
             unit.contents.discard(inode.ino)
             link = LinkOperation(place[0], kept.ino, place[1])
             ops += [UnlinkOperation(kept.parent, kept.name), link]
@@ -341,13 +350,8 @@ class Keeping:
         ]
         self._volume.commit(ops, durable=False)
         apply_names(self.namespace, ops)
-        self.apply_attributes(copy, ops, (source.commit_lsn, source.commit_ns))
-
-    def apply_attributes(self, copy: Inode, ops: list[Operation], commit: tuple[int, int]) -> None:
-        for op in ops:
-            if isinstance(op, XattrSetOperation):
-                self.namespace.set_xattr(copy, op.name, op.value)
-        copy.commit_lsn, copy.commit_ns = commit
+        apply_attributes(self.namespace, ops)
+        copy.commit_lsn, copy.commit_ns = source.commit_lsn, source.commit_ns
 
     def _new(self, source: Inode, home: Inode, name: bytes) -> Inode:
         """A file that nobody knows, with the committed attributes of ``source``."""
@@ -370,7 +374,7 @@ class Keeping:
 
     def _is_large(self, content: FileMap) -> bool:
         size = content.ref_count * layout.REF_DTYPE.itemsize
-        return size > self._volume.record_bytes_max // _RECORD_PART
+        return size > self._record_bytes_max // _RECORD_PART
 
     def _share(self, source: Inode, target: FileMap, offset: int, length: int) -> None:
         """Let ``target`` refer to a range of the committed content, where that is."""

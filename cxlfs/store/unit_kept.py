@@ -69,21 +69,20 @@ class Kept:
 
     def at(self, parent: int, name: bytes) -> Inode | None:
         """What the unit keeps of that name."""
-        home = None
-        if self.top is not None:
-            home = self._namespace.find(self.top.ino, b"%d" % parent)
+        home = self._home(b"%d" % parent)
         return None if home is None else self._namespace.find(home.ino, name)
+
+    def _home(self, name: bytes) -> Inode | None:
+        return None if self.top is None else self._namespace.find(self.top.ino, name)
 
     def given_at(self, parent: int, name: bytes) -> tuple[Inode, bytes] | None:
         """Where it says that this name was given."""
-        home = None
-        if self.top is not None:
-            home = self._namespace.find(self.top.ino, GIVEN + b"%d" % parent)
+        home = self._home(GIVEN + b"%d" % parent)
         return (home, name) if home is not None and name in (home.entries or {}) else None
 
     def contents(self) -> list[tuple[bytes, Inode]]:
         """Copies of contents, by the numbers of their files."""
-        home = None if self.top is None else self._namespace.find(self.top.ino, CONTENTS)
+        home = self._home(CONTENTS)
         entries = ((home.entries or {}) if home is not None else {}).items()
         return [(name, self._namespace.get(ino)) for name, ino in entries]
 

@@ -9,7 +9,7 @@ import pytest
 from cxlfs.format.operations import Operation, XattrSetOperation
 from cxlfs.store import Store
 from cxlfs.store.health import HIDDEN_PREFIX
-from cxlfs.store.old_units import ASIDE_XATTR, BEFORE_XATTR, PLACE_NAME, UNITS_XATTR
+from cxlfs.store.old_units import BEFORE_XATTR, PLACE_NAME, UNITS_XATTR
 from cxlfs.store.unit_record import PLACE_XATTR, POLICIES_XATTR, encode_policies, policy_rule
 from cxlfs.store.unit_rules import UnitsMode
 from tests.support.shop import Shop
@@ -17,6 +17,7 @@ from tests.support.stores import read_file, write_file
 from tests.support.unit_scenes import find, finish_work, make, shards, tree
 
 SET = b"checkpoint-5"
+ASIDE_XATTR = HIDDEN_PREFIX + b"aside"
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def count_save(shop: Shop, save: Save, *, policy: bytes | None, again: bool) -> 
     ("save", "again", "in_a_unit", "beside_units"),
     [
         (plain, False, 35, 20),
-        (plain, True, 245, 25),
+        (plain, True, 240, 25),
         (by_rename, False, 90, 40),
         (by_rename, True, 205, 35),
     ],
