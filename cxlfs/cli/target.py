@@ -17,6 +17,7 @@ from pathlib import Path
 from cxlfs.control import mountinfo
 from cxlfs.control.client import find_and_connect
 from cxlfs.control.discovery import Registration
+from cxlfs.control.unreachable import why_unreachable
 from cxlfs.errors import (
     BusyError,
     CorruptionError,
@@ -54,9 +55,14 @@ def served_by(path: str) -> Registration | None:
     Raises MountError for a mount point whose daemon is gone or belongs to someone else, and
     MediaUnavailableError for a directory on which no store is mounted.
     """
+    mount = mountinfo.find_mount(path)
+    if mount is not None and mount.file_system_type != mountinfo.FILE_SYSTEM_TYPE:
+        mount = None
     try:
         channel, registration = find_and_connect(path)
-    except NoDaemonError:
+    except NoDaemonError as error:
+        if mount is not None:
+            raise why_unreachable(path, mount) from error
         _refuse_directory(path)
         return None
     channel.close()

@@ -94,14 +94,14 @@ def find_and_connect(source_or_mountpoint: str) -> tuple[socket.socket, discover
             ) from error
         except OSError:
             continue
-    mount = mountinfo.find_mount(source_or_mountpoint)
-    if mount is not None and mount.file_system_type == mountinfo.FILE_SYSTEM_TYPE:
-        raise why_unreachable(source_or_mountpoint, mount)
     if candidates:
         raise NoDaemonError(
             f"the daemon of {source_or_mountpoint} (process {candidates[-1][1].pid}) is gone",
             next_step="mount it again: that clears the dead mount",
         )
+    mount = mountinfo.find_mount(source_or_mountpoint)
+    if mount is not None and mount.file_system_type == mountinfo.FILE_SYSTEM_TYPE:
+        raise why_unreachable(source_or_mountpoint, mount)
     raise NoDaemonError(f"no cxlfs daemon serves {source_or_mountpoint}")
 
 
