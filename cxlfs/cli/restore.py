@@ -1,4 +1,4 @@
-"""``cxlfs restore``: an earlier version of a file becomes its content.
+"""``cxlfs restore``: an earlier version of a file becomes its content, or a directory what it was.
 
 Never here: what is kept aside (``store.overwrites``), what history keeps (``store.past``). The
 mount brings back what is kept aside, with the rights of the caller. The daemon does the rest.
@@ -32,7 +32,7 @@ from cxlfs.units import format_size, parse_moment
 RESTORE_XATTR = "user.cxlfs.restore"
 STATE_XATTR = "user.cxlfs.state"
 
-HELP = """Bring back an earlier version of a file.
+HELP = """Bring back an earlier version of a file, or a directory as it was.
 
 Without options this is the version that the store keeps aside: the whole one where a program left
 a torn file, or what a killed program had written; "cxlfs list" shows both. The two change places,
@@ -43,28 +43,36 @@ With --at it is the version that was there at a commit, or at a time. It replace
 content, which history keeps. No data is copied. For what history has, root and the user of the
 daemon may ask.
 
+A directory comes back with everything below it: without --at as it was before it was last removed,
+with --at as it was then. It replaces one of that name by one record, or not at all. What is
+replaced is removed, and history keeps it as NAME.replaced.
+
 \b
 Examples:
   cxlfs restore /mnt/ckpt/model.pt
   cxlfs restore /mnt/ckpt/model.pt --at 1204
+  cxlfs restore /mnt/ckpt/checkpoint-500
   cxlfs restore /mnt/ckpt/model.pt --at 2026-11-26T08:00:00Z --to /mnt/ckpt/before.pt
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Restored(Report):
-    """The file as it is now."""
+    """The file as it is now; of a directory ``count`` alone: names that came back with it."""
 
     schema: ClassVar[str] = "cxlfs.restore/1"
 
     path: bytes
-    state: str
-    size_bytes: int
+    count: int
+    state: str | None = None
+    size_bytes: int | None = None
 
     def lines(self, style: Style, /) -> Iterator[str]:
         del style
-        size = format_size(self.size_bytes)
-        yield f"restored {quote(self.path)}: {size}, {self.state}"
+        what = f"{self.count - 1} below it"
+        if self.size_bytes is not None:
+            what = f"{format_size(self.size_bytes)}, {self.state}"
+        yield f"restored {quote(self.path)}: {what}"
 
 
 @click.command(
@@ -82,11 +90,15 @@ class Restored(Report):
 def command(path: str, at: str | None, to: str | None, *, as_json: bool) -> None:
     """See HELP."""
     target = path if to is None else to
-    if at is None and to is None and _exchanged(path):
-        state, size = _state_of(path)
+    if at is None and to is None and not _is_directory(path) and _exchanged(path):
+        restored = Restored(os.fsencode(target), 1, *_state_of(path))
     else:
-        state, size = _from_history(path, at, target)
-    Output(as_json=as_json).report(Restored(os.fsencode(target), state, size))
+        restored = _from_history(path, at, target)
+    Output(as_json=as_json).report(restored)
+
+
+def _is_directory(path: str) -> bool:
+    return Path(path).is_dir() and not Path(path).is_symlink()
 
 
 def _exchanged(path: str) -> bool:
@@ -106,8 +118,7 @@ def _exchanged(path: str) -> bool:
     return True
 
 
-def _from_history(path: str, at: str | None, target: str) -> tuple[str, int]:
-    """State and size of what was restored."""
+def _from_history(path: str, at: str | None, target: str) -> Restored:
     mountpoint, inside = mounted_place(path)
     parameters: dict[str, object] = {"path": inside, "at": None if at is None else _moment(at)}
     if target != path:
@@ -116,10 +127,15 @@ def _from_history(path: str, at: str | None, target: str) -> tuple[str, int]:
             raise UsageError(
                 f"--to {target}: in another store", next_step="name a path in the same mount"
             )
-    (done,) = control_request(mountpoint, "restore", parameters)
+    *_, done = control_request(mountpoint, "restore", parameters)
     wait_for_name(target)
-    size = done.get("size_bytes")
-    return str(done.get("state")), size if isinstance(size, int) else 0
+    count, size, state = (done.get(key) for key in ("count", "size_bytes", "state"))
+    return Restored(
+        os.fsencode(target),
+        count if isinstance(count, int) else 0,
+        None if state is None else str(state),
+        size if isinstance(size, int) else None,
+    )
 
 
 def _moment(text: str) -> int:

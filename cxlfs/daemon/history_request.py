@@ -3,13 +3,14 @@
 ``history``: ``path``. The answer: one ``version`` for each version of the name, and for a directory
 of each name that was removed from it, the oldest death first.
 ``restore``: ``path``, ``at`` (a commit number, a time in ns, or null: the newest version that
-history has) and ``to`` (a path, or null: the same). ``undelete``: ``path``; a directory with what
-was removed with it. ``forget``: ``path``; what history has of it and of everything below it. Each
-answers with one ``done``: ``path`` and ``count`` (and of a restored file ``state``,
-``size_bytes``; ``forget``: ``pins`` that hold some of it). ``undelete`` says ``progress``
-meanwhile.
+history has) and ``to`` (a path, or null: the same); a directory with everything below it.
+``undelete``: ``path``; a directory with what was removed with it. ``forget``: ``path``; what
+history has of it and of everything below it. Each answers with one ``done``: ``path`` and ``count``
+(and of a restored file ``state``, ``size_bytes``; ``forget``: ``pins`` that hold some of it). Of a
+directory ``progress`` comes meanwhile.
 
-Other modules keep history (``store.past``) and bring it back (``store.past_restore``). The control
+Other modules keep history (``store.past``) and bring it back (``store.past_restore``,
+``store.past_trees``). The control
 socket lets in root and the daemon's user alone.
 """
 
@@ -26,12 +27,11 @@ from cxlfs.store import Store
 from cxlfs.store.attributes import content_state
 from cxlfs.store.hidden import require_shown
 from cxlfs.store.namespace import FileKind, Inode
-from cxlfs.store.past_rows import NEVER, Death, Row
+from cxlfs.store.past_rows import LAST_NAMES, NEVER, Row
 from cxlfs.store.past_state import SHOWN_NS, TIME_NS_MIN
 from cxlfs.types import ROOT_INO
 
 _PROGRESS_EVERY = 100
-_LAST_NAMES = (Death.REMOVED, Death.RENAMED_OVER)
 
 
 def history(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
@@ -41,7 +41,7 @@ def history(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
     found = [(path, row) for row in rows]
     if inode is not None and inode.entries is not None:
         base = path.rstrip(b"/") + b"/"
-        removed = (row for row in store.past.died_in(inode.ino) if row.death in _LAST_NAMES)
+        removed = (row for row in store.past.died_in(inode.ino) if row.death in LAST_NAMES)
         found += [(base + row.name, row) for row in removed]
     for each, row in sorted(found, key=lambda item: item[1].key):
         yield {
@@ -61,18 +61,20 @@ def history(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
 
 
 def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
-    """See the module. Raises UsageError, NotFoundError, ExistsError, BusyError, NoSpaceError."""
+    """See the module. Raises UsageError, NotFoundError, ExistsError, BusyError, StaleError,
+    NoSpaceError.
+    """
     path = _text(parameters, "path")
     to = parameters.get("to")
     target = path if to is None else os.fsencode(str(to))
-    row = _chosen(store, path, parameters.get("at"))
     above, _, name = target.rstrip(b"/").rpartition(b"/")
-    directory = _live(store, above)
-    if row.kind is FileKind.DIRECTORY:
-        raise UsageError(
-            f"{os.fsdecode(path)} was a directory", next_step="bring it back with cxlfs undelete"
-        )
-    inode = store.history.restore(row, directory.ino, name)
+    parent = _live(store, above).ino
+    at = parameters.get("at")
+    steps = _restored_tree(store, path, at, parent, name)
+    if steps is not None:
+        yield from _progress(target, steps)
+        return
+    inode = store.history.restore(_chosen(store, path, at), parent, name)
     yield {
         "message_type": "done",
         "path": os.fsdecode(target),
@@ -82,27 +84,54 @@ def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
     }
 
 
+def _restored_tree(
+    store: Store, path: bytes, at: object, parent: int, name: bytes
+) -> Iterator[int] | None:
+    """The steps that bring a directory back; None: the path was none."""
+    if at is None:
+        rows = [row for row in _versions(store, path)[1] if row.death in LAST_NAMES]
+        if not rows or rows[-1].kind is not FileKind.DIRECTORY:
+            return None
+        return store.trees.bring_back(rows[-1], parent, name)
+    if not isinstance(at, int):
+        raise UsageError("history: at must be a number")
+    with contextlib.suppress(NotFoundError):
+        state = store.state_at(store.moments.commit(at))
+        ino = state.follow(filter(None, path.split(b"/")))
+        fact = None if ino is None else state.fact(ino)
+        if fact is not None and fact.kind is FileKind.DIRECTORY:
+            return store.trees.restore(path, state, parent, name)
+    return None
+
+
+def _progress(path: bytes, steps: Iterator[int]) -> Iterator[Message]:
+    count = 0
+    for step, made in enumerate(steps):
+        count = max(count, made)
+        if step % _PROGRESS_EVERY == 0:
+            yield {"message_type": "progress", "count": count}
+    yield {"message_type": "done", "path": os.fsdecode(path), "count": count}
+
+
 def undelete(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
     """See the module. Raises as :func:`restore`."""
     path = _text(parameters, "path")
     inode, rows = _versions(store, path)
+    gone = [row for row in rows if row.death in LAST_NAMES]
     if inode is not None:
         raise ExistsError(
             f"{os.fsdecode(path)} is there",
-            next_step="bring an earlier version back with cxlfs restore",
+            next_step="replace it with the one that was removed: cxlfs restore"
+            if gone
+            else "see its earlier versions with cxlfs history",
         )
-    gone = [row for row in rows if row.death in _LAST_NAMES]
     if not gone:
         raise NotFoundError(f"history has nothing of {os.fsdecode(path)}")
-    count = 1
     if gone[-1].kind is FileKind.DIRECTORY:
-        for step, made in enumerate(store.history.undelete_tree(gone[-1])):
-            count = made
-            if step % _PROGRESS_EVERY == 0:
-                yield {"message_type": "progress", "count": made}
-    else:
-        store.history.undelete(gone[-1])
-    yield {"message_type": "done", "path": os.fsdecode(path), "count": count}
+        yield from _progress(path, store.trees.undelete(gone[-1]))
+        return
+    store.history.undelete(gone[-1])
+    yield {"message_type": "done", "path": os.fsdecode(path), "count": 1}
 
 
 def forget(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
@@ -114,7 +143,7 @@ def forget(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
     living = [] if inode is None else list(store.namespace.walk(inode.ino))
     tops |= {each.ino for each in living if each.entries is not None}
     for top in tops:
-        wanted |= {row.key: row for row in store.history.died_below(top)}
+        wanted |= {row.key: row for row in store.trees.died_below(top)}
     count = len(wanted)
     births = {row.birth_ns for row in wanted.values()} | {each.birth_ns for each in living}
     pins = store.pins.holding([path], births)
@@ -239,7 +268,7 @@ def _only_row_at(store: Store, path: bytes, commit: int) -> Row | None:
     births: dict[int, int] = {} if inode is None else {inode.ino: inode.commit_lsn}
     for row in rows:
         births[row.ino] = min(births.get(row.ino, row.born_lsn), row.born_lsn)
-    ends = {row.ino: row.died_lsn for row in rows if row.death in _LAST_NAMES}
+    ends = {row.ino: row.died_lsn for row in rows if row.death in LAST_NAMES}
     if inode is not None:
         ends.pop(inode.ino, None)
     maybe = {ino for ino, born in births.items() if born <= commit < ends.get(ino, NEVER)}

@@ -38,6 +38,7 @@ from cxlfs.store.overwrites import Overwrites
 from cxlfs.store.past_restore import PastVerbs
 from cxlfs.store.past_space import PastSpace
 from cxlfs.store.past_state import Moments, PastState
+from cxlfs.store.past_trees import PastTrees
 from cxlfs.store.paths import path_of
 from cxlfs.store.pins import Pins
 from cxlfs.store.ranges import Ranges
@@ -101,6 +102,7 @@ class Store:
         self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None
         room.units, room.drop_removed = self.units.garbage, self.units.drop_removed
         self.pins = pins = Pins(volume, self.versions, self.names)
+        self.trees = PastTrees(self.history, pins, self.units)
         self.past.home_of = lambda ino: 0 if pins.holds(ino) else aside.home_of(ino)
         self.moments = Moments(volume, self.past)
         self.attributes = InodeAttributes(

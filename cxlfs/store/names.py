@@ -331,6 +331,18 @@ class Names:
         transition.stored()
         return inode
 
+    def remove_leaf(self, directory: Inode, name: bytes) -> tuple[int, bytes, Inode]:
+        """Remove one name: ``name``, or the first leaf below it. Return the directory that it was
+        in, the name, and what it meant. Raises as :meth:`unlink`.
+        """
+        inode = self.namespace.get((directory.entries or {})[name])
+        while inode.entries:
+            directory, name = inode, next(iter(inode.entries))
+            inode = self.namespace.get(inode.entries[name])
+        remove = self.unlink if inode.entries is None else self.remove_directory
+        remove(directory.ino, name)
+        return directory.ino, name, inode
+
     # --- linking and renaming ---------------------------------------------------------------
 
     def link(self, ino: int, new_parent: int, new_name: bytes) -> Inode:

@@ -1,6 +1,7 @@
-"""Bringing history back: one row, what died with a directory, or a new content of a file.
+"""Bringing history back: one row, as a new name or a new content of a file.
 
-Other modules keep rows (``past``) and decide who may ask (``past_rows.may_see``).
+Other modules bring directories back (``past_trees``), keep rows (``past``) and decide who may ask
+(``past_rows.may_see``).
 
 Invariants
 - A restore takes references, never bytes. It is one record, or (a content that one record cannot
@@ -24,7 +25,7 @@ from cxlfs.errors import BusyError, ExistsError, InvariantError, NotFoundError
 from cxlfs.format.operations import InodeOperation, XattrRemoveOperation, XattrSetOperation
 from cxlfs.native.maps import FileMap
 from cxlfs.store.namespace import FileKind
-from cxlfs.store.past_rows import Death, Row
+from cxlfs.store.past_rows import LAST_NAMES, Row
 
 if TYPE_CHECKING:
     from cxlfs.format.operations import Operation
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
     from cxlfs.store.namespace import Inode
     from cxlfs.store.versions import Prepared, Versions
     from cxlfs.store.volume import Volume
-
-TOGETHER_NS = 10_000_000_000
-"""Deaths with longer between them were not one removal of a tree."""
-_LOOKS_PER_STEP = 16
-_LAST_NAMES = (Death.REMOVED, Death.RENAMED_OVER)
 
 
 class PastVerbs:
@@ -77,16 +73,17 @@ class PastVerbs:
         self.volume.fence()
         return inode
 
-    def undelete(self, row: Row) -> Inode:
-        """Restore what lost its last name under that name. Directories of its path that are gone
-        are made anew from their rows. Raises as :meth:`restore`, and NotFoundError if one has none.
+    def undelete(self, row: Row, place: tuple[int, bytes] | None = None) -> Inode:
+        """Restore what lost its last name under that name, or another ``place``. Directories of its
+        path that are gone are made anew from their rows. Raises as :meth:`restore`, and
+        NotFoundError if one has none.
         """
-        if row.death not in _LAST_NAMES:
+        if row.death not in LAST_NAMES:
             raise ExistsError("only its content was replaced")
-        parent = self._directory(row.parent)
-        if self.volume.namespace.find(parent, row.name) is not None:
+        parent, name = place or (self._directory(row.parent), row.name)
+        if self.volume.namespace.find(parent, name) is not None:
             raise ExistsError("the name exists")
-        inode = self.restore(row, parent, row.name)
+        inode = self.restore(row, parent, name)
         if inode.entries is not None:
             self._reborn[row.ino] = inode.ino
         return inode
@@ -221,53 +218,6 @@ class PastVerbs:
             raise NotFoundError("that version was given back")
         self.versions.sharing.whole(source, content)
         self.names.require_metadata_room()
-
-    # --- trees ------------------------------------------------------------------------------
-
-    def died_below(self, directory: int) -> list[Row]:
-        """All rows below a directory that is there or died, in the order of death."""
-        found: list[Row] = []
-        pending, seen = [directory], {directory}
-        while pending:
-            rows = self.past.died_in(pending.pop())
-            found += rows
-            for row in rows:
-                if row.kind is FileKind.DIRECTORY and row.ino not in seen:
-                    seen.add(row.ino)
-                    pending.append(row.ino)
-        return sorted(found)
-
-    def undelete_tree(self, top: Row) -> Iterator[int]:
-        """Undelete a directory and what died below it with it. Each step is one record, or a look
-        at some directories: others may have their turn between two. Yields what was made so far.
-        What has its name again is left as it is. Raises as :meth:`undelete`.
-        """
-        rows: dict[tuple[int, bytes], Row] = {}
-        pending, looks = [top], 0
-        while pending:
-            for row in self._last_in(pending.pop()):
-                rows[row.parent, row.name] = row
-                if row.kind is FileKind.DIRECTORY:
-                    pending.append(row)
-            looks += 1
-            if looks % _LOOKS_PER_STEP == 0:
-                yield 0
-        made, before = 0, top
-        for row in (top, *sorted(rows.values(), reverse=True)):
-            if before.died_ns - row.died_ns > TOGETHER_NS:
-                break
-            before = row
-            with contextlib.suppress(ExistsError):
-                if not row.is_gone:
-                    self.undelete(row)
-                    made += 1
-            yield made
-
-    def _last_in(self, directory: Row) -> list[Row]:
-        """The last that each name in a directory meant, when that died."""
-        rows = [row for row in self.past.died_in(directory.ino) if row.key < directory.key]
-        last = {row.name: row for row in rows if row.death in _LAST_NAMES}
-        return list(last.values())
 
 
 def _xattr_changes(row: Row, target: Inode) -> list[Operation]:

@@ -46,6 +46,10 @@ class Death(enum.IntEnum):
     RENAMED_OVER = 4
 
 
+LAST_NAMES: Final = (Death.REMOVED, Death.RENAMED_OVER)
+"""How what lives without a name lost it."""
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class ArchiveSegment:
     """A segment with batches of history. ``start``: media offset of its payload, of which

@@ -23,7 +23,7 @@ from cxlfs.format import layout
 from cxlfs.native.extents import Counting
 from cxlfs.store.hidden import is_unlisted
 from cxlfs.store.namespace import DIRECTORY_SIZE_BYTES, Attributes, FileKind
-from cxlfs.store.past_rows import Death, Row
+from cxlfs.store.past_rows import LAST_NAMES, Row
 from cxlfs.store.sleepers import Sleepers
 from cxlfs.types import ROOT_INO
 
@@ -39,7 +39,6 @@ TIME_NS_MIN = 10**17
 """A number that is larger is a time (1973), not a commit."""
 SHOWN_NS = 1_000_000
 """Times are shown without what is smaller."""
-_LAST_NAMES = (Death.REMOVED, Death.RENAMED_OVER)
 
 
 class Fact(NamedTuple):
@@ -160,7 +159,7 @@ class PastState:
         past, commit = self._past, self.commit
         rows = past.died_in(directory) if name is None else past.versions_of(directory, name)
         for row in rows:
-            if row.death in _LAST_NAMES and row.named_lsn <= commit < row.died_lsn:
+            if row.death in LAST_NAMES and row.named_lsn <= commit < row.died_lsn:
                 yield row.name, row.ino
         for end in past.name_ends.of_directory(directory):
             if name in (None, end.name) and end.since <= commit < end.until:

@@ -320,27 +320,59 @@ class Pins:
             raise NotPermittedError("only the owner pins a path")
         names_left = NAMES_MAX - sum(pin.count for pin in self.of_user(uid))
         made = Made(math.inf if uid == _ROOT_UID else names_left)
-        with self._at_work():
-            top = self._new_top(uid)
-        self._being_made.add(top.ino)
-        try:
+        with self._new_top(uid) as top:
             for _ in self._fill(top, parts, fact, state, uid, made):
                 yield made
             with self._at_work():
                 self._finish(top, uid, name, b"/" + b"/".join(parts), state.commit, made)
+        yield made
+
+    def copy_to(
+        self, path: bytes, state: PastState, parent: int, name: bytes
+    ) -> Generator[Made, None, None]:
+        """Make what a path meant in a state, and all below it, a new name outside the place. Steps
+        as in :meth:`make`. The name is there, whole and durable, when the last step is done.
+
+        Raises:
+            NotFoundError, StaleError: the path, or a part of it, is not known in that state.
+            ExistsError: the name means something.
+            NoSpaceError, MediaError, ReadOnlyError: nothing has the name.
+        """
+        self._volume.require_writable()
+        last = path.rstrip(b"/").rpartition(b"/")[2]
+        fact = _fact_at(state, [part for part in path.split(b"/") if part])
+        made = Made(math.inf)
+        with self._new_top(_ROOT_UID) as top:
+            for _ in self._fill(top, [last], fact, state, _ROOT_UID, made):
+                yield made
+            if made.missing:
+                raise StaleError(f"the contents of {made.missing} names are not known any more")
+            copy = self._namespace.get((top.entries or {})[last])
+            with self._at_work():
+                self._names.rename(top.ino, last, parent, name, no_replace=True)
+            self._directories.difference_update(
+                each.ino for each in self._namespace.walk(copy.ino) if each.entries is not None
+            )
+            self._has_garbage = True
+        yield made
+
+    @contextlib.contextmanager
+    def _new_top(self, uid: int) -> Iterator[Inode]:
+        """A directory in which something is made. What is in it at the end is removed."""
+        with self._at_work():
+            unfinished = self._below(self._directory_of_place(), UNFINISHED)
+            number = 1
+            while self._namespace.find(unfinished.ino, b"%d" % number) is not None:
+                number += 1
+            top = self._below(unfinished, b"%d" % number, _OPEN, uid)
+        self._being_made.add(top.ino)
+        try:
+            yield top
         except BaseException:
             self._has_garbage = True
             raise
         finally:
             self._being_made.discard(top.ino)
-        yield made
-
-    def _new_top(self, uid: int) -> Inode:
-        unfinished = self._below(self._directory_of_place(), UNFINISHED)
-        number = 1
-        while self._namespace.find(unfinished.ino, b"%d" % number) is not None:
-            number += 1
-        return self._below(unfinished, b"%d" % number, _OPEN, uid)
 
     def _fill(
         self,
@@ -469,25 +501,12 @@ class Pins:
                 if ino in self._being_made:
                     continue
                 for _ in range(_AT_ONCE):
-                    if self._remove_one(unfinished, name):
+                    removed = self._names.remove_leaf(unfinished, name)[2].ino
+                    self._directories.discard(removed)
+                    if removed == ino:
                         break
                 return True
         return False
-
-    def _remove_one(self, parent: Inode, name: bytes) -> bool:
-        """Remove one leaf; True if that was the last one."""
-        inode = self._namespace.get((parent.entries or {})[name])
-        depth = 0
-        while inode.entries:
-            parent, name = inode, next(iter(inode.entries))
-            inode = self._namespace.get(inode.entries[name])
-            depth += 1
-        if inode.entries is None:
-            self._names.unlink(parent.ino, name)
-        else:
-            self._names.remove_directory(parent.ino, name)
-            self._directories.discard(inode.ino)
-        return not depth
 
 
 def _fact_at(state: State, parts: Sequence[bytes]) -> Fact:

@@ -289,6 +289,16 @@ class DecidesUnits:
         if self.opened.has_writer(writer):
             self._killed.add(writer)
 
+    def end_abandoned(self, unit: OpenUnit) -> bool:
+        """Its writers have ended, so it is done as it is. False: somebody still writes in it.
+        Raises as :meth:`Volume.commit`.
+        """
+        endings = {self._ending_of(writer) for writer in unit.writers}
+        if Ending.ALIVE in endings or self._is_busy(unit, None):
+            return False
+        self._done(unit, durable=False)
+        return True
+
     # --- the two ends ---------------------------------------------------------------------------
 
     def _done(self, unit: OpenUnit, *, durable: bool = True) -> None:

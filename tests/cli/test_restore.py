@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,34 @@ def test_why_not(run: Run, place: Workplace, tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.write(b"more")
         assert run("restore", path).code == 1
+
+
+def test_a_directory_that_was_removed_takes_its_place_again(run: Run, place: Workplace) -> None:
+    """A saver removes the old checkpoint first, and is killed in the middle of the new one."""
+    place.mount()
+    directory = place.mountpoint / "checkpoint"
+    (directory / "ranks").mkdir(parents=True)
+    (directory / "model.bin").write_bytes(b"1" * 100_000)
+    (directory / "ranks/0").write_bytes(b"1")
+    commit = run("status", place.mountpoint, "--json").document["journal"]["last_commit"]
+    shutil.rmtree(directory)
+    directory.mkdir()
+    (directory / "model.bin").write_bytes(b"2")
+    said = run("undelete", directory)
+    assert said.code == 1
+    assert "cxlfs restore" in said.stderr
+    said = run("restore", directory)
+    assert (said.code, said.stdout) == (0, f"restored {directory}: 3 below it\n")
+    assert (directory / "model.bin").read_bytes() == b"1" * 100_000
+    assert (directory / "ranks/0").read_bytes() == b"1"
+    assert [each.name for each in place.mountpoint.iterdir()] == ["checkpoint"]
+    assert run("undelete", place.mountpoint / "checkpoint.replaced").code == 0
+    assert (place.mountpoint / "checkpoint.replaced/model.bin").read_bytes() == b"2"
+    other = place.mountpoint / "other"
+    document = run("restore", directory, "--at", str(commit), "--to", other, "--json").document
+    assert (document["count"], document["size_bytes"]) == (4, None)
+    assert (other / "ranks/0").read_bytes() == b"1"
+    with (directory / "open").open("wb"):
+        said = run("restore", directory, "--at", str(commit))
+        assert said.code == 11
+        assert "writing in the directory" in said.stderr

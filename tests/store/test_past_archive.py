@@ -107,7 +107,7 @@ def test_what_came_back_is_restored_and_undeleted(shop: Shop, store: Store) -> N
     store = shop.reopen(store, clean=True)
     of_a, _of_in, directory = store.past
     store.history.restore(of_a, 1, b"a")
-    for _ in store.history.undelete_tree(directory):
+    for _ in store.trees.undelete(directory):
         pass
     store = shop.reopen(store)
     assert read_file(store, store.lookup(1, b"a").ino) == first

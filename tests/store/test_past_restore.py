@@ -116,8 +116,8 @@ def test_a_tree_comes_back_as_it_was_removed(
     store.unlink(top, b"a")
     store.remove_directory(1, b"top")
     row = last(store)
-    assert len(store.history.died_below(1)) == 6
-    lsns = [store.volume.last_lsn for _ in store.history.undelete_tree(row)]
+    assert len(store.trees.died_below(1)) == 6
+    lsns = [store.volume.last_lsn for _ in store.trees.undelete(row)]
     assert all(after - before <= 1 for before, after in itertools.pairwise(lsns))
     store = shop.reopen(store)
     top = store.lookup(1, b"top").ino

@@ -112,10 +112,26 @@ def undelete_a_tree(bench: Bench) -> None:
     operations.rollover(bench)
 
     def action() -> None:
-        for _ in bench.store.history.undelete_tree(row_of(bench, b"dir")):
+        for _ in bench.store.trees.undelete(row_of(bench, b"dir")):
             pass
 
     bench.do("undelete", action, commits=True, steps=True)
+    bench.save(b"third", 3000)
+
+
+def restore_a_tree(bench: Bench) -> None:
+    """The directory as it was takes the place of what it is."""
+    store = bench.store
+    store.past.is_on = True
+    commit = store.volume.last_lsn
+    bench.save(b"dir/more", 5000)
+    bench.save(b"dir/below", 700)
+
+    def action() -> None:
+        for _ in store.trees.restore(b"/dir", store.state_at(commit), 1, b"dir"):
+            pass
+
+    bench.do("restore", action, commits=True, steps=True)
     bench.save(b"third", 3000)
 
 
@@ -188,6 +204,6 @@ def archive_and_forget(bench: Bench) -> None:
 PAST_OPERATIONS: list[Operation] = [
     restore_over_the_new_content, restore_after_a_rollover, restore_a_removed_file,
     restore_what_a_rename_replaced, restore_a_change_in_place, restore_what_an_exchange_replaced,
-    undelete_a_tree, reuse_what_history_had, archive_what_died, archive_what_is_used_again,
-    archive_and_forget,
+    undelete_a_tree, restore_a_tree, reuse_what_history_had, archive_what_died,
+    archive_what_is_used_again, archive_and_forget,
 ]  # fmt: skip
