@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from cxlfs.store import past_loading, past_restore, past_space, pins, sharing, versions
+from cxlfs.store import names, past_loading, past_restore, past_space, pins, sharing, versions
 from cxlfs.store.space import State
 from tests.support.mutants import Anything, Patch, during, mutant, nothing
 
@@ -92,13 +94,32 @@ def pin_named_before_it_is_whole(patch: Patch) -> None:
     """A pin has its name while it is made."""
     new_top = pins.Pins._new_top
 
-    def named(self: pins.Pins, uid: int) -> Any:
-        top = new_top(self, uid)
-        pin = pins.Pin(b"best", uid, b"/dir", 1, 0, 0, 0, 0, 0, top)
-        self._namespace.set_xattr(top, pins.PIN_XATTR, pin.value)
-        user = self._below(self._directory_of_place(), b"%d" % uid)
-        self._names.rename(top.parent, top.name, user.ino, b"best")
-        return top
+    @contextlib.contextmanager
+    def named(self: pins.Pins, uid: int) -> Iterator[Any]:
+        with new_top(self, uid) as top:
+            with self._at_work():
+                pin = pins.Pin(b"best", uid, b"/dir", 1, 0, 0, 0, 0, 0, top)
+                self._namespace.set_xattr(top, pins.PIN_XATTR, pin.value)
+                user = self._below(self._directory_of_place(), b"%d" % uid)
+                self._names.rename(top.parent, top.name, user.ino, b"best")
+            yield top
 
     patch.setattr(pins.Pins, "_new_top", named)
     patch.setattr(pins.Pins, "_finish", nothing)
+
+
+@mutant("one/LINE/restore_a_tree", 16)
+def tree_restored_by_two_records(patch: Patch) -> None:
+    """A directory loses its name before the one that takes its place has it."""
+    original = names.Names.rename
+
+    def rename(self: names.Names, *place: Any, exchange: bool = False, **how: Any) -> None:
+        if not exchange:
+            original(self, *place, **how)
+            return
+        parent, name, new_parent, new_name = place
+        original(self, new_parent, new_name, new_parent, b"gone")
+        original(self, parent, name, new_parent, new_name)
+        original(self, new_parent, b"gone", parent, name)
+
+    patch.setattr(names.Names, "rename", rename)

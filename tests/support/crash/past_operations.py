@@ -13,6 +13,7 @@ from cxlfs.store.past_rows import Row
 from tests.support.crash import operations
 from tests.support.crash.bench import Bench
 from tests.support.crash.operations import BIG, TRUNCATE, Operation
+from tests.support.crash.tape import State
 
 
 def row_of(bench: Bench, name: bytes) -> Row:
@@ -132,7 +133,17 @@ def restore_a_tree(bench: Bench) -> None:
             pass
 
     bench.do("restore", action, commits=True, steps=True)
+    before, after = bench.tape.states[-2:]
+    ends = [_below(before, b"/dir"), _below(after, b"/dir")]
+    for state in bench.tape.between[-1]:
+        assert _below(state, b"/dir") in ends, "the name means neither the one nor the other"
     bench.save(b"third", 3000)
+
+
+def _below(state: State, top: bytes) -> tuple[bool, State]:
+    """Whether there is a directory, and what is in it. Its times change with its name."""
+    entries = {path: entry for path, entry in state.items() if path.startswith(top + b"/")}
+    return top in state, entries
 
 
 def reuse_what_history_had(bench: Bench) -> None:
