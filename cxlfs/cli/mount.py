@@ -44,6 +44,7 @@ Options for -o, separated by commas:
   wakeup_latency=MICROSECONDS  let idle processors wake so fast while mounted (root; small files)
   allow_incomplete_overwrite   when two versions of a file do not fit, give up the old one
   torn=back|tell|off           a torn file: the version before comes back, is kept, or neither
+  dedup=off|on                 parts that files have in common are kept once; off is the default
   units=auto|policy|off        directories that are done or undone as a whole: those of well-known
                                frameworks and of policies (see "cxlfs policy"; the default), those
                                of policies alone, or none

@@ -56,6 +56,8 @@ class Options:
     units: str
     """Which directories are checkpoint units: auto, policy, off."""
     tidy: str
+    torn: str
+    dedup: str
     """When unfinished checkpoints are set aside at mounting: off, unclean, always."""
 
 
@@ -264,6 +266,8 @@ def options_from(options: Getter) -> Options:
         default_permissions=options.truth("default_permissions"),
         units=options.text("units") or "auto",
         tidy=options.text("tidy") or "off",
+        torn=options.text("torn") or "off",
+        dedup=options.text("dedup") or "off",
     )
 
 

@@ -47,13 +47,14 @@ _CHOICES = {
     "units": ("auto", "policy", "off"),
     "tidy": ("off", "unclean", "always"),
     "torn": ("back", "tell", "off"),
+    "dedup": ("off", "on"),
 }
 _SHORT_FORMS = {"tidy": "tidy=unclean"}
 _KNOWN_TEXT = (
     "ro, rw, verify=read|off, verified_for=SECONDS, commit=SECONDS, allow_other, "
     "default_permissions, "
     "allow_incomplete_overwrite, units=auto|policy|off, tidy=off|unclean|always, "
-    "torn=back|tell|off, "
+    "torn=back|tell|off, dedup=off|on, "
     "transport=native|pyfuse3, busy_poll=MICROSECONDS, "
     "wakeup_latency=MICROSECONDS, nosuid, nodev, noexec, noatime"
 )
@@ -92,6 +93,8 @@ class MountConfig:
     """What is done when a program leaves a torn file in place of a whole one: see
     ``store.overwrites.TornMode``.
     """
+    dedup: bool = False
+    """Parts of files that are the same are kept once: see ``store.deduplicator``."""
     visitor: tuple[str, ...] = ()
     """The command that does it, in a process of its own; the mount point is added to it."""
     allow_other: bool = False
@@ -236,6 +239,8 @@ def _apply_choice(config: MountConfig, key: str, value: str) -> MountConfig:
         return dataclasses.replace(config, tidy=value)
     if key == "torn":
         return dataclasses.replace(config, torn=value)
+    if key == "dedup":
+        return dataclasses.replace(config, dedup=value == "on")
     return dataclasses.replace(config, transport=value)
 
 

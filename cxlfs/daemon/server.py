@@ -225,6 +225,7 @@ class _Server:
             "units": config.units,
             "tidy": config.tidy,
             "torn": config.torn,
+            "dedup": "on" if config.dedup else "off",
         }
         tidied = self._first_visit.describe()
         transport = self._operations.data_plane.describe()

@@ -84,6 +84,7 @@ def open_store(config: MountConfig) -> Store:
                 allow_incomplete_overwrite=config.allow_incomplete_overwrite,
                 units=UnitsMode(config.units),
                 torn=TornMode(config.torn),
+                dedup=config.dedup,
             ),
         )
     except BaseException:

@@ -23,6 +23,7 @@ from cxlfs.errors import (
 from cxlfs.store.attributes import InodeAttributes
 from cxlfs.store.cleaner import Cleaner
 from cxlfs.store.commits import COMMITS_PER_STEP, Commits
+from cxlfs.store.deduplicator import Deduplicator
 from cxlfs.store.defragmenter import Defragmenter
 from cxlfs.store.direct import Direct
 from cxlfs.store.directories import Directories, DirectoryEntry
@@ -81,6 +82,7 @@ class Store:
         self.room = room = Room(volume, self.versions, self.commits)
         self.cleaner = Cleaner(volume, self.versions, room, PastSpace(volume, self.past))
         self.defragmenter = Defragmenter(volume, self.cleaner.mover, room)
+        self.deduplicator = Deduplicator(volume, self.cleaner.mover, is_on=options.dedup)
         self.files = Files(
             volume,
             self.versions,
@@ -475,6 +477,7 @@ class Store:
         worked = self.pins.step() or worked
         rolling = self.volume.rollovers.step(apart=apart)
         worked = self.cleaner.step() or self.defragmenter.step(now_monotonic) or worked
+        worked = self.deduplicator.step(now_monotonic) or worked
         return rolling or worked
 
     def maintain_apart(self) -> bool:

@@ -121,7 +121,7 @@ class Defragmenter:
         """The file to go on with, or the next one in pieces among a few that are looked at."""
         inodes = self.volume.namespace.inodes
         current = self._current
-        if current is not None and inodes.get(current.ino) is current and _rests(current):
+        if current is not None and inodes.get(current.ino) is current and rests(current):
             return current
         self._current = None
         if now < self._rest_until:
@@ -136,7 +136,7 @@ class Defragmenter:
                 self._rest_until = now + _REST_SECONDS
                 return None
             inode = inodes.get(ino)
-            if inode is not None and _rests(inode) and self._is_in_pieces(inode):
+            if inode is not None and rests(inode) and self._is_in_pieces(inode):
                 self._current, self._offset, self._is_busy = inode, 0, False
                 return inode
         return None
@@ -202,7 +202,7 @@ class Defragmenter:
             self._seen[inode.ino] = (inode.commit_lsn, inode.content.ref_count)
 
 
-def _rests(inode: Inode) -> bool:
+def rests(inode: Inode) -> bool:
     """A committed file that nobody is changing."""
     return (
         inode.live is not None

@@ -14,7 +14,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,6 +90,20 @@ class Mover:
         self.volume.counters.moved_bytes += moved
         return moved
 
+    def share(self, moves: Rows, inode: Inode) -> None:
+        """Let a file at rest, which alone refers to the sources of ``moves`` (MOVE_DTYPE), refer to
+        the same bytes of another one: the targets, which that one has committed. One record.
+
+        Raises NoSpaceError, MediaError: nothing has changed.
+        """
+        ino = inode.ino
+        ops: list[Operation] = []
+        for source_id, start, length, target_id, position in moves.tolist():
+            ops.append(MoveOperation(source_id, start, length, target_id, position, (ino,)))
+        self.versions.fence_data()
+        self.volume.commit(ops)
+        self._follow([ino], moves)
+
     def _commit(
         self, moves: Rows, chosen: Rows, owners: npt.NDArray[np.uint64], target_id: int
     ) -> None:
@@ -110,13 +124,13 @@ class Mover:
         self.versions.fence_data()
         volume.commit(ops)
         volume.engine.publish(target_id)
-        part_of = self.versions.clones.part_of
-        contents = [c for ino in known for c in _contents(inodes.get(ino), part_of(ino))]
-        contents += [c for ino in known for c in self.versions.past.held_contents(ino)]
-        self._re_aim(contents, moves)
+        self._follow(known, moves)
 
-    def _re_aim(self, contents: list[FileMap], moves: Rows) -> None:
+    def _follow(self, inos: Iterable[int], moves: Rows) -> None:
         """The journal says so already: contents that did not follow must not be built upon."""
+        inodes, part_of = self.volume.namespace.inodes, self.versions.clones.part_of
+        contents = [c for ino in inos for c in _contents(inodes.get(ino), part_of(ino))]
+        contents += [c for ino in inos for c in self.versions.past.held_contents(ino)]
         try:
             self.volume.engine.move(contents, moves)
         except OutOfMemoryError as error:

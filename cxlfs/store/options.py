@@ -17,7 +17,8 @@ class StoreOptions:
 
     ``commit_interval_s``: what stays open longer is committed that often. With
     ``allow_incomplete_overwrite`` an overwrite gives up the old content at once. ``history``: what
-    was overwritten or removed stays until its room is needed, or the store is closed.
+    was overwritten or removed stays until its room is needed, or the store is closed. ``dedup``:
+    parts of files that are the same are kept once.
     """
 
     read_only: bool = False
@@ -27,3 +28,4 @@ class StoreOptions:
     units: UnitsMode = UnitsMode.POLICY
     torn: TornMode = TornMode.OFF
     history: bool = True
+    dedup: bool = False

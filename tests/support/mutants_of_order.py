@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cxlfs.format import superblock
@@ -17,7 +18,7 @@ from cxlfs.format.operations import (
     UnlinkOperation,
 )
 from cxlfs.media import SimulatedMedia
-from cxlfs.store import files, mover, replay, rollover, versions, volume
+from cxlfs.store import deduplicator, files, mover, replay, rollover, versions, volume
 from cxlfs.store.space import Space, State
 from tests.support.mutants import Patch, during, mutant, nothing
 
@@ -233,6 +234,14 @@ def moved_reference_lost(patch: Patch) -> None:
 def moved_data_not_fenced_on_pages(patch: Patch) -> None:
     """On page media the record of a move may be durable before the data that it moved."""
     during(patch, mover.Mover, "_commit", (versions.Versions, "fence_data", nothing))
+
+
+@mutant("one/LINE/keeping_the_same_bytes_once", 16)
+def bytes_taken_for_the_same(patch: Patch) -> None:
+    """What a few samples say is not compared."""
+    patch.setattr(
+        deduplicator, "_equal_blocks", lambda ours, _: np.ones(-(-len(ours) // 4096), np.bool_)
+    )
 
 
 @mutant("one/LINE/gathering_a_file_in_pieces", 8, 16)

@@ -47,11 +47,13 @@ class Shop:
         size_bytes: int,
         granularity: Granularity = Granularity.LINE,
         segment_size_bytes: int | None = None,
+        *,
+        dedup: bool = False,
     ) -> Store:
         """With the geometry that users get, or that of a larger store."""
         media = make_media(size_bytes, granularity)
         Store.format(media, label="test", segment_size_bytes=segment_size_bytes)
-        return self._watch(Store.open(media))
+        return self._watch(Store.open(media, StoreOptions(dedup=dedup)))
 
     def _watch(self, store: Store) -> Store:
         store.on_event = self.events.append

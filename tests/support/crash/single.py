@@ -5,9 +5,11 @@ Each brings the bench there, begins the tape anew, and does one thing.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from cxlfs.store import Store, deduplicator
 from cxlfs.store.rolling import is_short
 from cxlfs.store.space import State
 from tests.support.crash import operations
@@ -160,6 +162,43 @@ def gathering_a_file_in_pieces(bench: Bench) -> None:
     assert store.namespace.get(ino).content.ref_count <= 2
 
 
+def keeping_the_same_bytes_once(bench: Bench) -> None:
+    """Two files with a part in common, which one of them loses afterwards, and a third one."""
+    store = bench.store
+    same = bench.fresh(6 * BLOCK_BYTES)
+    inos = [
+        write_file(store, 1, name, bench.fresh(BLOCK_BYTES) + same) for name in (b"one", b"two")
+    ]
+    store.fsync_directory(1)
+    bench.tape.start()
+
+    def share() -> None:
+        for now in range(5):
+            store.deduplicator.step(float(now))
+
+    with deduplicating_blocks(store):
+        bench.do("share", share, late=True)
+    assert store.deduplicator.shared_bytes == len(same), inos
+    bench.unlink(b"one")
+    bench.save(b"third", 9000)
+    bench.do("clean", lambda: clean_round(store, 1.0), late=True)
+
+
+@contextlib.contextmanager
+def deduplicating_blocks(store: Store) -> Iterator[None]:
+    """Files as small as these are compared, too."""
+    before = deduplicator._FILE_BYTES_MIN, deduplicator._BLOCK_BYTES, deduplicator._BLOCKS_MIN
+    deduplicator._FILE_BYTES_MIN, deduplicator._BLOCK_BYTES = 0, BLOCK_BYTES
+    deduplicator._BLOCKS_MIN = 1
+    store.deduplicator.is_on = True
+    try:
+        yield
+    finally:
+        store.deduplicator.is_on = False
+        deduplicator._FILE_BYTES_MIN, deduplicator._BLOCK_BYTES = before[:2]
+        deduplicator._BLOCKS_MIN = before[2]
+
+
 def committing_what_is_open(bench: Bench) -> None:
     operations.create_left_open(bench)
     operations.overwrite_left_open(bench)
@@ -258,7 +297,8 @@ SITUATIONS: list[Workload] = [
     rollovers_around_the_ring, journal_wraps_in_a_verb, segment_wraps_in_a_write,
     space_of_a_removed_file, dead_space_used_at_once,
     rollover_without_room, aside_dropped_and_its_room_used, aside_replaced, cleaning_many,
-    cleaning_under_open_files, gathering_a_file_in_pieces, committing_what_is_open,
+    cleaning_under_open_files, gathering_a_file_in_pieces,
+    keeping_the_same_bytes_once, committing_what_is_open,
     closing_cleanly, staging, staging_a_new_file, renaming_over_an_open_file,
     unlinking_on_a_full_store, writing_behind_moved_data,
 ]  # fmt: skip
