@@ -17,7 +17,8 @@ import functools
 from collections.abc import Callable
 from typing import Protocol
 
-from cxlfs.checkpoint import limits
+from cxlfs.checkpoint import limits, zips
+from cxlfs.checkpoint.formats import hdf5
 from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
 from cxlfs.checkpoint.formats.files import FILE_FORMATS
 from cxlfs.checkpoint.formats.hdf5 import Hdf5
@@ -40,6 +41,7 @@ _BLOCKS_MAX = 4096
 _PIECE_BYTES = MIB
 _NAME_WORDS_MAX = 200
 _JSON = ".json"
+_HAVE_DIRECTORIES = (hdf5.MAGIC, zips.MAGIC)
 _WHOLE_AT_ANY_END = (NumpyArchive, Hdf5)
 """Formats that take tensors one by one: wherever a saver ends, the file is whole by itself."""
 
@@ -79,6 +81,13 @@ class Source(Protocol):
 def is_judged(name: bytes, head: bytes) -> bool:
     """Whether a file of this name can be judged, from the first bytes of the version before."""
     return _reading_of(name.decode("utf-8", "replace"), head[:HEAD_BYTES]) is not None
+
+
+def changes_as_one(head: bytes) -> bool:
+    """Whether half of a change in place leaves a file of this beginning torn: the format has one
+    structure that leads to all of it, and its writers change that and the rest in any order.
+    """
+    return head.startswith(_HAVE_DIRECTORIES)
 
 
 def judge(name: str, new: Source, old: Source) -> Verdict:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from cxlfs.checkpoint.judge import Evidence as Found
-from cxlfs.checkpoint.judge import is_judged
+from cxlfs.checkpoint.judge import changes_as_one, is_judged
 from cxlfs.store.overwrites import Evidence
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Judging:
         self._token: trio.lowlevel.TrioToken | None = None
         self._woken = trio.Event()
         store.overwrites.judges = is_judged
+        store.overwrites.changes_as_one = changes_as_one
         store.overwrites.on_question = self.wake
 
     def wake(self) -> None:

@@ -5,7 +5,8 @@ Never here: what a version is (``versions``), closing and fsync (``files``).
 
 Invariants
 - An overwrite that would be atomic is staged aside, never published before its writer says so;
-  everything else is published as it is, a new file marked incomplete.
+  everything else is published as it is, a new file marked incomplete. An atomic change in place is
+  staged aside only where room is needed.
 - What a shell redirected and has grown by less than LOG_BYTES in the commit interval is a log:
   whoever looks why its program was killed wants its last lines, not those of the run before. What
   is committed sooner (a sync, want of room) says nothing about that.
@@ -88,16 +89,17 @@ class Commits:
             if for_room and self.versions.shared_maps.is_filled(inode):
                 continue
             try:
-                worked |= self.commit(inode, log_before=time.monotonic() - self.interval_s)
+                log_before = time.monotonic() - self.interval_s
+                worked |= self.commit(inode, log_before=log_before, for_room=for_room)
             except CxlfsError as error:
                 first = first or error
         if first is not None:
             raise first
         return worked
 
-    def commit(self, inode: Inode, *, log_before: float) -> bool:
+    def commit(self, inode: Inode, *, log_before: float, for_room: bool = False) -> bool:
         """Of one inode; True when there was something to do. ``log_before``: what was redirected
-        then, or sooner, is a log if it is small.
+        then, or sooner, is a log if it is small. ``for_room``: as for :meth:`commit_all`.
         """
         version = inode.version
         if not isinstance(version, Version):
@@ -117,7 +119,7 @@ class Commits:
             return False
         if finished:
             self.versions.publish(inode, incomplete=False)
-        elif version.atomic and not inode.uncommitted:
+        elif version.atomic and not inode.uncommitted and (for_room or not version.in_place):
             if inode.held is None:  # else its place is taken by the version before
                 self.versions.stage(inode)
         else:

@@ -9,6 +9,8 @@ Invariants
   process was closed without a write, or somebody who did not truncate writes too: then it is
   ordinary. Shell redirection closes a copy first; what it overwrites is atomic until the periodic
   commit finds so little written that it must be a log (``commits``).
+- A change in place is atomic where the file's format says that half of one is worth nothing
+  (``Overwrites.is_one_change``). Each commit point ends one such change.
 - A killed writer of an atomic overwrite that nobody else goes on with brings the old content back
   when the last handle is released; a new file that it leaves is committed, marked incomplete. To go
   on is to write: who only opened the file too, or truncated it before, publishes nothing of it.
@@ -326,10 +328,26 @@ class Files:
         atomic = handle.truncated and not handle.ordinary
         if is_atomic(inode) and self.versions.shared_maps.is_unfinished(inode.ino):
             atomic = True  # whichever handle the kernel chooses for the pages
-        if not isinstance(version := inode.version, Version) or (version.atomic and not atomic):
-            version = self.versions.begin(inode, atomic=atomic, now=time.monotonic())
+        version = inode.version
+        if not isinstance(version, Version) or (version.atomic and not atomic):
+            in_place = not atomic and self._is_one_change(handle)
+            if not (in_place and isinstance(version, Version)):
+                begins = atomic or in_place
+                version = self.versions.begin(inode, atomic=begins, now=time.monotonic())
+                version.in_place = in_place and version.atomic
         handle.version = version
         return version
+
+    def _is_one_change(self, handle: Handle) -> bool:
+        """What the handle changes in place is all there at its close, or not at all."""
+        inode = handle.inode
+        if handle.truncated or inode.flags & layout.INODE_INCOMPLETE:
+            return False
+        if self.versions.shared_maps.is_filled(inode):
+            return False  # a mapping has no close
+        if handle.one_change is None:
+            handle.one_change = self.versions.overwrites.is_one_change(inode)
+        return handle.one_change
 
     def _copy_in(
         self,

@@ -30,7 +30,8 @@ class Handle:
     """One open file description. ``truncated``: it began the overwrite; ``ordinary``: see above;
     ``redirected``: a shell made it for another program, or for several; ``paid``: steps towards
     room that were made for its next lease; ``effort``: those of a fallocate that goes on;
-    ``version``: the last one that it wrote to, or may without the store seeing it.
+    ``version``: the last one that it wrote to, or may without the store seeing it; ``one_change``:
+    whether what it changes in place is atomic, None: nobody has asked.
     """
 
     id: int
@@ -45,6 +46,7 @@ class Handle:
     paid: int = 0
     effort: Effort | None = None
     version: Version | None = None
+    one_change: bool | None = None
 
 
 class UnfinishedError(Exception):

@@ -20,6 +20,8 @@ class OverwriteHooks(Protocol):
 
     def keeps(self, inode: Inode, version: Version) -> bool: ...
 
+    def is_one_change(self, inode: Inode) -> bool: ...
+
     def published(self, inode: Inode, held: Held) -> None: ...
 
     def written(self, inode: Inode) -> None: ...
@@ -38,6 +40,10 @@ class NoOverwrites:
 
     def keeps(self, inode: Inode, version: Version) -> bool:
         del inode, version
+        return False
+
+    def is_one_change(self, inode: Inode) -> bool:
+        del inode
         return False
 
     def published(self, inode: Inode, held: Held) -> None: ...

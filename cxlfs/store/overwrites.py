@@ -123,8 +123,9 @@ class Question:
 
 class Overwrites:
     """One for each volume. ``judges``: whether the judge knows a file of this name, from the head
-    of the version before; ``is_exempt``: a writer whose files are never judged, as a downloader
-    that continues a torn file; ``ending_of``: what became of whom a token stands for.
+    of the version before; ``changes_as_one``: whether half of a change in place spoils a file of
+    this head; ``is_exempt``: a writer whose files are never judged, as a downloader that continues
+    a torn file; ``ending_of``: what became of whom a token stands for.
     """
 
     def __init__(self, volume: Volume, versions: Versions, mode: TornMode) -> None:
@@ -137,6 +138,7 @@ class Overwrites:
         """Files whose kept-aside content was whole when it went there. After an opening nobody
         knows: it is reported then."""
         self.judges: Callable[[bytes, bytes], bool] = lambda _name, _head: True
+        self.changes_as_one: Callable[[bytes], bool] = lambda _head: False
         self.writer: Callable[[], Hashable | None] = lambda: None
         self.is_exempt: Callable[[Hashable], bool] = lambda _writer: False
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.UNKNOWN
@@ -196,20 +198,32 @@ class Overwrites:
         return content.ref_count * layout.REF_DTYPE.itemsize <= limit
 
     def _is_judged(self, inode: Inode, before: FileMap) -> bool:
+        head = self._head_of(before)
+        return head is not None and self.judges(inode.name, head)
+
+    def _head_of(self, content: FileMap) -> bytes | None:
+        """None: it cannot be read, or the present writer continues torn files."""
         writer = self.writer()
         if writer is not None and self.is_exempt(writer):
-            return False
+            return None
         try:
-            head = bytes(before.read(0, HEAD_BYTES))
+            return bytes(content.read(0, HEAD_BYTES))
         except CxlfsError:
+            return None
+
+    def is_one_change(self, inode: Inode) -> bool:
+        """A change in place of this content, from its first write to the close, is made or not."""
+        if self.mode is not TornMode.BACK or inode.uncommitted or inode.is_removed:
             return False
-        return self.judges(inode.name, head)
+        head = self._head_of(inode.content)
+        return head is not None and self.changes_as_one(head)
 
     def keeps(self, inode: Inode, version: Version) -> bool:
         """What is held stays so when this version is published: the same overwrite goes on, or a
         new one begins over content that is torn. A change in place ends the wait.
         """
-        return inode.held is not None and version.atomic and not version.staged
+        goes_on = version.atomic and not (version.in_place or version.staged)
+        return inode.held is not None and goes_on
 
     def published(self, inode: Inode, held: Held) -> None:
         """The record with :meth:`operations` is stored, and the version before is kept aside."""

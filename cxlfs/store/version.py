@@ -32,8 +32,9 @@ class Redirection(Protocol):
 class Version:
     """Live content that is not committed.
 
-    ``atomic``: an overwrite; the previous content comes back unless it is published. ``whole``: it
-    began empty, so that nothing of the previous content is in it.
+    ``atomic``: the previous content comes back unless it is published. ``whole``: it began empty,
+    so that nothing of the previous content is in it. ``in_place``: an atomic one of which the
+    periodic commit publishes what is there, as it began with the previous content.
     ``staged``: ``inode.aside`` holds what the periodic commit has made durable of it. ``killed``: a
     writer was killed; who has written nothing does not publish what that one left. ``redirection``:
     the handle through which a shell has begun it, at ``redirected_monotonic``. ``has_lost_pages``:
@@ -43,6 +44,7 @@ class Version:
     atomic: bool
     began_monotonic: float
     whole: bool = False
+    in_place: bool = False
     staged: bool = False
     killed: bool = False
     has_lost_pages: bool = False

@@ -112,7 +112,8 @@ class Prepared:
         if not isinstance(version, Version):
             raise InvariantError("what is published has a version")
         key, before = (lsn, self.number), inode.committed
-        whole = version.atomic or version.staged or before is None
+        is_overwrite = version.atomic and not version.in_place
+        whole = is_overwrite or version.staged or before is None
         if self._held is not None:
             self._held.ended_lsn = lsn
             self._delta.apply(live, None)

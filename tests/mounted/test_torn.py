@@ -188,3 +188,51 @@ def test_switched_off(unmounted: Workplace) -> None:
     )
     with pytest.raises((pickle.UnpicklingError, EOFError)):
         loads(path)
+
+
+IN_PLACE = """
+import sys
+with open(sys.argv[1], "r+b") as file:
+    file.seek(0, 2)
+    middle = file.tell() // 2
+    for start in range(0, middle, 4096):
+        file.seek(8 + start)
+        file.write(b"new " * 1024)
+        file.flush()
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+HDF5 = b"\x89HDF\r\n\x1a\n" + b"old " * 100_000
+NUMPY = b"\x93NUMPY\x01\x00" + b"old " * 100_000
+
+
+@pytest.mark.parametrize("how", ["kill", "closed"])
+def test_a_file_with_a_directory_is_changed_as_a_whole(place: Workplace, how: str) -> None:
+    path = place.mountpoint / "model.h5"
+    path.write_bytes(HDF5)
+    writer = place.python(IN_PLACE, path)
+    wait_for_line(writer)
+    assert path.read_bytes() != HDF5
+    if how == "kill":
+        place.announced.append(REVERTED)
+        kill(writer, signal.SIGKILL)
+        assert path.read_bytes() == HDF5
+        assert os.getxattr(path, "user.cxlfs.state") == b"complete"
+    else:
+        tell(writer, b"")
+        assert writer.wait() == 0
+        assert path.read_bytes().count(b"new ") > 50_000
+    found = path.read_bytes()
+    place.remount()
+    assert path.read_bytes() == found
+
+
+@pytest.mark.parametrize(("content", "torn"), [(HDF5, "off"), (NUMPY, "back")])
+def test_other_changes_in_place_stay(unmounted: Workplace, content: bytes, torn: str) -> None:
+    unmounted.mount(f"torn={torn}")
+    path = unmounted.mountpoint / "model.h5"
+    path.write_bytes(content)
+    writer = unmounted.python(IN_PLACE, path)
+    wait_for_line(writer)
+    kill(writer, signal.SIGKILL)
+    assert path.read_bytes().count(b"new ") > 50_000
