@@ -101,7 +101,9 @@ class Store:
         self.history = PastVerbs(volume, self.versions, self.names)
         self.versions.units = self.units
         self.overwrites.is_open = self.files.writers.__contains__
-        self.overwrites.is_in_unit = lambda inode: self.units.unit_of(inode) is not None
+        self.overwrites.unit_of = self.units.unit_of
+        self.overwrites.settle_units = self.units.settle
+        self.units.torn = self.overwrites.torn
         room.units, room.drop_removed = self.units.garbage, self.units.drop_removed
         self.pins = pins = Pins(volume, self.versions, self.names)
         self.trees = PastTrees(self.history, pins, self.units)

@@ -43,6 +43,10 @@ class OpenUnit:
     """What was there before was removed by a user, who wants its room if there is no other."""
     place: tuple[int, bytes] | None = None
     """Directory and name of one that was removed, which can still be undone."""
+    before: int = 0
+    """Inode number of the directory that it replaces."""
+    looked: tuple[float, str] | None = None
+    """What it lacks of what was there before, and what ``changed`` was then."""
     followed: bool = False
     writers: dict[Hashable, bool] = dataclasses.field(default_factory=dict)
     """Who has written, and whether each is a program that copies files."""
@@ -108,6 +112,8 @@ class OpenUnit:
             since_ns=since_ns,
             changed=changed,
             replaces=True,
+            before=self.before or self.inode.ino,
+            looked=None,
             lsn=0,
             marked=False,
             kept=False,
@@ -142,6 +148,8 @@ class OpenUnits(dict[int, OpenUnit]):
         """Those whose marker lies in the directory above."""
         self.markers: set[bytes] = set()
         """Names of files that end one."""
+        self.needs: set[bytes] = set()
+        """Patterns of those that may."""
         self._removed: dict[tuple[int, bytes], OpenUnit] = {}
         self.strays: dict[int, OpenUnit] = {}
         """Directories that have got another name, and the unit that each belongs to."""
@@ -154,6 +162,7 @@ class OpenUnits(dict[int, OpenUnit]):
         """Some began, or are over."""
         self.on_change()
         self.markers = {name for unit in self.values() for name in unit.rule.done}
+        self.needs = {pattern for unit in self.values() for pattern in unit.rule.needs}
         self.beside = [unit for unit in self.values() if unit.rule.done_beside]
         self.has_each_file = any(unit.each_file for unit in self.values())
         self.look_for_strays()

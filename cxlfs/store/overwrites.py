@@ -144,7 +144,9 @@ class Overwrites:
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.UNKNOWN
         self.is_open: Callable[[int], bool] = lambda _ino: False
         """A file is open for writing."""
-        self.is_in_unit: Callable[[Inode], bool] = lambda _inode: False
+        self.unit_of: Callable[[Inode], object | None] = lambda _inode: None
+        """The open checkpoint unit that a file lies in, which decides about all its files."""
+        self.settle_units: Callable[[], object] = lambda: None
         self.on_question: Callable[[], None] = lambda: None
         """Somebody waits for the judge."""
         self.clock: Callable[[], float] = time.monotonic
@@ -318,16 +320,30 @@ class Overwrites:
         if overwrite is None or self._volume.read_only or self._is_alive(overwrite):
             return False
         overwrite.wanted = overwrite.wanted or opens
-        if overwrite.ended is None:
-            overwrite.ended = self.clock()
+        unit = self.unit_of(overwrite.inode)
+        deciding = [overwrite] if unit is None else self._left_in(unit)
+        for each in deciding:
+            each.ended = self.clock() if each.ended is None else each.ended
         if overwrite.inode.version is not None:
             return False  # somebody else writes it already
         # The RELEASE of its writer comes behind the writer's end.
-        if overwrite.evidence is None or not self._is_at_rest(overwrite.inode):
+        if any(o.evidence is None or not self._is_at_rest(o.inode) for o in deciding):
             self.on_question()
-            return self.clock() - overwrite.ended < WAIT_SECONDS
-        self._try_to_decide(overwrite)
+            return self.clock() - (overwrite.ended or 0.0) < WAIT_SECONDS
+        if unit is not None:
+            self.settle_units()
+        else:
+            self._try_to_decide(overwrite)
         return False
+
+    def _left_in(self, unit: object) -> list[Overwrite]:
+        """What writers that are gone have overwritten in a checkpoint unit."""
+        found = (o for o in self._pending.values() if self.unit_of(o.inode) is unit)
+        return [overwrite for overwrite in found if not self._is_alive(overwrite)]
+
+    def torn(self) -> Iterator[Inode]:
+        """Files that are torn by their own bytes, and not decided."""
+        return (o.inode for o in self._pending.values() if o.evidence is Evidence.STRONG)
 
     def settle(self) -> bool:
         """Decide about every file of which enough is known; True when something was."""
@@ -367,7 +383,7 @@ class Overwrites:
     def _decide(self, overwrite: Overwrite) -> bool:
         """True: it was. Raises as :meth:`Volume.commit`."""
         inode, evidence = overwrite.inode, overwrite.evidence
-        if evidence is None or not self._is_at_rest(inode) or self.is_in_unit(inode):
+        if evidence is None or not self._is_at_rest(inode) or self.unit_of(inode) is not None:
             return False
         if evidence is Evidence.NONE:
             self.release(inode)

@@ -10,8 +10,9 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cxlfs.format.operations import Operation, XattrRemoveOperation, XattrSetOperation
@@ -20,6 +21,7 @@ from cxlfs.store.open_unit import OpenUnit, OpenUnits
 from cxlfs.store.open_writers import Publishers, Writers
 from cxlfs.store.unit_garbage import Garbage
 from cxlfs.store.unit_keeping import Keeping
+from cxlfs.store.unit_lacks import Lacks
 from cxlfs.store.unit_members import UNKNOWN, never_belongs, path_below
 from cxlfs.store.unit_places import Places
 from cxlfs.store.unit_policies import Policies
@@ -62,6 +64,8 @@ class DecidesUnits:
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.ALIVE
         self.copies_files: Callable[[Hashable], bool] = lambda _writer: False
         """Whom a token stands for copies files of others, as ``cp`` does."""
+        self.torn: Callable[[], Iterable[Inode]] = tuple
+        """Files that are torn by their own bytes, and not decided."""
         self.user: Callable[[], int | None] = lambda: None
         """Who is making the present request; None: not known."""
         self.open_for_writing = Writers()
@@ -80,6 +84,7 @@ class DecidesUnits:
         self.policies = Policies(volume, mode)
         self.places = Places(self._namespace, self.policies, aside, self.opened)
         self.returns = Returns(volume, versions, aside, self.policies)
+        self.lacks = Lacks(self._namespace, self.policies, self.belongs)
         self.active = self.policies.any_rule
         """Changes of names and contents concern this object."""
         self.pending = False
@@ -178,23 +183,23 @@ class DecidesUnits:
             quiet=self.clock() - unit.changed >= unit.rule.quiet_seconds,
             closing=closing,
             removed=unit.place is not None,
-            lacks_marker=is_over and self._lacks_marker(unit),
+            lacks=self._lacking(unit) if is_over else "",
             endings=endings,
         )
 
-    def _lacks_marker(self, unit: OpenUnit) -> bool:
-        """Its directory is new and has no marker, though others of its kind have: a handler of
-        signals that exits with 0 ended its writer. That one has finished such a unit, or one lies
-        beside it. What a program that copies files leaves out is nobody's mistake.
+    def _lacking(self, unit: OpenUnit) -> str:
+        """What is missing in it although its writers are gone: a handler of signals that exits with
+        0 ended them, or a program that goes on after an exception.
         """
-        if not unit.is_new or unit.replaces or unit.place is not None or unit.marked:
-            return False
-        if any(self._finishers.get(writer) == unit.rule for writer in unit.writers):
-            return True
-        parent = self._namespace.inodes.get(unit.inode.parent)
-        if parent is None or all(unit.writers.values()) or not unit.rule.always_marked:
-            return False
-        return self.policies.rule_beside(parent, unit.inode.name) == unit.rule
+        if unit.place is not None or unit.marked or unit.each_file:
+            return ""
+        is_new = unit.is_new and not unit.replaces
+        if is_new and any(self._finishers.get(writer) == unit.rule for writer in unit.writers):
+            return "the marker that they write"
+        for inode in self.torn():
+            if self.unit_of(inode) is unit and self.belongs(unit, inode):
+                return f"the rest of {os.fsdecode(inode.name)}"
+        return self.lacks.of(unit)
 
     def _ending_of(self, writer: Hashable) -> Ending:
         ending = self.ending_of(writer)

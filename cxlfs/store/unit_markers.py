@@ -24,7 +24,7 @@ def is_marker_of(unit: OpenUnit, inode: Inode) -> bool:
         return False
     if not _is_born_in(unit, inode):
         return False
-    return bool(unit.published - {inode.ino}) and _says_something(inode, inode.name)
+    return bool(unit.published - {inode.ino}) and says_something(inode, inode.name)
 
 
 def named_by(
@@ -38,7 +38,7 @@ def named_by(
     the names ``siblings``.
     """
     found = [unit for unit in _beside(units, parent, name) if _is_born_in(unit, inode)]
-    if found and _says_something(inode, name):
+    if found and says_something(inode, name):
         yield from (unit for unit in found if not _names_half(unit, inode, siblings))
 
 
@@ -75,7 +75,8 @@ def _is_emptied(inode: Inode, name: bytes) -> bool:
     return inode.live is not None and inode.content.size == 0 and not may_be_empty(name)
 
 
-def _says_something(inode: Inode, name: bytes) -> bool:
+def says_something(inode: Inode, name: bytes) -> bool:
+    """What comes last in a set is not empty, and not cut by its own bytes."""
     if inode.live is None:
         return True
     if _is_emptied(inode, name):

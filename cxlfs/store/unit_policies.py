@@ -20,7 +20,7 @@ from cxlfs.store.unit_rules import Rule, UnitsMode
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from cxlfs.format.operations import Operation
     from cxlfs.store.namespace import Inode
@@ -165,20 +165,39 @@ class Policies:
         """The rule by which a directory in ``parent`` is finished that has the same name but for
         its numbers. One of the last SIBLINGS_MAX names.
         """
-        series = unit_rules.series_of(name)
-        if self.mode is UnitsMode.OFF or series is None or self.is_arriving(parent):
+        if self.mode is UnitsMode.OFF or self.is_arriving(parent):
             return None
-        newest = itertools.islice(reversed((parent.entries or {}).items()), SIBLINGS_MAX)
-        for sibling, ino in newest:
-            entries = self._namespace.get(ino).entries
-            if not entries or unit_rules.series_of(sibling) != series:
-                continue
+        for sibling, entries in self._siblings(parent, name):
             rule = self.rule_of_new(parent, sibling)
             if rule is None and self.mode is UnitsMode.AUTO:
                 rule = unit_rules.rule_of_contents(entries)
             if rule is not None and not entries.keys().isdisjoint(rule.done):
                 return rule
         return None
+
+    def needed_beside(self, parent: Inode, name: bytes, rule: Rule) -> list[frozenset[bytes]]:
+        """Which of the names that a rule ``needs`` there are in each directory that lies in
+        ``parent``, has the same name but for its numbers, and any of them.
+        """
+        if not rule.needs:
+            return []
+        found = (
+            frozenset(each for each in entries if unit_rules.matches(each, rule.needs))
+            for sibling, entries in self._siblings(parent, name)
+            if self.rule_of_new(parent, sibling) == rule
+        )
+        return [names for names in found if names]
+
+    def _siblings(self, parent: Inode, name: bytes) -> Iterator[tuple[bytes, dict[bytes, int]]]:
+        """Directories that hold something, of the series of ``name``, the newest names first."""
+        series = unit_rules.series_of(name)
+        if series is None:
+            return
+        newest = itertools.islice(reversed((parent.entries or {}).items()), SIBLINGS_MAX)
+        for sibling, ino in newest:
+            entries = self._namespace.get(ino).entries
+            if entries and sibling != name and unit_rules.series_of(sibling) == series:
+                yield sibling, entries
 
 
 def _fitting(policies: dict[int, tuple[Rule, ...]]) -> bytes | None:

@@ -43,7 +43,9 @@ class Rule:
     any name that show what it is. ``also``: names that a saver writes before those, and that count
     if some of those are there. ``done``: markers in the unit; ``done_beside``: in the directory
     above. ``after``: patterns of files that may rightly be written after the marker.
-    ``always_marked``: one without a marker is not finished.
+    ``always_marked``: one without a marker is not finished. ``needs``: patterns of what comes last
+    where there is no marker: needed are those that all beside have, and with each file of such a
+    name that any has, it is finished.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Rule:
     done: tuple[bytes, ...] = ()
     done_beside: tuple[bytes, ...] = ()
     after: tuple[bytes, ...] = ()
+    needs: tuple[bytes, ...] = ()
     always_marked: bool = True
     quiet_seconds: float = QUIET_SECONDS
 
@@ -91,6 +94,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         name="accelerate",
         directories=(b"checkpoint_[0-9]*",),
+        needs=(b"random_states_*.pkl", b"custom_checkpoint_*.pkl"),
         quiet_seconds=QUIET_UNMARKED_SECONDS,
     ),
     Rule(name="deepspeed", directories=(b"global_step[0-9]*",), done_beside=(b"latest",)),
@@ -236,7 +240,8 @@ class Facts:
     published yet. ``spoiled``: a write failed, or a killed writer left something unfinished.
     ``followed``: its writers have begun the next one beside it. ``quiet``: nothing has changed for
     the time of its rule. ``closing``: the store is about to be closed. ``removed``: its directory
-    was. ``lacks_marker``: its directory is new and has no marker, and a writer has finished others.
+    was. ``lacks``: what is missing in it that others of its kind have, for people; it has no marker
+    then.
     """
 
     expects_marker: bool
@@ -248,7 +253,7 @@ class Facts:
     quiet: bool = False
     closing: bool = False
     removed: bool = False
-    lacks_marker: bool = False
+    lacks: str = ""
     endings: frozenset[Ending] = frozenset()
 
 
@@ -295,8 +300,8 @@ def _decide_ended(facts: Facts) -> tuple[Decision, str]:
         return Decision.BACK, _what_went_wrong(facts)
     if Ending.UNKNOWN in facts.endings and facts.expects_marker:
         return Decision.BACK, "its writers are gone, and its marker has not come"
-    if facts.lacks_marker:
-        return Decision.BACK, "its writers have ended without the marker that they write"
+    if facts.lacks:
+        return Decision.BACK, f"its writers have ended without {facts.lacks}"
     if facts.quiet or not facts.expects_marker:
         return Decision.DONE, "its writers have ended"
     return Decision.WAIT, "its marker may come"
@@ -306,8 +311,8 @@ def _decide_closing(facts: Facts) -> tuple[Decision, str]:
     """Nobody can go on with it."""
     if _went_wrong(facts) or Ending.BADLY in facts.endings or facts.busy:
         return Decision.BACK, _what_went_wrong(facts)
-    if facts.lacks_marker and _are_over(facts):
-        return Decision.BACK, "its marker has not come"
+    if facts.lacks and _are_over(facts):
+        return Decision.BACK, f"its writers have ended without {facts.lacks}"
     unfinished = facts.expects_marker and not facts.quiet
     if unfinished and facts.endings != frozenset({Ending.WELL}):
         return Decision.BACK, "its marker has not come"

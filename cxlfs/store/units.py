@@ -339,7 +339,9 @@ class Units(ChangesInUnits):
 
     def closed(self, inode: Inode) -> None:
         """A file was closed by a writer that lives, or renamed."""
-        if not self.opened.has_each_file and inode.name not in self.opened.markers:
+        opened, name = self.opened, inode.name
+        is_known = opened.has_each_file or name in opened.markers
+        if not is_known and not (opened.needs and unit_rules.matches(name, opened.needs)):
             return
         unit = self._member_of(inode)
         if unit is None or inode.ino not in unit.published:
@@ -348,8 +350,17 @@ class Units(ChangesInUnits):
         if unit.each_file:
             unit.marked |= unit.rule.ends_with(inode.name)
         else:
-            unit.marked = unit.marked or unit_markers.is_marker_of(unit, inode)
+            self._look_for_end(unit, inode)
         self.pending |= unit.marked
+
+    def _look_for_end(self, unit: OpenUnit, inode: Inode) -> None:
+        """A published file may be what comes last in a unit."""
+        if unit.marked:
+            return
+        if unit.rule.needs:
+            unit.marked = self.lacks.has_all_of_others(unit, inode)
+        else:
+            unit.marked = unit_markers.is_marker_of(unit, inode)
 
     def _member_of(self, inode: Inode) -> OpenUnit | None:
         """The unit that a file lies in and belongs to."""
@@ -364,9 +375,9 @@ class Units(ChangesInUnits):
                 unit.unclosed.add(inode.ino)
             if not incomplete:
                 unit.spoiled.discard(inode.ino)
-                if inode.ino not in self.open_for_writing:  # else more of it may come
-                    unit.marked = unit.marked or unit_markers.is_marker_of(unit, inode)
                 unit.published.add(inode.ino)
+                if inode.ino not in self.open_for_writing:  # else more of it may come
+                    self._look_for_end(unit, inode)
             self.pending = self.pending or unit.marked
         elif not incomplete and self.opened.beside:
             for unit in self._named_by(inode, inode.parent, inode.name):

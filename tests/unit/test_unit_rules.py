@@ -88,9 +88,9 @@ def endings(*all_of_them: Ending) -> frozenset[Ending]:
         ({"followed": True}, Decision.WAIT),
         ({"followed": True, "expects_marker": False}, Decision.DONE),
         ({"followed": True, "expects_marker": False, "spoiled": True}, Decision.WAIT),
-        ({"lacks_marker": True, "endings": endings(Ending.WELL)}, Decision.BACK),
-        ({"lacks_marker": True, "endings": endings(Ending.ALIVE)}, Decision.WAIT),
-        ({"closing": True, "lacks_marker": True, "endings": endings(Ending.WELL)}, Decision.BACK),
+        ({"lacks": "a name", "endings": endings(Ending.WELL)}, Decision.BACK),
+        ({"lacks": "a name", "endings": endings(Ending.ALIVE)}, Decision.WAIT),
+        ({"closing": True, "lacks": "a name", "endings": endings(Ending.WELL)}, Decision.BACK),
         ({"closing": True}, Decision.BACK),
         ({"closing": True, "endings": endings(Ending.ALIVE)}, Decision.BACK),
         ({"closing": True, "endings": endings(Ending.WELL)}, Decision.DONE),
@@ -108,16 +108,14 @@ def test_no_decision_ends_what_went_wrong_or_is_being_written() -> None:
     """Of all that can be known at once: never done while a file of it waits, or could not be
     finished; and it always ends when everybody is gone and it is quiet.
     """
-    switches = (
-        *("expects_marker", "marked", "busy", "spoiled", "followed", "quiet", "closing"),
-        "lacks_marker",
-    )
+    switches = ("expects_marker", "marked", "busy", "spoiled", "followed", "quiet", "closing")
     groups = [
         frozenset(group) for size in range(3) for group in itertools.combinations(Ending, size)
     ]
     for values in itertools.product((False, True), repeat=len(switches)):
-        for group in groups:
-            known = Facts(**dict(zip(switches, values, strict=True)), endings=group)
+        for group, lacks in itertools.product(groups, ("", "a name")):
+            switched = dict(zip(switches, values, strict=True))
+            known = Facts(**switched, lacks=lacks, endings=group)
             decision, reason = decide(known)
             assert reason
             if known.busy or known.spoiled:

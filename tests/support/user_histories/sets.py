@@ -67,6 +67,19 @@ def rule_beside(directory: Directory) -> Rule | None:
     return None
 
 
+def needed_beside(directory: Directory, rule: Rule) -> set[bytes]:
+    """Names of what comes last in any directory beside this one, of the same name but for its
+    numbers.
+    """
+    beside = directory.parent.entries if directory.parent is not None else {}
+    series = (
+        each
+        for name, each in beside.items()
+        if isinstance(each, Directory) and each is not directory and _is_series(name, directory)
+    )
+    return {name for each in series for name in each.entries if matches(name, rule.needs)}
+
+
 def _is_series(name: bytes, directory: Directory) -> bool:
     number = re.compile(rb"[0-9]+")
     return bool(number.search(name)) and number.sub(b"", name) == number.sub(b"", directory.name)
@@ -107,6 +120,8 @@ class ChangeSet:
     changed: float
     was_made: bool = False
     """Its directory was made by it."""
+    was_removed: bool = False
+    """Its directory was removed by it, and is made again."""
     before: Picture = dataclasses.field(default_factory=dict)
     before_files: dict[Path, File] = dataclasses.field(default_factory=dict)
     writers: set[Hashable] = dataclasses.field(default_factory=set)
@@ -186,6 +201,17 @@ class ChangeSet:
         """A member was closed, or got this name."""
         if directory is self.top and name in self.rule.done and self._is_marker(name, file):
             self.marked = self.marked or bool(self.published - {file})
+        if directory is self.top and self.is_new and matches(name, self.rule.needs):
+            self._look_beside(file)
+
+    def _look_beside(self, file: File) -> None:
+        """It may have all files that come last in those beside it."""
+        wanted = needed_beside(self.top, self.rule)
+        found = {name: self.top.entries.get(name) for name in wanted}
+        written = self.published | {file}
+        if wanted and all(isinstance(f, File) and f in written and f.live for f in found.values()):
+            self.marked = True
+            self.is_murky = self.is_murky or any(is_torn(f.live) for f in found.values())
 
     def seen_beside(self, name: bytes, file: File) -> None:
         """The same, of a file beside its directory."""

@@ -12,7 +12,7 @@ from cxlfs.media import MemoryMedia
 from cxlfs.store import Store, StoreOptions
 from cxlfs.store.namespace import Inode
 from cxlfs.store.overwrites import QUIET_SECONDS, REST_SECONDS, Evidence, TornMode
-from cxlfs.store.unit_rules import Ending, UnitsMode
+from cxlfs.store.unit_rules import Ending, UnitsMode, matches
 from tests.support.stores import format_small, read_file
 from tests.support.unit_scenes import finish_work
 from tests.support.user_histories.expected import Expected, require
@@ -222,7 +222,7 @@ class Settles:
         if removed and removed[0].uid == self.present.uid:
             (each,) = removed
             each.top, each.place, each.marked, each.followed = made, None, False, False
-            each.writers, each.changed = {self.present}, self.now
+            each.writers, each.changed, each.was_removed = {self.present}, self.now, True
             each.published, each.spoiled = set(), set()
             self._follow(above, each)
             return
@@ -347,12 +347,29 @@ class Settles:
         beside = each.rule.always_marked and rule_beside(each.top) == each.rule
         finished = any(self.finishers.get(w) == each.rule.name for w in each.writers)
         lacks = lacks and (finished or beside)
+        if self._may_lack(each):
+            each.is_murky = True
         if lacks and each.rule.done_beside:  # whether it is missed there is not promised
             each.is_murky, lacks = True, False
         maybe = self.maybe_finishers.union(*(e.writers for e in self.sets if e.is_murky))
         if each.is_new and not each.marked and each.writers & maybe:
             each.is_murky = True
         return each.outcome(self.endings, self.now, lacks_marker=lacks, closing=closing)
+
+    def _may_lack(self, each: ChangeSet) -> bool:
+        """Its writers are gone without its marker. What is promised then of a set that is compared
+        with the one before, or beside it, is in tests/store/test_unit_lacks.py.
+        """
+        if each.place is not None or each.marked or not each.writers:
+            return False
+        if any(self.ending_of(writer) is not Ending.WELL for writer in each.writers):
+            return False
+        is_compared = each.was_removed or (not each.is_new and bool(each.rule.files))
+        members = each.members()
+        torn = any(is_torn(file.live) and file.held for _, file in members)
+        needs = [f for path, f in members if matches(path[-1], each.rule.needs)]
+        lacks = each.rule.needs and (not needs or any(is_torn(file.live) for file in needs))
+        return torn or bool(lacks) or (is_compared and bool(each.rule.done))
 
     def _finish(self, each: ChangeSet) -> bool:
         """True: what becomes of what it wrote is not promised."""
