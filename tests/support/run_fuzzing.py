@@ -14,10 +14,10 @@ import dataclasses
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -121,14 +121,21 @@ class Playground:
         shutil.rmtree(directory)
 
     def play(self, way: str, seeds: Sequence[int], options: Sequence[str] = ()) -> dict[int, Said]:
-        """Play all programs in one way. What does not end is killed, and reported as such."""
+        """Play all programs in one way, in a directory of their own."""
         with self.directory(way) as directory:
-            process = self.start(way, directory, seeds, options)
-            try:
-                text, _ = process.communicate(timeout=PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                text, _ = process.communicate()
+            return self.play_in(way, directory, seeds, options)
+
+    def play_in(
+        self, way: str, directory: Path, seeds: Sequence[int], options: Sequence[str] = ()
+    ) -> dict[int, Said]:
+        """Play all programs in one way. What does not end is killed, and reported as such."""
+        process = self.start(way, directory, seeds, options)
+        try:
+            text, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            text, _ = process.communicate()
         said = parse(text)
         return {seed: said.get(seed, Said(-1, ("nothing",))) for seed in seeds}
 

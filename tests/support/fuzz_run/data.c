@@ -228,15 +228,15 @@ static void play_splice_out(void)
 }
 
 const kind data_kinds[] = {
-    {"write", 16, play_write, true},
-    {"pwrite", 12, play_pwrite, true},
-    {"pwritev2", 5, play_pwritev2, true},
-    {"read", 9, play_read, true},
-    {"pread", 6, play_pread, true},
-    {"refused", 2, play_refused, true},
-    {"copy_range", 3, play_copy_range, false},
-    {"sendfile", 3, play_sendfile, false},
-    {"splice_in", 2, play_splice_in, true},
-    {"splice_out", 2, play_splice_out, true},
-    {NULL, 0, NULL, false},
+    {"write", 16, play_write, SAVES},
+    {"pwrite", 12, play_pwrite, SAVES},
+    {"pwritev2", 5, play_pwritev2, SAVES},
+    {"read", 9, play_read, SAVES},
+    {"pread", 6, play_pread, SAVES},
+    {"refused", 2, play_refused, SAVES},
+    {"copy_range", 3, play_copy_range, ALONE},
+    {"sendfile", 3, play_sendfile, ALONE},
+    {"splice_in", 2, play_splice_in, SAVES},
+    {"splice_out", 2, play_splice_out, SAVES},
+    {NULL, 0, NULL, ALONE},
 };

@@ -62,11 +62,13 @@ typedef struct {
     char text[LOG_BYTES];
 } world;
 
+enum use { ALONE, SAVES, PUBLISHES };   /* SAVES: touches the picked slot alone, maps nothing: played in saves, too;
+                                           PUBLISHES: and closes copies of it, or has it made durable */
 typedef struct {
     const char *name;
     unsigned weight;
     void (*play)(void);
-    bool saves;                      /* touches the picked slot alone, maps nothing: played in saves, too */
+    enum use use;
 } kind;
 
 extern world *shared;

@@ -4,7 +4,9 @@
  *       steps=N       steps of each program
  *       only=A,B      kinds to draw, or without=A,B
  *       keep=3,7-9    the other steps are left out
- *       mode=pair     two processes that share descriptors take turns; mode=saves: files are saved one at a time
+ *       mode=pair     two processes that share descriptors take turns
+ *       mode=saves    files are saved one at a time, into what is in the directory; they stay there
+ *       mode=look     the files that are there are reported
  *       strict=1      see fuzz.h
  */
 #include <dirent.h>
@@ -126,7 +128,7 @@ long answer(long result)
 {
     if (result >= 0)
         return result;
-    if (errno == ENOTCONN || errno == ECONNABORTED)
+    if (errno == ENOTCONN || errno == ECONNABORTED || errno == EIO)
         atomic_store(&shared->stopped, true);
     return -errno;
 }
@@ -198,24 +200,21 @@ static void choose_kinds(void)
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         for (const kind *one = groups[i]; one->name != NULL; one++) {
             if ((only != NULL && !is_listed(only, one->name)) || (without != NULL && is_listed(without, one->name)) ||
-                (saves && !one->saves))
+                (saves && one->use == ALONE))
                 continue;
             kinds[kind_count++] = one;
             total_weight += one->weight;
         }
 }
 
-static void play_one(void)
+static const kind *play_one(void)
 {
-    unsigned at = below(total_weight);
-    for (unsigned i = 0; i < kind_count; i++) {
-        if (at < kinds[i]->weight) {
-            playing = kinds[i]->name;
-            kinds[i]->play();
-            return;
-        }
+    unsigned at = below(total_weight), i = 0;
+    for (; at >= kinds[i]->weight; i++)
         at -= kinds[i]->weight;
-    }
+    playing = kinds[i]->name;
+    kinds[i]->play();
+    return kinds[i];
 }
 
 static void begin_step(int number)
@@ -225,15 +224,19 @@ static void begin_step(int number)
     state = mix(seed * 1000003 + (uint64_t)number);
 }
 
-/* Files that are there from the beginning, and the descriptors of a first one. */
 static void begin(void)
 {
-    begin_step(STEPS_MAX);
     large = seed % 3 == 0;
     for (int i = 0; i < SLOTS; i++)
         slots[i] = (slot){-1, -1};
     for (int i = 0; i < NAMES; i++)
         shared->names[i] = -1;
+}
+
+/* Files that are there from the beginning, and their descriptors. */
+static void make_first_files(void)
+{
+    begin_step(STEPS_MAX);
     playing = "begin";
     for (int i = 0; i < NAMES - 1; i++) {
         size_t length = i == 0 ? MIB : a_length();
@@ -300,16 +303,16 @@ static void play_in_turns(void)
         if (left_out[number])
             continue;
         bool second = number >= fork_at && (mix(seed ^ mix((uint64_t)number)) & 1);
-        while (number >= fork_at && atomic_load(&shared->turn) != (unsigned)number)
+        if (second != (player == 'b'))
+            continue;
+        while (atomic_load(&shared->turn) != (unsigned)number)
             sched_yield();
-        if (second == (player == 'b')) {
-            begin_step(number);
-            play_one();
-            int next = number + 1;
-            while (next < step_count && left_out[next])
-                next++;
-            atomic_store(&shared->turn, (unsigned)next);
-        }
+        begin_step(number);
+        play_one();
+        int next = number + 1;
+        while (next < step_count && left_out[next])
+            next++;
+        atomic_store(&shared->turn, (unsigned)next);
     }
     while (atomic_load(&shared->turn) != (unsigned)step_count)
         sched_yield();
@@ -317,58 +320,57 @@ static void play_in_turns(void)
         end();
         _exit(0);
     }
-    say("second process = %d", finish_child(child));
+    say("second process = %d", child > 0 ? finish_child(child) : 0);
     end();
 }
 
-/* Files are made one at a time, each published by close, fsync or rename: what is published is reported. */
+/* Some steps on one file; then all that is in it is published, by close, fsync or rename. */
+static void play_save(int name, unsigned way, int steps)
+{
+    const char *path = way == 0 ? "new" : name_of(name);
+    slots[0].fd = open(path, O_RDWR | O_CREAT | (way == 2 ? 0 : O_TRUNC), 0644);
+    say("open %d = %ld", name, answer(slots[0].fd < 0 ? -1 : 0));
+    for (int i = 0; i < steps && !atomic_load(&shared->stopped); i++) {
+        bool publishes = play_one()->use == PUBLISHES;
+        playing = "save";
+        if (publishes && !atomic_load(&shared->stopped))
+            say_content("state", name, slots[0].fd);
+    }
+    if (!atomic_load(&shared->stopped))
+        say_content("publishing", name, slots[0].fd);
+    if (atomic_load(&shared->stopped))
+        return;
+    long result = way == 2 ? answer(fsync(slots[0].fd)) : 0;
+    for (int i = 0; i < SLOTS; i++)
+        if (slots[i].fd >= 0 && result == 0)
+            result = answer(close(slots[i].fd)), slots[i].fd = -1;
+    if (way == 0 && result == 0)
+        result = answer(rename(path, name_of(name)));
+    say("published %d = %ld", name, result);
+}
+
 static void play_saves(void)
 {
-    for (int i = 0; i < SLOTS; i++)
-        if (slots[i].fd >= 0)
-            close_slot(&slots[i]);
     for (int number = 0; number < step_count && !atomic_load(&shared->stopped); number++) {
         begin_step(number);
         playing = "save";
-        int name = (int)below(NAMES), way = (int)below(3), steps = 1 + (int)below(8);
-        const char *path = way == 0 ? "new" : name_of(name);
-        slots[0].fd = open(path, O_RDWR | O_CREAT | (way == 2 ? 0 : O_TRUNC), 0644);
-        say("open %d = %ld", name, answer(slots[0].fd < 0 ? -1 : 0));
-        for (int i = 0; i < steps && !atomic_load(&shared->stopped); i++)
-            play_one();
-        playing = "save";
-        if (atomic_load(&shared->stopped))
-            break;
-        say_content("publishing", name, slots[0].fd);
-        long result = 0;
-        if (way == 2)
-            result = answer(fsync(slots[0].fd));
-        for (int i = 0; i < SLOTS; i++)
-            if (slots[i].fd >= 0 && result == 0)
-                result = answer(close(slots[i].fd)), slots[i].fd = -1;
-        if (way == 0 && result == 0)
-            result = answer(rename(path, name_of(name)));
-        say("published %d = %ld", name, result);
+        int name = (int)below(NAMES);
+        unsigned way = below(3);
+        play_save(name, way, 1 + (int)below(8));
     }
 }
 
-static void play_program(void)
+static void play_steps(void)
 {
-    target = mmap(NULL, LARGEST + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    install_handlers();
-    begin();
-    if (strcmp(mode, "saves") == 0) {
-        play_saves();
-        return;
-    }
     int first = 0;
     while (first < step_count && left_out[first])
         first++;
     atomic_store(&shared->turn, (unsigned)first);
+    make_first_files();
     if (strcmp(mode, "pair") == 0) {
         play_in_turns();
     } else {
-        for (int number = 0; number < step_count && !atomic_load(&shared->stopped); number++) {
+        for (int number = first; number < step_count && !atomic_load(&shared->stopped); number++) {
             if (left_out[number])
                 continue;
             begin_step(number);
@@ -377,6 +379,19 @@ static void play_program(void)
         end();
     }
     say_files();
+}
+
+static void play_program(void)
+{
+    target = mmap(NULL, LARGEST + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    install_handlers();
+    begin();
+    if (strcmp(mode, "saves") == 0)
+        play_saves();
+    else if (strcmp(mode, "look") == 0)
+        say_files();
+    else
+        play_steps();
 }
 
 /* ------------------------------------------------------------------------------ all programs */
@@ -483,13 +498,14 @@ int main(int argc, char **argv)
     for (; next < argc && strchr(argv[next], '=') != NULL; next++)
         set_option(argv[next]);
     choose_kinds();
+    bool keeps_files = strcmp(mode, "saves") == 0 || strcmp(mode, "look") == 0;
     for (; next < argc; next++) {
         seed = strtoull(argv[next], NULL, 0);
-        if (strcmp(mode, "saves") != 0)
+        if (!keeps_files)
             empty_directory();
         run_program();
     }
-    if (strcmp(mode, "saves") != 0)
+    if (!keeps_files)
         empty_directory();
     return 0;
 }

@@ -264,14 +264,14 @@ static void play_chain(void)
 }
 
 const kind memory_kinds[] = {
-    {"map", 8, play_map, false},
-    {"look_mapped", 3, play_look_mapped, false},
-    {"store", 5, play_store, false},
-    {"advise", 4, play_advise, false},
-    {"remap", 3, play_remap, false},
-    {"protect", 1, play_protect, false},
-    {"unmap", 2, play_unmap, false},
-    {"through", 2, play_through, false},
-    {"chain", 1, play_chain, false},
-    {NULL, 0, NULL, false},
+    {"map", 8, play_map, ALONE},
+    {"look_mapped", 3, play_look_mapped, ALONE},
+    {"store", 5, play_store, ALONE},
+    {"advise", 4, play_advise, ALONE},
+    {"remap", 3, play_remap, ALONE},
+    {"protect", 1, play_protect, ALONE},
+    {"unmap", 2, play_unmap, ALONE},
+    {"through", 2, play_through, ALONE},
+    {"chain", 1, play_chain, ALONE},
+    {NULL, 0, NULL, ALONE},
 };

@@ -236,11 +236,11 @@ static void play_crowd(void)
 }
 
 const kind process_kinds[] = {
-    {"child", 5, play_child, true},
-    {"vfork", 2, play_vfork, false},
-    {"opening_child", 2, play_opening_child, false},
-    {"bare_child", 1, play_bare_child, false},
-    {"program", 1, play_program, true},
-    {"crowd", 1, play_crowd, false},
-    {NULL, 0, NULL, false},
+    {"child", 5, play_child, PUBLISHES},
+    {"vfork", 2, play_vfork, ALONE},
+    {"opening_child", 2, play_opening_child, ALONE},
+    {"bare_child", 1, play_bare_child, ALONE},
+    {"program", 1, play_program, PUBLISHES},
+    {"crowd", 1, play_crowd, ALONE},
+    {NULL, 0, NULL, ALONE},
 };

@@ -121,7 +121,7 @@ static void play_aio(void)
 }
 
 const kind ring_kinds[] = {
-    {"uring", 3, play_uring, true},
-    {"aio", 2, play_aio, true},
-    {NULL, 0, NULL, false},
+    {"uring", 3, play_uring, SAVES},
+    {"aio", 2, play_aio, SAVES},
+    {NULL, 0, NULL, ALONE},
 };

@@ -201,14 +201,14 @@ static void play_limit(void)
 }
 
 const kind size_kinds[] = {
-    {"seek", 9, play_seek, true},
-    {"holes", 2, play_holes, true},
-    {"resize", 4, play_resize, false},
-    {"fallocate", 3, play_fallocate, true},
-    {"look", 7, play_look, true},
-    {"flags", 4, play_flags, true},
-    {"sync", 3, play_sync, false},
-    {"lock", 2, play_lock, false},
-    {"limit", 1, play_limit, true},
-    {NULL, 0, NULL, false},
+    {"seek", 9, play_seek, SAVES},
+    {"holes", 2, play_holes, SAVES},
+    {"resize", 4, play_resize, ALONE},
+    {"fallocate", 3, play_fallocate, SAVES},
+    {"look", 7, play_look, SAVES},
+    {"flags", 4, play_flags, PUBLISHES},
+    {"sync", 3, play_sync, PUBLISHES},
+    {"lock", 2, play_lock, ALONE},
+    {"limit", 1, play_limit, PUBLISHES},
+    {NULL, 0, NULL, ALONE},
 };

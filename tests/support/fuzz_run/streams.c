@@ -3,6 +3,15 @@
  */
 #include "fuzz.h"
 
+enum { SMALL = 4096, BIG = 256 * KIB };
+static char buffers[STREAMS][BIG];       /* libc would choose a size by what the file system says of itself */
+
+static void give_buffer(FILE **one, unsigned size)
+{
+    if (*one != NULL)
+        setvbuf(*one, size == 0 ? NULL : buffers[one - streams], size == 0 ? _IONBF : _IOFBF, size);
+}
+
 static FILE **pick_stream(void)
 {
     unsigned first = below(STREAMS);
@@ -32,8 +41,7 @@ static void play_fopen(void)
             shared->names[name] = make_file();
         changed(shared->names[name]);
     }
-    if (*one != NULL)
-        setvbuf(*one, NULL, buffer == 0 ? _IONBF : _IOFBF, buffer == 1 ? 256 * KIB : 4096);
+    give_buffer(one, buffer == 0 ? 0 : buffer == 1 ? BIG : SMALL);
     say("adopts %d, file %d, mode %s = %ld", adopts, name, modes[mode], answer(*one == NULL ? -1 : 0));
 }
 
@@ -117,17 +125,16 @@ static void play_freopen(void)
     if (*one != NULL && shared->names[name] < 0)
         shared->names[name] = make_file();
     changed(shared->names[name]);
-    if (*one != NULL)
-        setvbuf(*one, NULL, _IOFBF, 4096);
+    give_buffer(one, SMALL);
     say("way %u, file %d = %d", way, name, *one != NULL);
 }
 
 const kind stream_kinds[] = {
-    {"fopen", 3, play_fopen, false},
-    {"fwrite", 3, play_fwrite, false},
-    {"fread", 3, play_fread, false},
-    {"fseek", 2, play_fseek, false},
-    {"fileno", 1, play_fileno, false},
-    {"freopen", 1, play_freopen, false},
-    {NULL, 0, NULL, false},
+    {"fopen", 3, play_fopen, ALONE},
+    {"fwrite", 3, play_fwrite, ALONE},
+    {"fread", 3, play_fread, ALONE},
+    {"fseek", 2, play_fseek, ALONE},
+    {"fileno", 1, play_fileno, ALONE},
+    {"freopen", 1, play_freopen, ALONE},
+    {NULL, 0, NULL, ALONE},
 };

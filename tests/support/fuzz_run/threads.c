@@ -304,12 +304,12 @@ static void play_handlers(void)
 }
 
 const kind thread_kinds[] = {
-    {"parts", 2, play_parts, false},
-    {"blocks", 1, play_blocks, false},
-    {"beside", 1, play_beside, false},
-    {"changing", 1, play_changing, false},
-    {"small_stack", 2, play_small_stack, true},
-    {"small_thread", 2, play_small_thread, true},
-    {"handlers", 1, play_handlers, false},
-    {NULL, 0, NULL, false},
+    {"parts", 2, play_parts, ALONE},
+    {"blocks", 1, play_blocks, ALONE},
+    {"beside", 1, play_beside, ALONE},
+    {"changing", 1, play_changing, ALONE},
+    {"small_stack", 2, play_small_stack, SAVES},
+    {"small_thread", 2, play_small_thread, SAVES},
+    {"handlers", 1, play_handlers, ALONE},
+    {NULL, 0, NULL, ALONE},
 };
