@@ -15,6 +15,7 @@ Invariants
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -209,7 +210,7 @@ class Direct:
         return self._store.read(handle, offset, size)
 
     def _write(self, upcall: Upcall) -> bytes:
-        handle, offset, size, flags = kernel.WRITE.unpack_from(upcall.arguments)
+        handle, offset, size, flags, file_flags = kernel.WRITE.unpack_from(upcall.arguments)
         data = upcall.arguments[kernel.WRITE.size :]
         if len(data) != size:
             raise InvalidArgumentError(f"a write of {size} bytes came with {len(data)}")
@@ -217,7 +218,10 @@ class Direct:
             error = MediaError("a fence failed under a write", not_durable=True)
             self._store.media_failed(error)
             raise error
-        end = self._access.appends_at(handle)
+        is_write_back = bool(flags & kernel.WRITE_CACHE)
+        # A page is written back through any handle that is open for writing, whatever its flags.
+        appends = bool(file_flags & os.O_APPEND) and not is_write_back
+        end = self._access.appends_at(handle) if appends else None
         written = self._requests.write_by(
             upcall.pid,
             handle,
@@ -225,7 +229,7 @@ class Direct:
             data,
             done=upcall.done,
             in_steps=end is None,
-            is_write_back=bool(flags & kernel.WRITE_CACHE),
+            is_write_back=is_write_back,
         )
         return kernel.WRITTEN.pack(written)
 

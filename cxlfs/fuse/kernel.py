@@ -46,8 +46,8 @@ OPEN = struct.Struct("=II")
 CREATE = struct.Struct("=IIII")
 """Flags, mode, umask, more flags; the name follows."""
 READ = struct.Struct("=QQI20x")
-WRITE = struct.Struct("=QQII16x")
-"""Handle, offset, size, flags."""
+WRITE = struct.Struct("=QQII8xI4x")
+"""Handle, offset, size, flags, flags of the open file as they are now."""
 WRITE_CACHE = 1 << 0
 """Of its flags: the kernel writes pages back, for nobody who waits for an error."""
 GETXATTR = struct.Struct("=I4x")

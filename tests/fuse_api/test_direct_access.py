@@ -218,7 +218,7 @@ def test_who_appends_does_it_at_the_end_whatever_the_kernel_believes(
     daemon.attributes_seconds(ino)
     appender = daemon.opened(ino, os.O_WRONLY | os.O_APPEND)
     for text in (b"one", b"two"):
-        write = kernel.WRITE.pack(appender, believed, 3, 0) + text
+        write = kernel.WRITE.pack(appender, believed, 3, 0, os.O_WRONLY | os.O_APPEND) + text
         assert daemon.call(Opcode.WRITE, ino, write).error == 0
     assert appender not in daemon.plane.allowed, "each of them is seen"
     daemon.close(appender)
@@ -227,10 +227,29 @@ def test_who_appends_does_it_at_the_end_whatever_the_kernel_believes(
     daemon.close(reader)
 
 
+@pytest.mark.parametrize(
+    ("flags", "file_flags"),
+    [(0, os.O_WRONLY), (kernel.WRITE_CACHE, 0), (kernel.WRITE_CACHE, os.O_WRONLY | os.O_APPEND)],
+)
+def test_only_who_appends_now_does(daemon: Daemon, flags: int, file_flags: int) -> None:
+    """O_APPEND was taken away, or the kernel writes a page back, for which any handle will do."""
+    ino, handle = daemon.create()
+    assert daemon.program(handle).write(0, b"data")
+    daemon.close(handle)
+    daemon.attributes_seconds(ino)
+    appender = daemon.opened(ino, os.O_WRONLY | os.O_APPEND)
+    write = kernel.WRITE.pack(appender, 1, 2, flags, file_flags) + b"xx"
+    assert daemon.call(Opcode.WRITE, ino, write).error == 0
+    daemon.close(appender)
+    reader = daemon.opened(ino, os.O_RDONLY)
+    assert bytes(daemon.store.read(reader, 0, 100)) == b"dxxa"
+    daemon.close(reader)
+
+
 def test_who_appends_to_other_files_is_left_to_the_kernel(daemon: Daemon) -> None:
     ino, handle = daemon.create(flags=os.O_WRONLY | os.O_APPEND)
     for text, offset in ((b"one", 0), (b"two", 1)):
-        write = kernel.WRITE.pack(handle, offset, 3, 0) + text
+        write = kernel.WRITE.pack(handle, offset, 3, 0, os.O_WRONLY | os.O_APPEND) + text
         assert daemon.call(Opcode.WRITE, ino, write).error == 0
     assert daemon.store.get_attributes(ino).size == 4
     daemon.close(handle)

@@ -81,7 +81,8 @@ class Caller:
     def write(self, inode: int, handle: int, offset: int, data: bytes) -> bool:
         """True: no call was needed."""
         upcalls = self.upcalls
-        self.ask(Opcode.WRITE, inode, kernel.WRITE.pack(handle, offset, len(data), 0) + data)
+        write = kernel.WRITE.pack(handle, offset, len(data), 0, os.O_WRONLY)
+        self.ask(Opcode.WRITE, inode, write + data)
         return self.upcalls == upcalls
 
     def end(self, opcode: int, inode: int, handle: int) -> None:

@@ -188,7 +188,7 @@ def test_only_what_the_kernel_writes_back_is_lost(
         caller = Caller(plane)
         inode, handle = caller.create(b"new")
         plane.store.namespace.get(inode).stop_writes()
-        body = kernel.WRITE.pack(handle, 0, 5, flags) + b"abcde"
+        body = kernel.WRITE.pack(handle, 0, 5, flags, os.O_RDWR) + b"abcde"
         with monkeypatch.context() as patch:
             refused = NoSpaceError("for a test")
             patch.setattr(plane.store, "write", lambda *_, **__: _raise(refused))
