@@ -1,7 +1,7 @@
 /* fuzz.h - what the files of the random programs share: the world that all processes of a program see, random draws,
  * descriptors and names, and how results are reported.
  *
- * A program is a seed and a list of steps. Step S of seed N draws from a generator of its own, so that steps can be left
+ * A program is a seed and a list of steps. Step S of seed N draws from a generator of its own, so that some can be left
  * out without changing the others. Each step plays one kind of operation and reports what the calls returned.
  *
  * Invariants

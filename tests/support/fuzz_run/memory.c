@@ -8,20 +8,36 @@
 static __thread sigjmp_buf back;
 static __thread volatile sig_atomic_t expected;
 
-static void handle_fault(int number)
+static void handle_fault(int number, siginfo_t *about, void *context)
 {
+    (void)context;
     if (expected)
         siglongjmp(back, number);
     atomic_fetch_add(&shared->handled, 1);
+    if (about == NULL || about->si_code <= 0)
+        return;                         /* sent by somebody */
     struct sigaction action = {.sa_handler = SIG_DFL};
     sigaction(number, &action, NULL);
 }
 
+static void install(struct sigaction *before)
+{
+    struct sigaction action = {.sa_sigaction = handle_fault, .sa_flags = SA_NODEFER | SA_SIGINFO};
+    sigaction(SIGBUS, &action, &before[0]);
+    sigaction(SIGSEGV, &action, &before[1]);
+}
+
+static void put_back(const struct sigaction *before)
+{
+    sigaction(SIGBUS, &before[0], NULL);
+    sigaction(SIGSEGV, &before[1], NULL);
+}
+
+/* For good: a library may do without what needs them where the program has its own. */
 void install_handlers(void)
 {
-    struct sigaction action = {.sa_handler = handle_fault, .sa_flags = SA_NODEFER};
-    sigaction(SIGBUS, &action, NULL);
-    sigaction(SIGSEGV, &action, NULL);
+    struct sigaction before[2];
+    install(before);
 }
 
 /* Pages that can be read from the beginning on, and the sum of their bytes. */
@@ -29,6 +45,8 @@ static size_t readable(const uint8_t *base, size_t bytes, uint64_t *sum)
 {
     volatile size_t done = 0;
     volatile uint64_t total = 0;
+    struct sigaction before[2];
+    install(before);
     expected = 1;
     if (sigsetjmp(back, 0) == 0)
         for (; done < bytes; done += PAGE) {
@@ -36,19 +54,23 @@ static size_t readable(const uint8_t *base, size_t bytes, uint64_t *sum)
             *sum = total;
         }
     expected = 0;
+    put_back(before);
     return done / PAGE;
 }
 
 /* Bytes of a mapping that can be written to; what is written; true: all of it. */
 static bool store(mapping *one, size_t at, const uint8_t *bytes, size_t length)
 {
-    bool stored = false;
+    volatile bool stored = false;
+    struct sigaction before[2];
+    install(before);
     expected = 1;
     if (sigsetjmp(back, 0) == 0) {
         memcpy(one->base + at, bytes, length);
         stored = true;
     }
     expected = 0;
+    put_back(before);
     return stored;
 }
 
@@ -251,6 +273,7 @@ static void play_chain(void)
     bool raw = below(2);
     pid_t pid = fork();
     if (pid == 0) {
+        install_handlers();
         unsigned before = atomic_load(&shared->handled);
         sigaction(SIGBUS, &action, &earlier);
         if (raw)
