@@ -111,9 +111,10 @@ static void play_aio(void)
         say("none: %ld", answer(-1));
         return;
     }
-    long submitted = answer(syscall(SYS_io_submit, context, 1, list)), result = 0;
-    if (submitted == 1 && syscall(SYS_io_getevents, context, 1, 1, &event, NULL) == 1)
-        result = (long)event.res;
+    long submitted = answer(syscall(SYS_io_submit, context, 1, list)), got = 0;
+    while (submitted == 1 && (got = syscall(SYS_io_getevents, context, 1, 1, &event, NULL)) < 0 && errno == EINTR)
+        ;                                   /* the end of an io_uring interrupts it, without a signal */
+    long result = got == 1 ? (long)event.res : got;
     if (way != 3)
         changed(one->file);
     say("way %u, %zu at %lld = %ld, %ld, sum %llx", way, length, (long long)offset, submitted, result,
