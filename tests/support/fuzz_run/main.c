@@ -287,6 +287,20 @@ static void say_files(void)
     }
 }
 
+/* Until the step is played that comes before; a second process that has died plays none. */
+static void wait_for_turn(int number, pid_t child)
+{
+    int status;
+    for (unsigned looks = 1; atomic_load(&shared->turn) != (unsigned)number; looks++) {
+        sched_yield();
+        if (child > 0 && looks % 1024 == 0 && waitpid(child, &status, WNOHANG) == child &&
+            atomic_load(&shared->turn) != (unsigned)number) {
+            say("the second process died: %d", WIFSIGNALED(status) ? WTERMSIG(status) : -1);
+            _exit(1);
+        }
+    }
+}
+
 /* Two processes play the same program: a step is played by one of them, while the other one waits. */
 static void play_in_turns(void)
 {
@@ -305,8 +319,7 @@ static void play_in_turns(void)
         bool second = number >= fork_at && (mix(seed ^ mix((uint64_t)number)) & 1);
         if (second != (player == 'b'))
             continue;
-        while (atomic_load(&shared->turn) != (unsigned)number)
-            sched_yield();
+        wait_for_turn(number, child);
         begin_step(number);
         play_one();
         int next = number + 1;
@@ -314,12 +327,12 @@ static void play_in_turns(void)
             next++;
         atomic_store(&shared->turn, (unsigned)next);
     }
-    while (atomic_load(&shared->turn) != (unsigned)step_count)
-        sched_yield();
     if (player == 'b') {
+        wait_for_turn(step_count, child);
         end();
         _exit(0);
     }
+    wait_for_turn(step_count, child);
     say("second process = %d", child > 0 ? finish_child(child) : 0);
     end();
 }
