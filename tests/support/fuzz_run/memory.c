@@ -273,7 +273,6 @@ static void play_chain(void)
     bool raw = below(2);
     pid_t pid = fork();
     if (pid == 0) {
-        install_handlers();
         unsigned before = atomic_load(&shared->handled);
         sigaction(SIGBUS, &action, &earlier);
         if (raw)
