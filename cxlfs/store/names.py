@@ -37,6 +37,7 @@ from cxlfs.format.operations import (
     encode,
 )
 from cxlfs.native.maps import FileMap
+from cxlfs.store.held import last_of
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_names import TakenName
 from cxlfs.store.past_rows import Death
@@ -292,7 +293,7 @@ class Names:
             self._give_room_back(inode)
             return inode
         kept = self._dying(directory, name, inode)
-        ops = [] if kept else _last_of(inode)
+        ops = [] if kept else last_of(inode)
         ops += [UnlinkOperation(parent, name), *kept, self._touched(directory, now)]
         if inode.links > 1:
             ops.append(inode.operation(ctime_ns=now))
@@ -454,7 +455,7 @@ class Names:
         if not inode.uncommitted:
             ops.append(UnlinkOperation(source_directory.ino, name))
         if target is not None and not target.uncommitted:
-            ops += [] if kept else _last_of(target)
+            ops += [] if kept else last_of(target)
             ops += [UnlinkOperation(target_directory.ino, new_name), *kept]
             if target.links > 1:
                 ops.append(target.operation(ctime_ns=now))
@@ -550,14 +551,6 @@ class Names:
         transition.stored()
         for moved in (inode, target):
             self.versions.units.linked(moved)
-
-
-def _last_of(inode: Inode) -> list[Operation]:
-    """What comes before the end of a name. With the last one the version that is held dies too, and
-    history has both.
-    """
-    is_last = inode.links == 1 and inode.held is not None
-    return [AsideDropOperation(inode.ino)] if is_last else []
 
 
 def root_attributes(uid: int, gid: int, now: int) -> Inode:

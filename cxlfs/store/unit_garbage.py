@@ -10,9 +10,11 @@ Invariants
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING
 
-from cxlfs.format.operations import AsideDropOperation, Operation, UnlinkOperation
+from cxlfs.format.operations import Operation, UnlinkOperation
+from cxlfs.store.held import last_of
 from cxlfs.store.past_rows import Death
 
 if TYPE_CHECKING:
@@ -77,14 +79,14 @@ class Garbage:
 
     def _remove(self, names: list[Name]) -> None:
         ops: list[Operation] = []
+        left: collections.Counter[int] = collections.Counter()
         for parent, name, inode in names:
             if inode.uncommitted:
                 self._namespace.unlink(parent, name)
                 self._namespace.reap(inode.ino)
                 continue
-            if inode.links == 1 and inode.held is not None:
-                ops.append(AsideDropOperation(inode.ino))
-            ops.append(UnlinkOperation(parent, name))
+            ops += [*last_of(inode, left[inode.ino]), UnlinkOperation(parent, name)]
+            left[inode.ino] += 1
         if not ops:
             return
         lsn, time_ns = self._volume.commit(ops, durable=False)

@@ -162,8 +162,8 @@ class Policies:
         return None
 
     def rule_beside(self, parent: Inode, name: bytes) -> Rule | None:
-        """The rule by which a directory in ``parent`` is finished that has the same name but for
-        its numbers. One of the last SIBLINGS_MAX names.
+        """The rule by which another directory in ``parent`` is finished that has the same name but
+        for its numbers. One of the last SIBLINGS_MAX names.
         """
         if self.mode is UnitsMode.OFF or self.is_arriving(parent):
             return None

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from cxlfs.format import layout
 from cxlfs.format.operations import (
+    AsideDropOperation,
     LinkOperation,
     Operation,
     UnlinkOperation,
@@ -28,6 +29,7 @@ from cxlfs.format.operations import (
 )
 from cxlfs.store import unit_record
 from cxlfs.store.commit_numbers import COMMIT_XATTR, commit_operation
+from cxlfs.store.held import last_of
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_names import TakenName
 from cxlfs.store.past_rows import Death
@@ -273,8 +275,11 @@ class _WayBack:
         if inode.uncommitted:
             self._namespace.unlink(parent, name)
             self._namespace.reap(inode.ino)
-        else:
-            self._say([UnlinkOperation(parent, name)])
+            return
+        if inode.held is not None:
+            self._settle(inode.ino)  # whether it is the last name counts
+            self._unsettled.add(inode.ino)
+        self._say([*last_of(inode), UnlinkOperation(parent, name)])
 
     def _remove_directory(self, directory: Inode) -> None:
         """One that was made, if nothing stays in it."""
@@ -378,18 +383,19 @@ class _WayBack:
 
     def _put_outside(self) -> None:
         """What came from elsewhere goes there: under its name or, if that is taken and it has no
-        other one, under one like it.
+        other one, under one like it. If the directory is gone, that is the one above the unit.
         """
         for kept in list(self._kept.names()):
             self._settle(kept.inode.ino)
+            is_top = kept.inode.ino == self._record.ino
             target = self._target(kept.parent)
-            if target is None or self._kept.is_inside(kept.parent):
+            if self._kept.is_inside(kept.parent) or (is_top and target is None):
                 continue
             if kept.inode.ino in self._instead or not _is_itself(kept.inode):
                 continue
             if self._is_homeless(kept):
-                self._put_free(kept, target.ino)
-            elif self._has_lost_one_of_its_names(kept, target):
+                self._put_free(kept, self._above if target is None else target.ino)
+            elif target is not None and self._has_lost_one_of_its_names(kept, target):
                 self._put(kept, target.ino, kept.name)
 
     def _has_lost_one_of_its_names(self, kept: KeptName, target: Inode) -> bool:
@@ -400,14 +406,9 @@ class _WayBack:
         return kept.name not in (target.entries or {})
 
     def _put_lost(self) -> None:
-        """What came from a directory that is gone goes to the one above the unit; so does what has
-        no other name than the one that it was given.
+        """What has no other name than the one that it was given goes to the directory above the
+        unit.
         """
-        for kept in list(self._kept.names()):
-            self._settle(kept.inode.ino)
-            inside = self._kept.is_inside(kept.parent) or kept.inode.ino == self._record.ino
-            if self._is_homeless(kept) and not inside and self._target(kept.parent) is None:
-                self._put_free(kept, self._above)
         for given in self._kept.given():
             inode, name = given.inode, given.name
             means = self._entries(given.parent).get(name) == inode.ino
@@ -540,7 +541,9 @@ class _WayBack:
         linked = {op.ino for op in ops if isinstance(op, LinkOperation)}
         removed = {ino for ino in linked if namespace.get(ino).is_removed}
         for number, op in enumerate(ops):
-            if isinstance(op, UnlinkOperation):
+            if isinstance(op, AsideDropOperation):
+                self._returns.versions.end_aside(namespace.get(op.ino), (lsn, number), time_ns)
+            elif isinstance(op, UnlinkOperation):
                 inode = namespace.unlink(op.parent, op.name)
                 since = namespace.named_since(inode)
                 taken.append(TakenName(op.parent, op.name, inode, since, number))

@@ -363,7 +363,9 @@ class Units(ChangesInUnits):
             unit.marked = unit_markers.is_marker_of(unit, inode)
 
     def _member_of(self, inode: Inode) -> OpenUnit | None:
-        """The unit that a file lies in and belongs to."""
+        """The unit that a file lies in and belongs to. One without a name is a part of nothing."""
+        if inode.links == inode.kept_links:  # not by is_removed: it is asked at every change
+            return None
         unit = self.places.unit_of(inode)
         return unit if unit is not None and self.belongs(unit, inode) else None
 

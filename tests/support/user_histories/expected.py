@@ -55,6 +55,10 @@ class Expected:
                 self.anywhere.add(content)
         for path, allowed in each.goes_back(now).items():
             self.either[*top, *path] = self.either.get((*top, *path), set()) | allowed
+        for path, content in each.lost_their_directory():
+            self.anywhere.add(content)
+            if not each.is_murky and each.belongs(each.before_files[path], path[-1]):
+                self.must.add(frozenset({content}))
         self._other_names(each, root, view, top)
         for child, place in each.moved.items():
             self._moved_out(each, child, place, root, view)

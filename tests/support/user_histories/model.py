@@ -66,6 +66,13 @@ class Directory:
             else:
                 yield from child.below((*above, name))
 
+    def directories(self) -> Iterator[Directory]:
+        """Itself, and every one below."""
+        yield self
+        for child in self.entries.values():
+            if isinstance(child, Directory):
+                yield from child.directories()
+
     def is_in(self, top: Directory) -> bool:
         """True if the directory is ``top`` or lies below it."""
         here: Directory | None = self
@@ -98,6 +105,6 @@ def frame(data: bytes) -> bytes:
 
 
 def is_torn(content: bytes) -> bool:
-    """True if a framed content is shorter than it says, or is empty."""
+    """True if a framed content is shorter than it says, or has not all of its size."""
     size, bar, data = content.partition(b"|")
-    return not content or bool(bar and size.isdigit() and len(data) < int(size))
+    return not content or (size.isdigit() and (not bar or len(data) < int(size)))

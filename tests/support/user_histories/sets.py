@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import fnmatch
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from cxlfs.store.unit_rules import TABLE as RULES
 from cxlfs.store.unit_rules import (
@@ -273,11 +273,15 @@ class ChangeSet:
         for path, was in self.before_files.items():
             if was.held is not None and path in found:
                 found[path].add(was.held)  # once it is there again, its torn overwrite is judged
+            if was in self.changed_by_others and len(found.get(path, ())) > 1:
+                found[path].add(was.committed)  # it may come back under an earlier name
         return found
 
     def _is_open(self, path: Path, file: File | None) -> bool:
         """Nothing is promised of this name, but that no content is lost."""
         was = self.before_files.get(path)
+        if path in dict(self.lost_their_directory()):
+            return True
         if any(path[: len(above)] == above for above in self.removed_of_others):
             return True
         if path in self.loose or any(e is not None and e.is_linked for e in (file, was)):
@@ -293,6 +297,12 @@ class ChangeSet:
         own = file is None or (file.uid == self.uid and file not in self.apart)
         new = self.is_new and file is not None and file.uid == self.uid
         return path in self.foreign and (own or new)
+
+    def lost_their_directory(self) -> Iterator[tuple[Path, bytes]]:
+        """What was in directories that do not come back, and comes back elsewhere."""
+        for path, content in self.before.items():
+            if any(path[: len(above)] == above for above in self.removed_of_others):
+                yield path, content
 
     def is_below_others(self, path: Path) -> bool:
         """It lies in a directory of another user, there."""

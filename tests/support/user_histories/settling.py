@@ -62,6 +62,8 @@ class Settles:
         self.meant: dict[Path, set[File]] = {}
         self.meant_in: dict[tuple[int, bytes], set[File]] = {}
         """The same, by the number of the directory: it may have had another name."""
+        self.directories_at: dict[Path, set[int]] = {}
+        """Numbers of the directories that had each path."""
         self.pictures: dict[int, Picture] = {}
         self.contents: dict[int, dict[File, bytes]] = {}
         self.attach(Store.open(self.media, OPTIONS))
@@ -113,6 +115,8 @@ class Settles:
                     self.ever_committed.discard(file.committed)
                 else:
                     self.ever_committed.add(file.committed)
+        for directory in self.root.directories():
+            self.directories_at.setdefault(directory.path, set()).add(directory.ino)
         known = self.seen.values()
         self.contents[lsn] = {file: file.committed for file in known if file.committed is not None}
 
@@ -242,11 +246,14 @@ class Settles:
         """What another user has removed does not come back."""
         self.losing(directory, name)
         found, file = self.set_of(directory), directory.entries[name]
-        if found is not None and found.uid != self.present.uid:
+        if found is None or not isinstance(file, File):
+            return
+        is_others = found.uid != self.present.uid
+        is_last = len(list(self.names_of(file))) == 1
+        if is_last and (is_others or not found.belongs(file, name)):
+            found.given.pop(file, None)  # it is no change of the set: removed for good
+        if is_others:
             path = found.path_of(directory, name)
-            is_last = isinstance(file, File) and len(list(self.names_of(file))) == 1
-            if is_last and file.uid != found.uid:
-                found.given.pop(file, None)  # its owner, or who may, has removed it for good
             if file is found.before_files.get(path):
                 found.before.pop(path, None)
                 found.foreign.discard(path)
@@ -323,6 +330,14 @@ class Settles:
         if found.belongs(file, name):
             found.changed = self.now
             found.seen(above, name, file)
+
+    def published_by_kill(self, file: File) -> None:
+        """What a killed writer had begun is there, unfinished: a change as any other."""
+        for above, name in self.names_of(file):
+            found = self.set_of(above)
+            if found is not None and found.belongs(file, name):
+                found.changed = self.now
+                found.writers.add(self.present)
 
     def published_without_name(self, file: File) -> None:
         """With it comes back what never belonged to the set that its name was taken in."""

@@ -225,7 +225,7 @@ class World(Settles):
         """At the end."""
         file = handle.file
         self.begin(handle.process, f"write {handle.name.decode()}, {len(data)} bytes")
-        if not file.is_log:
+        if not (file.is_log or file.is_dirty):  # else the change goes on, and its end is one
             self._changing(handle)
         try:
             self.store.write(handle.number, len(file.live), data)
@@ -268,6 +268,7 @@ class World(Settles):
                 file.held = None
             else:
                 file.committed = file.live
+                self.published_by_kill(file)
             file.is_dirty = file.is_emptied = False
             for above, name in self.names_of(file):
                 self.spoil(above, name, file)
