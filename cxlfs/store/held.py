@@ -29,7 +29,6 @@ from cxlfs.format.operations import (
 
 if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
-    from cxlfs.store.namespace import Inode
 
 HELD_XATTR: Final = XATTR_HIDDEN_PREFIX + b"held"
 """On a file: what is kept aside is the version before. The value: see ``_VALUE``."""
@@ -91,12 +90,11 @@ def drop_operations(ino: int, held: Held | None) -> list[Operation]:
     return ops
 
 
-def last_of(inode: Inode, ended: int = 0) -> list[Operation]:
-    """What comes before the end of a name. With the last one the version that is held dies too, and
-    history has both. ``ended``: so many names the record has ended already.
+def last_of(ino: int, links: int, held: Held | None) -> list[Operation]:
+    """What comes before the end of one of ``links`` names. With the last one the version that is
+    held dies too, and history has both.
     """
-    is_last = inode.links - ended == 1 and inode.held is not None
-    return [AsideDropOperation(inode.ino)] if is_last else []
+    return [AsideDropOperation(ino)] if links == 1 and held is not None else []
 
 
 def undecided_operation(ino: int, held: Held) -> Operation:

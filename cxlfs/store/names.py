@@ -293,7 +293,7 @@ class Names:
             self._give_room_back(inode)
             return inode
         kept = self._dying(directory, name, inode)
-        ops = [] if kept else last_of(inode)
+        ops = [] if kept else last_of(inode.ino, inode.links, inode.held)
         ops += [UnlinkOperation(parent, name), *kept, self._touched(directory, now)]
         if inode.links > 1:
             ops.append(inode.operation(ctime_ns=now))
@@ -455,7 +455,7 @@ class Names:
         if not inode.uncommitted:
             ops.append(UnlinkOperation(source_directory.ino, name))
         if target is not None and not target.uncommitted:
-            ops += [] if kept else last_of(target)
+            ops += [] if kept else last_of(target.ino, target.links, target.held)
             ops += [UnlinkOperation(target_directory.ino, new_name), *kept]
             if target.links > 1:
                 ops.append(target.operation(ctime_ns=now))

@@ -79,14 +79,15 @@ class Garbage:
 
     def _remove(self, names: list[Name]) -> None:
         ops: list[Operation] = []
-        left: collections.Counter[int] = collections.Counter()
+        ended: collections.Counter[int] = collections.Counter()
         for parent, name, inode in names:
             if inode.uncommitted:
                 self._namespace.unlink(parent, name)
                 self._namespace.reap(inode.ino)
                 continue
-            ops += [*last_of(inode, left[inode.ino]), UnlinkOperation(parent, name)]
-            left[inode.ino] += 1
+            links = inode.links - ended[inode.ino]
+            ops += [*last_of(inode.ino, links, inode.held), UnlinkOperation(parent, name)]
+            ended[inode.ino] += 1
         if not ops:
             return
         lsn, time_ns = self._volume.commit(ops, durable=False)

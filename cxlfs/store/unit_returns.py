@@ -279,7 +279,8 @@ class _WayBack:
         if inode.held is not None:
             self._settle(inode.ino)  # whether it is the last name counts
             self._unsettled.add(inode.ino)
-        self._say([*last_of(inode), UnlinkOperation(parent, name)])
+        last = last_of(inode.ino, inode.links, inode.held)
+        self._say([*last, UnlinkOperation(parent, name)])
 
     def _remove_directory(self, directory: Inode) -> None:
         """One that was made, if nothing stays in it."""

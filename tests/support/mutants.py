@@ -135,6 +135,7 @@ from tests.support import (  # noqa: E402 - they register, and need what stands 
     mutants_of_overwrites,  # noqa: F401
     mutants_of_past,  # noqa: F401
     mutants_of_recovery,  # noqa: F401
+    mutants_of_rollbacks,  # noqa: F401
     mutants_of_rollover,  # noqa: F401
     mutants_of_units,  # noqa: F401
     mutants_of_writing,  # noqa: F401

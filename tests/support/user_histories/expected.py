@@ -55,13 +55,23 @@ class Expected:
                 self.anywhere.add(content)
         for path, allowed in each.goes_back(now).items():
             self.either[*top, *path] = self.either.get((*top, *path), set()) | allowed
+        self._other_names(each, root, view, top)
+        for child, place in each.moved.items():
+            self._moved_out(each, child, place, root, view)
+        self._directories(each, view)
+
+    def _directories(self, each: ChangeSet, view: Picture) -> None:
+        """Those that left it come back, with what is in them. What was in some that do not come
+        back is elsewhere.
+        """
+        for directory in each.went:
+            below = (directory.path + path for path, _ in directory.below())
+            self.open_below.append(directory.path)
+            self.anywhere |= {view[path] for path in below if path in view}
         for path, content in each.lost_their_directory():
             self.anywhere.add(content)
             if not each.is_murky and each.belongs(each.before_files[path], path[-1]):
                 self.must.add(frozenset({content}))
-        self._other_names(each, root, view, top)
-        for child, place in each.moved.items():
-            self._moved_out(each, child, place, root, view)
 
     def _other_names(self, each: ChangeSet, root: Directory, view: Picture, top: Path) -> None:
         """A link outside sees the file as it is, or as it was."""
@@ -82,14 +92,16 @@ class Expected:
             if isinstance(child, File):
                 places |= {path for path, file in root.below() if file is child}
             for rest, contents in given.contents.items():
-                allowed = contents | each.before_of(child)
+                file = child if isinstance(child, File) else child.find(rest)
+                allowed = contents | (each.before_of(file) if isinstance(file, File) else set())
                 for place in places:
                     path = (*place, *rest)
                     before = each.before.get(path[len(each.top.path) :])
                     have = self.either.get(path, {self.files.get(path)})
                     self.either[path] = have | allowed | {None, before}
                 self.anywhere |= allowed
-                if not each.is_murky:
+                was_made = file is not child and isinstance(file, File) and file not in each.arrived
+                if not (each.is_murky or was_made):
                     self.must.add(frozenset(allowed))
 
     def _moved_out(

@@ -23,6 +23,10 @@ class File:
     uid: int
     live: bytes = b""
     committed: bytes | None = None
+    made: int = 0
+    """The moment at which it was created."""
+    publishers: set[Hashable] = dataclasses.field(default_factory=set)
+    """Who has published it outside of sets."""
     born: int = 0
     """The moment at which its content was published last."""
     is_dirty: bool = False

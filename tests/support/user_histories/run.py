@@ -42,9 +42,11 @@ class Plan:
     seed: int
     kinds: list[tuple[str, int, bytes]]
     entries: list[Entry]
+    crosses: bool = False
+    """Names cross the border of a saver's directory."""
 
 
-def plan(seed: int) -> Plan:
+def plan(seed: int, *, crosses: bool = False) -> Plan:
     rng = random.Random(f"history {seed}")
     kinds: list[tuple[str, int, bytes]] = []
     entries: list[Entry] = []
@@ -63,7 +65,7 @@ def plan(seed: int) -> Plan:
             if rng.random() < 0.03:
                 entries.append(("wait", rng.choice([1, 11, 31]), ""))
         entries += _end_of_phase(rng, here)
-    return Plan(seed, kinds, entries)
+    return Plan(seed, kinds, entries, crosses)
 
 
 def _end_of_phase(rng: random.Random, here: range) -> list[Entry]:
@@ -84,7 +86,7 @@ class Run:
     """A history on its way."""
 
     def __init__(self, plan: Plan) -> None:
-        self.world = World()
+        self.world = World(crosses=plan.crosses)
         self.plan = plan
         self.running: dict[int, tuple[Process, programs.Program]] = {}
         self.over: set[int] = set()
@@ -260,9 +262,9 @@ def shortest(plan: Plan) -> Plan:
     return plan
 
 
-def report(seed: int) -> str | None:
+def report(seed: int, *, crosses: bool = False) -> str | None:
     """None: the history of this seed breaks nothing."""
-    drawn = plan(seed)
+    drawn = plan(seed, crosses=crosses)
     if problem_of(drawn) is None:
         return None
     found = problem_of(shortest(drawn))
@@ -274,10 +276,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", nargs="*", type=int)
     parser.add_argument("--count", type=int, default=0)
+    parser.add_argument("--crosses", action="store_true")
     chosen = parser.parse_args(arguments)
     failed = 0
     for seed in [*chosen.seeds, *range(chosen.count)]:
-        found = report(seed)
+        found = report(seed, crosses=chosen.crosses)
         if found is not None:
             failed += 1
             print(found, flush=True)

@@ -138,6 +138,10 @@ class ChangeSet:
     """Directories of other users, which do not come back, nor what was below."""
     moved: dict[File | Directory, tuple[Directory, bytes]] = dataclasses.field(default_factory=dict)
     given: dict[File | Directory, Given] = dataclasses.field(default_factory=dict)
+    arrived: dict[File, set[bytes]] = dataclasses.field(default_factory=dict)
+    """Contents of files when they, or a directory above them, came into the set."""
+    went: set[Directory] = dataclasses.field(default_factory=set)
+    """Directories that were moved out: they come back, with what is in them."""
     lost: dict[Path, set[bytes]] = dataclasses.field(default_factory=dict)
     """Contents that others and logs had when their names were taken: with them they come back."""
     place: tuple[Directory, bytes] | None = None
@@ -165,6 +169,9 @@ class ChangeSet:
         found.homes.append(home)
         found.names.append(name)
         found.note(child)
+        for _, file in [((), child)] if isinstance(child, File) else child.below():
+            if file.committed is not None:
+                self.arrived.setdefault(file, {file.committed})
 
     def has_old(self, child: File | Directory) -> bool:
         """It was there when the set began, or comes from elsewhere."""
@@ -176,10 +183,11 @@ class ChangeSet:
             return True
         return all(file is not child for _, file in self.top.below())
 
-    def before_of(self, child: File | Directory) -> set[bytes]:
-        """The contents of a file when the set began."""
+    def before_of(self, child: File) -> set[bytes]:
+        """The contents of a file when the set began, or it came."""
         paths = [path for path, file in self.before_files.items() if file is child]
-        return {self.before[path] for path in paths if path in self.before}
+        was = {self.before[path] for path in paths if path in self.before}
+        return was | self.arrived.get(child, set())
 
     def losing(self, path: Path, file: File) -> None:
         """A name is taken: what others wrote into the file, and a log, come back with all."""
@@ -297,6 +305,20 @@ class ChangeSet:
         own = file is None or (file.uid == self.uid and file not in self.apart)
         new = self.is_new and file is not None and file.uid == self.uid
         return path in self.foreign and (own or new)
+
+    def others_of(self, root: Directory) -> Iterator[Path]:
+        """Of a set of which nothing is promised: what else is open then. Other names of its files,
+        what came into it, and directories that left it.
+        """
+        files = {*self.before_files.values(), *self.published}
+        files |= {file for _, file in self.top.below()}
+        for path, file in root.below():
+            if file in files and file.is_linked:
+                yield path
+        for given in self.given.values():
+            yield from ((*above.path, name) for above, name in (*given.homes, *given.names))
+        yield from ((*above.path, name) for above, name in self.moved.values())
+        yield from (directory.path for directory in self.went)
 
     def lost_their_directory(self) -> Iterator[tuple[Path, bytes]]:
         """What was in directories that do not come back, and comes back elsewhere."""

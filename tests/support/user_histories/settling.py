@@ -267,7 +267,7 @@ class Settles:
         for each in list(self.sets):
             if each.top is not directory or each.place is not None:
                 continue
-            is_over = each.is_new or each.uid != self.present.uid
+            is_over = (each.is_new and not each.given) or each.uid != self.present.uid
             if directory.parent is None or (is_over and not each.is_murky):
                 self.sets.remove(each)
                 continue
@@ -288,22 +288,53 @@ class Settles:
         for each in list(self.sets):
             if each.top is child or each.place == (above, name):
                 self._finish(each)
+        if into is not None and into is not out_of and self._is_of_the_save(into, child):
+            into = None
         if into is not None:
             into.give(child, (old_above, old_name), (above, name))
         if into is out_of and isinstance(child, File):
             return
-        if into is not None and into is not out_of:
-            into.moved[child] = old_above, old_name
+        if into is not out_of:
+            self._crossing(child, (old_above, old_name), into, out_of)
         for each, at in ((out_of, (old_above, old_name)), (into, (above, name))):
             if each is not None and {self.present.uid, child.uid} != {each.uid}:
                 each.loose |= paths_of(each.path_of(*at), child)
+
+    def _crossing(
+        self,
+        child: File | Directory,
+        home: tuple[Directory, bytes],
+        into: ChangeSet | None,
+        out_of: ChangeSet | None,
+    ) -> None:
+        if out_of is not None and isinstance(child, Directory):
+            out_of.went.add(child)
+            if into is not None:  # which of them has it in the end is not promised
+                out_of.is_murky = into.is_murky = True
+        if into is not None:
+            into.moved[child] = home
+
+    def note_publisher(self, file: File, names: list[tuple[Directory, bytes]]) -> None:
+        found = [(self.set_of(above), name) for above, name in names]
+        if not any(each is not None and each.belongs(file, name) for each, name in found):
+            file.publishers.add(self.present)
+
+    def _is_of_the_save(self, into: ChangeSet, child: File | Directory) -> bool:
+        """A file that one of its writers has made elsewhere since it began: it goes with it."""
+        if isinstance(child, Directory) or child in into.given or into.is_murky:
+            return False
+        if child.made <= into.began:
+            return False
+        return len(child.publishers) == 1 and child.publishers <= into.writers
 
     def linking(self, file: File, old: bytes, above: Directory, name: bytes) -> None:
         """A file gets one more name."""
         into = self.set_of(above)
         *names, old_name = filter(None, old.split(b"/"))
         old_above = self.root.find(tuple(names))
-        if into is not None and isinstance(old_above, Directory):
+        if into is None or self._is_of_the_save(into, file):
+            return
+        if isinstance(old_above, Directory):
             into.give(file, (old_above, old_name), (above, name))
 
     def named(self, above: Directory, name: bytes, child: File | Directory) -> None:
@@ -405,14 +436,8 @@ class Settles:
         open_below: list[Path] = []
         for each in list(self.sets):
             outcome = self._outcome(each, closing=closing)
-            if each.is_murky and not (closing or crashed):
-                open_below.append(each.top.path)
-                if self.now - each.changed > MURKY_SECONDS:
-                    self._finish(each)
-            elif each.is_murky:
-                open_below.append(each.top.path)
-                self.sets.remove(each)
-                back.append(each)
+            if each.is_murky:
+                open_below += self._over_murky(each, back, is_over=closing or crashed)
             elif outcome is Outcome.BACK or crashed:
                 self.sets.remove(each)
                 back.append(each)
@@ -433,13 +458,24 @@ class Settles:
             top = each.top.path
             below = {c for path, c in view.items() if path[: len(top)] == top}
             self.ever_committed -= below | each.contents
-            expected.anywhere |= below
+            expected.anywhere |= below | each.contents
         born = {content for each in back for content in each.contents}
         expected.anywhere |= expected.somewhere
         expected.somewhere -= born
         expected.committed -= born
         expected.open_below += [path for path, file in self.root.below() if file.is_wild]
         return expected
+
+    def _over_murky(
+        self, each: ChangeSet, back: list[ChangeSet], *, is_over: bool
+    ) -> Iterator[Path]:
+        """Where nothing is promised on its account."""
+        yield from (each.top.path, *each.others_of(self.root))
+        if is_over:
+            self.sets.remove(each)
+            back.append(each)
+        elif self.now - each.changed > MURKY_SECONDS:
+            self._finish(each)
 
     def _view(self, *, closing: bool, crashed: bool) -> Picture:
         if crashed:

@@ -18,14 +18,6 @@ from tests.support.user_histories.model import Directory, File, is_torn
 from tests.support.user_histories.settling import Process, Settles
 
 
-def _require_same_side(path: bytes, new: bytes) -> None:
-    """Names move within a saver's directory, or outside of any. What crosses the border goes home
-    when the set goes back, which this model does not follow: see tests/store/test_unit_moves.py.
-    """
-    if _saver_of(path) != _saver_of(new):
-        raise Refused(new)
-
-
 def _saver_of(path: bytes) -> bytes:
     """The directory of a saver that a path leads into; empty: none."""
     parts = path.split(b"/")
@@ -49,9 +41,15 @@ class Handle:
 class World(Settles):
     """Verbs over paths like ``run/checkpoint-1/shard-0``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, crosses: bool = False) -> None:
+        """``crosses``: names move into savers' directories, out of them and from one to another."""
         super().__init__()
+        self.crosses = crosses
         self.handles: list[Handle] = []
+
+    def _require_way(self, path: bytes, new: bytes) -> None:
+        if not self.crosses and _saver_of(path) != _saver_of(new):
+            raise Refused(new)
 
     # --- finding --------------------------------------------------------------------------------
 
@@ -116,7 +114,7 @@ class World(Settles):
         self.end()
 
     def link(self, process: Process, path: bytes, new: bytes) -> None:
-        _require_same_side(path, new)
+        self._require_way(path, new)
         _, _, file = self._file(path)
         above, name = self._split(new)
         if name in above.entries or file.is_dirty:
@@ -124,14 +122,14 @@ class World(Settles):
         self.begin(process, f"link {path.decode()} {new.decode()}")
         self.changing(above, name)
         self.store.link(file.ino, above.ino, name)
+        self.linking(file, path, above, name)
         above.put(name, file)
         file.is_linked = True
-        self.linking(file, path, above, name)
         self.named(above, name, file)
         self.end()
 
     def rename(self, process: Process, path: bytes, new: bytes, *, exchange: bool = False) -> None:
-        _require_same_side(path, new)
+        self._require_way(path, new)
         old_above, old_name, child = self._child(path)
         above, name = self._split(new)
         other = above.entries.get(name)
@@ -183,6 +181,7 @@ class World(Settles):
         made, number = self.store.create(above.ino, name, 0o666, process.uid, process.uid, flags)
         self.store.write(number, 0, data)
         file = File(made.ino, process.uid, data, is_dirty=True, is_log=appends, handles=1)
+        file.made = self.moment
         above.put(name, file)
         if appends:
             self.set_apart(above, file)
@@ -286,6 +285,7 @@ class World(Settles):
         file.committed, file.born = file.live, self.moment
         file.is_dirty = file.is_emptied = False
         names = list(self.names_of(file))
+        self.note_publisher(file, names)
         for above, name in names:
             self.published(above, name, file)
         if not names:
