@@ -84,8 +84,10 @@ class Expected:
             if file in was:
                 self.either[path] = self.either.get(path, {view[path]}) | {was[file]}
 
-    def give_back(self, each: ChangeSet, root: Directory) -> None:
-        """What got a name in a set has the one again that it had, or keeps what it got."""
+    def give_back(self, each: ChangeSet, root: Directory, born: set[bytes]) -> None:
+        """What got a name in a set has the one again that it had, or keeps what it got; but for
+        what was ``born`` in another one that may go back, too.
+        """
         for child, given in each.given.items():
             given.note(child)
             places = {(*above.path, name) for above, name in (*given.homes, *given.names)}
@@ -101,7 +103,7 @@ class Expected:
                     self.either[path] = have | allowed | {None, before}
                 self.anywhere |= allowed
                 was_made = file is not child and isinstance(file, File) and file not in each.arrived
-                if not (each.is_murky or was_made):
+                if not (each.is_murky or was_made or allowed & born):
                     self.must.add(frozenset(allowed))
 
     def _moved_out(

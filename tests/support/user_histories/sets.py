@@ -173,6 +173,13 @@ class ChangeSet:
             if file.committed is not None:
                 self.arrived.setdefault(file, {file.committed})
 
+    def not_given(self, file: File, directory: Directory, name: bytes) -> None:
+        """It need not have a name, by itself or in a directory that came."""
+        self.given.pop(file, None)
+        for child, given in self.given.items():
+            if isinstance(child, Directory) and directory.is_in(child):
+                given.contents.pop((*directory.path[len(child.path) :], name), None)
+
     def has_old(self, child: File | Directory) -> bool:
         """It was there when the set began, or comes from elsewhere."""
         if child in self.given:

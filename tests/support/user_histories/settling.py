@@ -251,7 +251,7 @@ class Settles:
         is_others = found.uid != self.present.uid
         is_last = len(list(self.names_of(file))) == 1
         if is_last and (is_others or not found.belongs(file, name)):
-            found.given.pop(file, None)  # it is no change of the set: removed for good
+            found.not_given(file, directory, name)  # it is no change of the set: removed for good
         if is_others:
             path = found.path_of(directory, name)
             if file is found.before_files.get(path):
@@ -453,7 +453,8 @@ class Settles:
             self.trace.append(f"  to go back: {b'/'.join(each.top.path).decode()}")
             expected.go_back(each, self.root, view)
         for each in back:
-            expected.give_back(each, self.root)
+            others = [other.contents for other in {*back, *murky} - {each}]
+            expected.give_back(each, self.root, set().union(*others))
         for each in murky:
             top = each.top.path
             below = {c for path, c in view.items() if path[: len(top)] == top}
