@@ -252,12 +252,48 @@ class NoDaemonError(MountError):
 
 
 class NoCheckpointError(CxlfsError):
-    """The directory holds no checkpoint at all, or is not there: a first start."""
+    """The directory is there, answers, and holds no checkpoint at all: a first start."""
 
     errno = _errno.ENOENT
     exit_code = 22
     id = "no-checkpoint"
     default_next_step = "start from the beginning, or name the directory that checkpoints are in"
+
+
+class DirectoryAbsentError(CxlfsError):
+    """The directory of checkpoints is not there: a wrong path, or its store is not mounted."""
+
+    errno = _errno.ENOENT
+    exit_code = 32
+    id = "directory-absent"
+    default_next_step = "mount the store, name the right directory, or make it for a first start"
+
+
+class DirectoryUnreachableError(CxlfsError):
+    """The directory of checkpoints cannot be looked into: its mount is dead or does not answer."""
+
+    errno = _errno.ENOTCONN
+    exit_code = 33
+    id = "directory-unreachable"
+    default_next_step = "mount it again, or run the command as who may look into it"
+
+
+class NoDirectoryError(CxlfsError):
+    """What should hold checkpoints is not a directory."""
+
+    errno = _errno.ENOTDIR
+    exit_code = 34
+    id = "no-directory"
+    default_next_step = "name the directory that checkpoints are in"
+
+
+class NotMountedError(CxlfsError):
+    """The directory holds no checkpoint and is on no cxlfs mount, where one was expected."""
+
+    errno = _errno.ENODEV
+    exit_code = 36
+    id = "not-on-a-mount"
+    default_next_step = "mount the store; --plain says that the directory is meant to be on none"
 
 
 class NoGoodCheckpointError(CxlfsError):
@@ -266,6 +302,14 @@ class NoGoodCheckpointError(CxlfsError):
     exit_code = 23
     id = "no-good-checkpoint"
     default_next_step = "look at them (cxlfs list), restore an older one, or start anew on purpose"
+
+
+class UnknownCheckpointError(NoGoodCheckpointError):
+    """No checkpoint is known to be good, and there is one that could not be judged."""
+
+    exit_code = 35
+    id = "unknown-checkpoint"
+    default_next_step = "look at what is said of it, and load it with its own library"
 
 
 class SuspectCheckpointError(CxlfsError):

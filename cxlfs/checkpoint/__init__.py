@@ -9,7 +9,8 @@ unpickled, imported or run, no framework is needed, and nothing is changed but b
 from __future__ import annotations
 
 from cxlfs.checkpoint.below import TidyBelow
-from cxlfs.checkpoint.catalogue import Entry, catalogue, good, with_step
+from cxlfs.checkpoint.catalogue import By, Entry, catalogue, good, newer_by, with_step
+from cxlfs.checkpoint.directory import nothing_in, require_directory
 from cxlfs.checkpoint.inspection import inspect, recognise
 from cxlfs.checkpoint.model import Checkpoint, File, Level, State, Tensor
 from cxlfs.checkpoint.suspects import FAILED_RESUMES_MAX, Suspect, failed_resumes, suspect_of
@@ -17,6 +18,7 @@ from cxlfs.checkpoint.tidy import Retargeted, astray, plan, tidy, undo
 
 __all__ = [
     "FAILED_RESUMES_MAX",
+    "By",
     "Checkpoint",
     "Entry",
     "File",
@@ -31,8 +33,11 @@ __all__ = [
     "failed_resumes",
     "good",
     "inspect",
+    "newer_by",
+    "nothing_in",
     "plan",
     "recognise",
+    "require_directory",
     "suspect_of",
     "tidy",
     "undo",

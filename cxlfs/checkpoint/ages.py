@@ -77,6 +77,35 @@ def written_after(place: Place, last: str, names: list[str]) -> str | None:
     return None
 
 
+class Mixed(NamedTuple):
+    """One file that was written before the last one, and one that was written after it. Not
+    ``is_proven``: the later one was made then, as copies are, and by savers that rename.
+    """
+
+    older: str
+    newer: str
+    is_proven: bool
+
+
+def mixed(place: Place, last: str, names: list[str]) -> Mixed | None:
+    """Files of two saves: one over an older one was broken off. None: all lie on one side of
+    ``last``, or nothing is known. Only on a cxlfs mount is one said that is not proven: elsewhere
+    every copy would look so.
+    """
+    end = age_of(place.path / last)
+    if end is None:
+        return None
+    ages = {name: age_of(place.path / name) for name in names}
+    older = [n for n, a in ages.items() if a is not None and a.written <= end.written]
+    newer = written_after(place, last, names)
+    if older and newer is not None:
+        return Mixed(older[0], newer, is_proven=True)
+    later = [n for n, a in ages.items() if a is not None and a.written > end.written]
+    if older and later and end.in_commits:
+        return Mixed(older[0], later[0], is_proven=False)
+    return None
+
+
 def _is_newborn(age: Age, end: Age) -> bool:
     """It was made after the last file had been written: by a copy."""
     if age.born is None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from cxlfs.checkpoint import limits, zstd
 from cxlfs.checkpoint.model import (
     Algorithm,
+    BeyondLimitsError,
     Contents,
     DamagedError,
     IncompleteError,
@@ -24,8 +25,13 @@ from cxlfs.checkpoint.model import (
 from cxlfs.checkpoint.place import Place, Reader, UnreadableRangeError
 from cxlfs.checkpoint.varints import varint
 from cxlfs.native import crc32c
+from cxlfs.units import MIB
 
+_CRC32, _CRC32C = 0xEDB8_8320, 0x82F6_3B78
+"""Polynomials, lowest bit last."""
 _MASK_DELTA = 0xA282EAD8
+_HOLE_BYTES_MIN = MIB
+"""Smaller ones are not worth a word."""
 _LENGTH_BYTES_MAX = 10
 """Of a varint."""
 _Update = Callable[[bytes, int], int]
@@ -37,7 +43,7 @@ def verify_content(place: Place, contents: Contents) -> None:
     for region in contents.regions:
         by_file.setdefault(region.file, []).append(region)
     for file in contents.files:
-        if file.size_bytes is None:
+        if file.size_bytes is None or not file.is_needed:
             continue
         regions = sorted(by_file.get(file.name, ()), key=lambda each: each.offset)
         try:
@@ -51,11 +57,11 @@ def verify_content(place: Place, contents: Contents) -> None:
 
 
 def _verify_file(reader: Reader, regions: list[Region], contents: Contents) -> None:
-    at = 0
+    at = holes = 0
     for region in regions:
         if region.offset < at:
             raise DamagedError(f"{region.label[:200]} overlaps what lies before it")
-        _read_through(reader, at, region.offset)
+        holes += _read_through(reader, at, region.offset)
         if region.algorithm is Algorithm.ZSTD:
             is_good, what = _is_frame(reader, region), "frame"
         else:
@@ -65,7 +71,8 @@ def _verify_file(reader: Reader, regions: list[Region], contents: Contents) -> N
             words = _words(contents, region.file, region.offset, region.size_bytes, label)
             raise DamagedError(words)
         at = region.offset + region.size_bytes
-    _read_through(reader, at, reader.size_bytes)
+    holes += _read_through(reader, at, reader.size_bytes)
+    _say_holes(reader, holes, contents)
 
 
 def _words(contents: Contents, file: str, offset: int, length: int, otherwise: str) -> str:
@@ -93,10 +100,29 @@ def _pieces(reader: Reader, begin: int, end: int) -> Iterator[bytes]:
         begin += length
 
 
-def _read_through(reader: Reader, begin: int, end: int) -> None:
-    """What has no checksum of its own: the system may still refuse it."""
-    for _ in _pieces(reader, begin, end):
-        pass
+def _read_through(reader: Reader, begin: int, end: int) -> int:
+    """What has no checksum of its own: the system may still refuse it. Returns how many bytes are
+    holes, of which there is nothing to read.
+    """
+    holes = 0
+    for first, last, is_hole in reader.stretches(begin, end):
+        holes += last - first if is_hole else 0
+        for _ in () if is_hole else _pieces(reader, first, last):
+            pass
+    return holes
+
+
+def _say_holes(reader: Reader, holes: int, contents: Contents) -> None:
+    """A hole may be zeros that a copy or a file system has left out, or room that was given before
+    the data came.
+    """
+    if holes < _HOLE_BYTES_MIN:
+        return
+    sizes = [t.size_bytes or 0 for t in contents.tensors if t.file == reader.name]
+    if sizes and holes >= sum(sizes) - _HOLE_BYTES_MIN:
+        raise BeyondLimitsError("nothing of its tensors was written: they are holes")
+    name = f"{reader.name}: " if reader.name else ""
+    contents.notes.append(f"{name}{holes} bytes of it are holes: zeros, or never written")
 
 
 def _checksum(reader: Reader, region: Region) -> int:
@@ -105,14 +131,41 @@ def _checksum(reader: Reader, region: Region) -> int:
         raise IncompleteError(f"it ends in {region.label[:200]}")
     if region.algorithm is Algorithm.STRINGS:
         return _strings_checksum(reader, region)
-    pieces = _pieces(reader, region.offset, end)
     if region.deflated:
-        return _inflated_checksum(pieces)
-    update: _Update = zlib.crc32 if region.algorithm is Algorithm.CRC32 else crc32c
+        return _inflated_checksum(_pieces(reader, region.offset, end))
+    is_zip = region.algorithm is Algorithm.CRC32
+    update: _Update = zlib.crc32 if is_zip else crc32c
     value = 0
-    for piece in pieces:
-        value = update(piece, value)
+    for first, last, is_hole in reader.stretches(region.offset, end):
+        if is_hole:
+            value = after_zeros(value, last - first, _CRC32 if is_zip else _CRC32C)
+            continue
+        for piece in _pieces(reader, first, last):
+            value = update(piece, value)
     return masked(value) if region.algorithm is Algorithm.CRC32C_MASKED else value
+
+
+def after_zeros(crc: int, length: int, polynomial: int) -> int:
+    """The checksum of what ``crc`` is of, with ``length`` zeros behind it.
+
+    A zero bit is a linear map of the 32 bits; the map of many is made by squaring.
+    """
+    rows = [polynomial] + [1 << bit for bit in range(31)]
+    value, bits = crc ^ 0xFFFF_FFFF, 8 * length
+    while bits:
+        if bits & 1:
+            value = _product(rows, value)
+        rows = [_product(rows, row) for row in rows]
+        bits >>= 1
+    return value ^ 0xFFFF_FFFF
+
+
+def _product(rows: list[int], vector: int) -> int:
+    found = 0
+    for bit, row in enumerate(rows):
+        if vector >> bit & 1:
+            found ^= row
+    return found
 
 
 def _is_frame(reader: Reader, region: Region) -> bool:

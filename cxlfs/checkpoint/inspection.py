@@ -64,13 +64,16 @@ def inspect(path: str | Path, level: Level = Level.STRUCTURE) -> Checkpoint | No
     return Checkpoint(
         kind=contents.kind or found.kind,
         path=str(path),
-        step=contents.step,
+        step=contents.named_step if contents.step is None else contents.step,
         state=state,
         reason=reason,
         files=tuple(contents.files),
         tensors=tuple(contents.tensors),
         content_verified=level is Level.CONTENT and state is State.COMPLETE,
         notes=tuple(contents.notes),
+        progress=contents.progress,
+        named_step=contents.named_step,
+        committed_ns=contents.committed_ns,
     )
 
 
@@ -116,7 +119,7 @@ def _examined(place: Place, found: _Found) -> Contents:
 def _ask_store(home: Place, contents: Contents) -> None:
     """A cxlfs mount knows of each file whether its writer closed it, and of damage seen in it."""
     for file in contents.files[: limits.FILES_MAX]:
-        if file.size_bytes is None:
+        if file.size_bytes is None or not file.is_needed:
             continue
         path = home.path / file.name if file.name else home.path
         state = attribute(path, STATE_XATTR)

@@ -6,28 +6,61 @@ Never here: a format. Whatever is wrong is a :class:`DamagedError` with one line
 from __future__ import annotations
 
 import json
+import math
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, IncompleteError
 from cxlfs.checkpoint.place import Place, Reader
 
 
-def parse_json(data: bytes, what: str) -> object:
-    """Raises DamagedError, BeyondLimitsError."""
+def parse_json(data: bytes, what: str, *, once: frozenset[str] | None = None) -> object:
+    """Raises DamagedError, BeyondLimitsError.
+
+    ``once``: as Rust's serde reads it: these keys stand once in an object, there are no numbers
+    that JSON itself does not know, and no half of a pair of surrogates.
+    """
     parts = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if len(data) > limits.JSON_BYTES_MAX or parts > limits.JSON_PARTS_MAX:
         raise BeyondLimitsError(f"{what} is larger than what is read")
     try:
         # Not the bytes: they would choose the codec, and which of Python's modules is loaded.
-        return json.loads(data.decode("utf-8"), parse_constant=_constant)
+        source = data.decode("utf-8")
+        if once is None:
+            return json.loads(source, parse_constant=float)
+        value = json.loads(
+            source,
+            parse_constant=_refused,
+            parse_float=_finite,
+            parse_int=lambda digits: float(digits) if digits == "-0" else int(digits),
+            object_pairs_hook=lambda pairs: _object(pairs, once),
+        )
     except RecursionError as error:
         raise BeyondLimitsError(f"{what} is nested deeper than what is read") from error
     except ValueError as error:
         raise DamagedError(f"{what} is not JSON: {str(error)[:80]}") from error
+    return value
 
 
-def _constant(name: str) -> float:
-    return float(name)
+def _refused(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(source: str) -> float:
+    value = float(source)
+    if not math.isfinite(value):
+        raise ValueError(f"{source[:40]} is out of range")
+    return value
+
+
+def _object(pairs: list[tuple[str, object]], once: frozenset[str]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs) and sum(key in once for key, _ in pairs) > len(once & found.keys()):
+        raise ValueError("a key stands twice in an object")
+    for key, value in pairs:
+        for text_ in (key, value):
+            if isinstance(text_, str):
+                text_.encode("utf-8")  # a lone surrogate is a ValueError
+    return found
 
 
 def read_json(reader: Reader, what: str) -> object:

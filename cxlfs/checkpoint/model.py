@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import NamedTuple
 
 
 class State(enum.StrEnum):
@@ -27,6 +28,19 @@ class State(enum.StrEnum):
     """It could not be judged: too large for the limits, or not readable by this user."""
 
 
+class Progress(NamedTuple):
+    """How far training had come, as the content of a checkpoint says. Steps may begin anew with
+    each epoch: of two that say both, the epoch (or how often it was saved) decides first.
+    """
+
+    epoch: int | None
+    step: int | None
+
+    def is_comparable(self, other: Progress) -> bool:
+        """True if both say the same things."""
+        return [part is None for part in self] == [part is None for part in other]
+
+
 class Level(enum.IntEnum):
     """How much is read."""
 
@@ -38,10 +52,13 @@ class Level(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class File:
-    """A file that belongs to a checkpoint. ``size_bytes`` is None for one that is missing."""
+    """A file that belongs to a checkpoint. ``size_bytes`` is None for one that is missing.
+    ``is_needed`` False: it lies there, and the checkpoint is loaded without it.
+    """
 
     name: str
     size_bytes: int | None
+    is_needed: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,12 +128,17 @@ class Checkpoint:
     kind: str
     path: str
     step: int | None
+    """What the content says; else what the framework's own name for it does."""
     state: State
     reason: str | None
     files: tuple[File, ...]
     tensors: tuple[Tensor, ...]
     content_verified: bool = False
     notes: tuple[str, ...] = ()
+    progress: Progress | None = None
+    named_step: int | None = None
+    """From a name that the framework itself gives, and resumes by."""
+    committed_ns: int | None = None
 
     @property
     def words(self) -> str:
@@ -148,7 +170,9 @@ class DamagedError(ProblemError):
 
 
 class BeyondLimitsError(ProblemError):
-    """More of something than is read (``limits``), or not readable."""
+    """More of something than is read (``limits``), not readable, or not understood: what no
+    reader here knows proves no damage.
+    """
 
     state = State.UNKNOWN
 
@@ -158,6 +182,12 @@ class Contents:
     """What a reader of a format has found so far; the first problem of the worst state counts."""
 
     step: int | None = None
+    """From the content."""
+    epoch: int | None = None
+    named_step: int | None = None
+    """From a name that the framework itself gives: a step, where the content says none."""
+    committed_ns: int | None = None
+    """When it was committed, where the content says so."""
     files: list[File] = dataclasses.field(default_factory=list)
     tensors: list[Tensor] = dataclasses.field(default_factory=list)
     regions: list[Region] = dataclasses.field(default_factory=list)
@@ -170,6 +200,16 @@ class Contents:
     """Its files lie beside each other, and their names are relative to the path's directory."""
     root: object = None
     """What the format's header holds, for a format that is built on it."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """None: the content says nothing of it."""
+        found = Progress(self.epoch, self.step)
+        return None if found == (None, None) else found
+
+    def doubt(self, reason: str) -> None:
+        """Whether it is whole is not known."""
+        self.problems.append(BeyondLimitsError(reason))
 
     def state(self) -> tuple[State, str | None]:
         """What is missing counts before what is damaged: the save was not finished then."""

@@ -5,7 +5,8 @@ becomes a :class:`Global`, two strings; what it calls an :class:`Applied`, a rec
 Nothing is imported, looked up or called, whatever the bytes say.
 
 Invariants
-- An opcode that is not in the table ends the reading; extensions and out-of-band buffers are not.
+- An opcode that is not in the table ends the reading. Extensions and buffers out of band are not
+  understood, which proves nothing; every other one is damage.
 - Steps and the memory of everything built are counted and limited; each opcode costs a bounded
   time, or one that its own bytes pay for.
 - Values may contain themselves, as pickles can: who walks them limits the depth.
@@ -122,13 +123,17 @@ class _Machine:
                     return Unpickled(self._pop(), self._at)
                 action = actions[code]
                 if action is None:
-                    raise DamagedError(f"the pickle has an opcode {code:#04x} at {self._at - 1}")
+                    raise self._no_action(code)
                 action(self)
         except IndexError as error:
             raise self._torn(error) from error
         except (struct.error, UnicodeDecodeError, ValueError) as error:
             raise DamagedError(f"the pickle is wrong at byte {self._at}") from error
         raise BeyondLimitsError("the pickle has more steps than are read")
+
+    def _no_action(self, code: int) -> Exception:
+        words = f"the pickle has an opcode {code:#04x} at {self._at - 1}"
+        return BeyondLimitsError(words) if code in _NOT_UNDERSTOOD else DamagedError(words)
 
     def _torn(self, error: IndexError) -> Exception:
         if self._at >= len(self._data):
@@ -224,7 +229,7 @@ class _Machine:
 
     def protocol(self) -> None:
         if self._take(1)[0] > 5:
-            raise DamagedError("the pickle is of a protocol that is not known")
+            raise BeyondLimitsError("the pickle is of a protocol that is not known")
 
     def string(self, size: int, *, binary: bool = False) -> None:
         piece = self._take(self._number(size))
@@ -304,7 +309,13 @@ class _Machine:
         elif isinstance(target, Applied):
             target.elements += values
         else:
-            raise DamagedError(f"the pickle is wrong at byte {self._at}: it appends to no list")
+            raise self._no_target(target, "it appends to no list")
+
+    def _no_target(self, target: object, words: str) -> Exception:
+        """Of a plain value it is proven that it takes nothing."""
+        is_plain = target is None or isinstance(target, int | float | str | bytes | tuple)
+        error = DamagedError if is_plain else BeyondLimitsError
+        return error(f"the pickle is wrong at byte {self._at}: {words}")
 
     def set_item(self) -> None:
         value = self._pop()
@@ -316,7 +327,7 @@ class _Machine:
     def _set(self, flat: list[object]) -> None:
         target = self._top()
         if not isinstance(target, Pairs | Applied):
-            raise DamagedError(f"the pickle is wrong at byte {self._at}: it sets an item of none")
+            raise self._no_target(target, "it sets an item of none")
         self._fill(target.items, flat)
 
     def global_line(self) -> None:
@@ -356,7 +367,7 @@ class _Machine:
         if isinstance(target, Applied):
             target.state = state
         elif not isinstance(target, Global | Persistent | Pairs | list):
-            raise DamagedError(f"the pickle is wrong at byte {self._at}: it gives a state to none")
+            raise self._no_target(target, "it gives a state to none")
 
     def persistent(self) -> None:
         self._push(Persistent(self._pop()))
@@ -367,6 +378,8 @@ class _Machine:
 
 
 _STOP = ord(".")
+_NOT_UNDERSTOOD = frozenset(b"\x82\x83\x84\x97\x98")
+"""EXT1, EXT2, EXT4, NEXT_BUFFER, READONLY_BUFFER."""
 _Action = Callable[[_Machine], None]
 
 

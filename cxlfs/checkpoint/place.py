@@ -96,6 +96,26 @@ class Reader:
             at += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def stretches(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """``[first, last)`` of a range, and whether that is a hole: zeros that nobody wrote."""
+        at = begin
+        while at < end:
+            data = self._seek(at, os.SEEK_DATA, end)
+            if data > at:
+                yield at, data, True
+            hole = self._seek(data, os.SEEK_HOLE, end) if data < end else end
+            if hole > data:
+                yield data, hole, False
+            at = max(hole, at + 1)
+
+    def _seek(self, at: int, whence: int, end: int) -> int:
+        try:
+            return min(os.lseek(self._descriptor, at, whence), end)
+        except OSError as error:
+            # ENXIO: a hole up to the end. A file system that knows no holes has data everywhere.
+            is_last_hole = error.errno == errno.ENXIO
+            return end if is_last_hole or whence == os.SEEK_HOLE else at
+
     def _narrowed(self, offset: int, length: int) -> tuple[int, int]:
         """The first bytes of a range that are refused: one bad page fails a whole request."""
         for step in _NARROWING_BYTES:

@@ -4,8 +4,9 @@ Never here: deletion. What is set aside is renamed into ``.cxlfs-aside/`` in the
 beside that directory for accelerate, and comes back with :func:`undo`.
 
 Invariants
-- Only checkpoints that are newer than the newest good one are moved; incomplete ones also where
-  there is no good one (the first save was killed), damaged ones never then: there may be no more.
+- Only checkpoints are moved that come before the newest good one, in the order of the catalogue or
+  by the number in the name that their framework gave them: it would resume from those. Where there
+  is no good one they are moved if all are incomplete: the first save was killed.
 - Each move is one rename within the file system; a tracker is replaced by renaming a file over it,
   and what it held is kept. A crash between two steps leaves a directory that tidying again mends.
 - What is done is written down before it is done: ``tidy.json`` in the directory of what is aside.
@@ -22,7 +23,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from cxlfs.checkpoint.catalogue import ASIDE, Entry, catalogue, verified
+from cxlfs.checkpoint.catalogue import ASIDE, Entry, catalogue, nothing_good, verified
+from cxlfs.checkpoint.directory import require_directory
 from cxlfs.checkpoint.formats import lightning
 from cxlfs.checkpoint.jsons import mapping, parse_json, sequence
 from cxlfs.checkpoint.model import Level, ProblemError, State
@@ -32,8 +34,6 @@ from cxlfs.checkpoint.writers import writers_in
 from cxlfs.durable import sync_directory
 from cxlfs.errors import (
     BusyError,
-    NoCheckpointError,
-    NoGoodCheckpointError,
     NotFoundError,
     NotPermittedError,
     ReadOnlyError,
@@ -86,21 +86,18 @@ def plan(
     """What :func:`tidy` would do. Changes nothing. ``listed``: the directory's catalogue, where
     the caller has it.
 
-    Raises NoCheckpointError: there is none; NoGoodCheckpointError: all that there are are damaged.
+    Raises NoCheckpointError: there is none; NoGoodCheckpointError, UnknownCheckpointError: none is
+    good, and not all are incomplete; and what ``require_directory`` raises.
     """
     place = Place(Path(directory))
+    if listed is None:
+        require_directory(directory)
     entries = list(catalogue(directory) if listed is None else listed)
-    if not entries:
-        raise NoCheckpointError(f"there is no checkpoint in {directory}")
     newest, looked_at = _newest_good(entries, level)
-    in_the_way = [each for each in looked_at if _is_in_the_way(each, newest)]
+    in_the_way = _in_the_way(looked_at, newest)
     moves = tuple(_moved(each) for each in in_the_way if each.names)
-    if newest is None and not moves:
-        first = looked_at[0].checkpoint
-        raise NoGoodCheckpointError(
-            f"no checkpoint in {directory} is good, and nothing that could be set aside is only "
-            f"incomplete; the newest, {first.path}, is {first.words}"
-        )
+    if newest is None and len(moves) < max(len(entries), 1):
+        raise nothing_good(directory, [each for each in looked_at if each not in in_the_way])
     moved = {name for move in moves for name in (*move.names, Path(move.path).name)}
     retargets = (*_retargets(place, newest, entries, moved), *_copies(newest, moves))
     aside = _aside_path(_base_for(place, entries)) if moves or retargets else None
@@ -117,14 +114,21 @@ def _newest_good(entries: list[Entry], level: Level) -> tuple[Entry | None, list
     return None, looked_at
 
 
-def _is_in_the_way(entry: Entry, newest: Entry | None) -> bool:
-    state = entry.checkpoint.state
-    if state not in (State.INCOMPLETE, State.DAMAGED):
-        return False
+def _in_the_way(looked_at: Sequence[Entry], newest: Entry | None) -> list[Entry]:
+    """What is not whole, and newer than the newest good one. ``looked_at``: newest first."""
     if newest is None:
-        return state is State.INCOMPLETE
-    step, best = entry.checkpoint.step, newest.checkpoint.step
-    return (step is not None and best is not None and step > best) or entry.moment > newest.moment
+        return [each for each in looked_at if each.checkpoint.state is State.INCOMPLETE]
+    found, is_newer = [], True
+    best = newest.checkpoint
+    for entry in looked_at:
+        each = entry.checkpoint
+        is_newer = is_newer and entry.path != newest.path
+        is_named_newer = each.kind == best.kind and (each.named_step or -1) > (
+            best.named_step or -1
+        )
+        if each.state in (State.INCOMPLETE, State.DAMAGED) and (is_newer or is_named_newer):
+            found.append(entry)
+    return found
 
 
 def _moved(entry: Entry) -> Moved:
@@ -156,7 +160,7 @@ def astray(
     """Trackers beside the newest good checkpoint with which a framework's own resume would fail:
     what :func:`tidy` would make of each. ``looked_at``: the catalogue, as far as it was verified.
     """
-    in_the_way = [each for each in looked_at if _is_in_the_way(each, newest)]
+    in_the_way = _in_the_way(looked_at, newest)
     moved = {name for each in in_the_way for name in (*each.names, each.path.name)}
     return _retargets(Place(Path(directory)), newest, list(looked_at), moved)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from cxlfs.checkpoint import limits
+from cxlfs.checkpoint.jsons import number_or_none
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError
 from cxlfs.checkpoint.pickles import Applied, Global, Pairs, Persistent
 
@@ -240,12 +241,16 @@ def _joined(name: str, key: object) -> str:
 STEP_KEYS = ("global_step", "global_steps", "step", "iteration", "iter", "num_steps")
 
 
-def step_of(root: object) -> int | None:
-    """The step that a saved dictionary names under one of the usual keys."""
+EPOCH_KEYS = ("epoch", "current_epoch")
+
+
+def progress_of(root: object) -> tuple[int | None, int | None]:
+    """Step and epoch that a saved dictionary names under the usual keys."""
     items = root.items if isinstance(root, Pairs | Applied) else []
-    found = {key: value for key, value in items if isinstance(key, str) and key in STEP_KEYS}
-    for key in STEP_KEYS:
-        value = found.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
-            return value
-    return None
+    found = {key: value for key, value in items if isinstance(key, str)}
+    return _first(found, STEP_KEYS), _first(found, EPOCH_KEYS)
+
+
+def _first(found: dict[str, object], keys: tuple[str, ...]) -> int | None:
+    numbers = (number_or_none(found.get(key)) for key in keys)
+    return next((number for number in numbers if number is not None), None)

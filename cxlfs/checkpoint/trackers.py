@@ -40,7 +40,7 @@ def trackers_of(place: Place) -> list[Tracker]:
     for name in place.names():
         path = place.path / name
         if path.is_symlink():
-            link = _link_target(path)
+            link = sibling_of(path)
             if link is not None:
                 found.append(Tracker(name, link, is_link=True))
         elif name in (*_NAMES, _MEGATRON, _TENSORFLOW) and place.is_file(name):
@@ -66,8 +66,10 @@ def rewritten(place: Place, tracker: Tracker, target: str, present: set[str]) ->
     return target
 
 
-def _link_target(path: Path) -> str | None:
-    """The name of a sibling that a symbolic link leads to, there or not; None: somewhere else."""
+def sibling_of(path: Path) -> str | None:
+    """The name of a sibling that a symbolic link leads to, there or not; None: somewhere else, or
+    it is no link.
+    """
     try:
         target = path.readlink()
     except OSError:

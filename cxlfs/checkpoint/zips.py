@@ -116,12 +116,18 @@ class Archive:
 
     def _find_directory(self) -> tuple[int, int, int]:
         """Number of records, size and offset of the directory."""
-        for comment in (0, _COMMENT_BYTES_MAX):  # without one, as frameworks write it
+        # Without a comment, as frameworks write it; or with one, or followed by other bytes: what
+        # the libraries take for the end record is the last one in so many bytes.
+        for comment, is_end in (
+            (0, self._is_end),
+            (_COMMENT_BYTES_MAX, self._is_end),
+            (_COMMENT_BYTES_MAX, self._is_behind_directory),
+        ):
             length = min(self._length, comment + _END.size + _LOCATOR.size)
             tail_at = self._length - length
             tail = self._reader.read(self._base + tail_at, length)
             at = tail.rfind(END_MAGIC)
-            while at >= 0 and not self._is_end(tail, at):
+            while at >= 0 and not is_end(tail, at):
                 at = tail.rfind(END_MAGIC, 0, at)
             if at >= 0:
                 break
@@ -143,6 +149,16 @@ class Archive:
             return False
         comment_bytes = int(_END.unpack_from(tail, at)[7])
         return at + _END.size + comment_bytes == len(tail)
+
+    def _is_behind_directory(self, tail: bytes, at: int) -> bool:
+        """The directory that it names ends where it, or the record of 64 bits before it, begins."""
+        if at + _END.size > len(tail):
+            return False
+        fields = _END.unpack_from(tail, at)
+        end = self._length - len(tail) + at
+        extra = _LOCATOR.size + _END64.size
+        is_64 = at >= extra and tail[at - _LOCATOR.size :][:4] == _LOCATOR_MAGIC
+        return is_64 or int(fields[5]) + int(fields[6]) == end
 
     def _find_directory_64(self, tail: bytes, at: int) -> tuple[int, int, int, int]:
         _, _, end_offset, _ = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
@@ -175,7 +191,7 @@ class Archive:
             raise BeyondLimitsError(f"{name[:80]} is encrypted or compressed in a way not known")
         data = self._data_offset(local, stored, raw_name, limit)
         if name in self.records:
-            raise DamagedError(f"the archive has {name[:80]} twice")
+            raise BeyondLimitsError(f"the archive has {name[:80]} twice")
         if method == STORED and stored != size:
             raise DamagedError(f"the sizes of {name[:80]} contradict each other")
         self.records[name] = Record(name, method, crc32, data, stored, size)

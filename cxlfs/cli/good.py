@@ -7,35 +7,44 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import click
 
 from cxlfs.checkpoint import (
     FAILED_RESUMES_MAX,
+    By,
     Entry,
     Level,
     Retargeted,
+    State,
     Suspect,
     astray,
     catalogue,
     failed_resumes,
     good,
+    newer_by,
     suspect_of,
 )
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
+from cxlfs.cli.directory import DIRECTORY_EXIT_CODES, first_start, plain_option
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote, time_or_none
 from cxlfs.errors import NoCheckpointError, NoGoodCheckpointError, SuspectCheckpointError
 
 HELP = """Print the path of the newest checkpoint in DIR that is complete and verified.
 
-DIR is any directory, on a store or not. Newest is the highest step, or what was committed last
-where checkpoints name no step. Every byte of the candidate is read, and every checksum compared
-that its format has; on a store reading is itself a verification. Newer ones that are not good are
-named on stderr, and trackers (latest and the like) that name one which is not there or not good.
-Nothing is changed.
+DIR is any directory, on a store or not. On a store the newest is what was committed last.
+Elsewhere it is what had come farthest, as the content of every checkpoint says (its step), or else
+what was written last; where nothing but names is left, a warning says so. Every byte of the
+candidate is read, and every checksum compared that its format has; on a store reading is itself a
+verification. Newer ones that are not good are named on stderr, and trackers (latest and the like)
+that name one which is not there or not good. Nothing is changed.
+
+Only exit code 22 means a first start: DIR is there, on a store that answers, and no checkpoint is
+in it. Where DIR is meant to be on no store, --plain says so; without it an empty directory there
+means that nothing is mounted (36).
 
 On a cxlfs mount the newest good one is suspect when programs that had opened it failed three times
 (--suspect-after) and nothing newer was saved: a checkpoint that kills its job, perhaps. That is
@@ -47,6 +56,7 @@ Examples:
   cxlfs good /mnt/ckpt/run1
   train.py --resume "$(cxlfs good /mnt/ckpt/run1)"
   train.py --resume "$(cxlfs good /mnt/ckpt/run1 --suspect skip)"
+  cxlfs good /nfs/run1 --plain
   cxlfs good run1; case $? in 0) resume;; 22) first_start;; *) ask_somebody;; esac
 """
 
@@ -108,6 +118,8 @@ class Good(Report):
     suspect: bool
     before: bytes | None
     """Of one that is suspect: the newest complete one before it."""
+    newest_by: str | None
+    """What tells it from the next one: commit, step, time or name; None: there is no other."""
     passed_over: tuple[PassedOver, ...]
     astray: tuple[Astray, ...]
     """Trackers with which a framework's own resume would fail."""
@@ -119,6 +131,7 @@ class Good(Report):
         suspect: Suspect | None,
         passed_over: tuple[PassedOver, ...],
         trackers: tuple[Astray, ...],
+        newest_by: By | None,
     ) -> Good:
         found = entry.checkpoint
         is_suspect = suspect is not None and suspect.entry.path == entry.path
@@ -136,12 +149,14 @@ class Good(Report):
             failed_resumes=failed_resumes(found),
             suspect=is_suspect,
             before=None if before is None else os.fsencode(before.path),
+            newest_by=None if newest_by is None else newest_by.value,
             passed_over=passed_over,
             astray=trackers,
         )
 
-    def lines(self, _style: Style, /) -> Iterator[str]:
-        yield os.fsdecode(self.path)
+    def lines(self, style: Style, /) -> Iterator[str]:
+        # A program gets the path as it is, a terminal what does not steer it.
+        yield os.fsdecode(self.path) if style.width is None else quote(self.path)
 
 
 @click.command(
@@ -152,6 +167,7 @@ class Good(Report):
         NoCheckpointError.exit_code,
         NoGoodCheckpointError.exit_code,
         SuspectCheckpointError.exit_code,
+        *DIRECTORY_EXIT_CODES,
     ),
 )
 @click.argument("directory", metavar="DIR", type=ANY_PATH)
@@ -170,14 +186,33 @@ class Good(Report):
     metavar="N",
     help=f"From how many failures on it is ({FAILED_RESUMES_MAX}); 0: never.",
 )
+@plain_option
 @common_options
 def command(
-    directory: str, choice: str, suspect_after: int, *, structure_only: bool, as_json: bool
+    directory: str,
+    choice: str,
+    suspect_after: int,
+    *,
+    structure_only: bool,
+    plain: bool,
+    as_json: bool,
 ) -> None:
     """See HELP."""
     output = Output(as_json=as_json)
     level = Level.STRUCTURE if structure_only else Level.CONTENT
-    entries = catalogue(directory)
+    with first_start(directory, plain=plain):
+        entries = catalogue(directory)
+        _report(output, directory, entries, level, choice, suspect_after)
+
+
+def _report(
+    output: Output,
+    directory: str,
+    entries: tuple[Entry, ...],
+    level: Level,
+    choice: str,
+    suspect_after: int,
+) -> None:
     suspect = suspect_of(entries, failed_max=suspect_after)
     skip = suspect.entry if suspect is not None and choice == "skip" else None
     if suspect is not None and choice == "skip" and suspect.before is None:
@@ -199,7 +234,19 @@ def command(
     for tracker in trackers:
         path = quote(os.path.join(directory, tracker.name))  # noqa: PTH118  as the user wrote it
         output.warning(f"{path}: {quote(tracker.words(over))} (cxlfs tidy puts it right)")
-    output.report(Good.of(entry, suspect, over, trackers))
+    newest_by = _newest_by(entries, entry)
+    if newest_by is By.NAME:
+        words = "only by its name: neither commits, contents nor times say which is newest"
+        output.warning(f"{quote(entry.checkpoint.path)} is the newest {words}")
+    output.report(Good.of(entry, suspect, over, trackers, newest_by))
+
+
+def _newest_by(entries: Sequence[Entry], newest: Entry) -> By | None:
+    """What tells it from the next complete one."""
+    paths = [each.path for each in entries]
+    older = entries[paths.index(newest.path) + 1 :]
+    following = next((each for each in older if each.checkpoint.state is State.COMPLETE), None)
+    return None if following is None else newer_by(newest, following)
 
 
 def _refused(suspect: Suspect) -> SuspectCheckpointError:

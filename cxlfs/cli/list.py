@@ -35,6 +35,8 @@ headers are read, and what is missing or wrong is said ("cxlfs good" reads the t
 \b
 States:
   complete       the whole content was committed; of a known format: nothing of it is missing
+  not inspected  the whole content was committed, and nobody looked into it: the store is not
+                 mounted, this user may not read there, or no reader here understands it
   incomplete     its writer has not closed it, or was killed, or a part of it is missing
   damaged        a checksum error was seen in it, or its parts contradict each other
   being written  it is open for writing: what is committed may be replaced or go on growing
@@ -46,8 +48,8 @@ States:
 Where one lies elsewhere, too, IN says so: in this store (cxl), in other nodes' stores (peer: the
 copies of a job), in an object store (tier).
 
-An overwrite that was not finished is listed once more as "incomplete, kept aside": the complete
-version stays in place, and the rest is kept until its space is needed.
+An overwrite that was not finished is listed again as "incomplete, kept aside": the complete version
+stays in place, and the rest is kept until its space is needed.
 
 \b
 Examples:
@@ -173,6 +175,7 @@ class Checkpoints(Report):
 _HEADER = ("STATE", "STEP", "COMMIT", "COMMITTED", "IN", "SIZE", "PATH")
 _STATE, _STEP, _COMMIT, _COMMITTED, _PLACES, _SIZE, _PATH = range(len(_HEADER))
 _GAP = "  "
+_NOT_INSPECTED = "not inspected"
 _OWN_PREFIX = b".cxlfs-"
 
 
@@ -248,7 +251,14 @@ def checkpoints(target: str, path: str) -> Checkpoints:
     with store_of(target) as store:
         entries = store.list_checkpoints(os.fsencode(inside))
         found = _without_own(Checkpoint.from_message(dataclasses.asdict(each)) for each in entries)
-    return Checkpoints(None, os.fsencode(inside), found)
+    return Checkpoints(None, os.fsencode(inside), tuple(map(_not_inspected, found)))
+
+
+def _not_inspected(entry: Checkpoint) -> Checkpoint:
+    """The same; of what was only committed it is not said that it is complete."""
+    if entry.state != "complete" or entry.kept_aside or entry.being_written or not entry.files:
+        return entry
+    return dataclasses.replace(entry, state=_NOT_INSPECTED)
 
 
 def _without_own(found: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
@@ -271,12 +281,16 @@ def _with_format(entry: Checkpoint, mountpoint: str) -> Checkpoint:
     )
 
     path = Path(mountpoint + os.fsdecode(entry.path))
+    if not os.access(path, os.R_OK):
+        return _not_inspected(entry)
     found = inspect(_without_part(path) if entry.kind == "file" else path)
     if found is not None and found.state is not State.UNKNOWN:
         found = with_step(found)
         entry = dataclasses.replace(entry, failed_resumes=failed_resumes(found))
-        # What the store knows of a file comes before what its bytes look like.
-        if entry.state != "complete" and found.state is State.COMPLETE:
+        # What the store knows of a file comes before what its bytes look like; of a directory the
+        # store knows no file that is left over.
+        is_known_better = entry.kind == "file" or entry.reason is not None
+        if entry.state != "complete" and found.state is State.COMPLETE and is_known_better:
             return dataclasses.replace(entry, format=found.kind, step=found.step, set_known=True)
         return dataclasses.replace(
             entry,
@@ -286,11 +300,15 @@ def _with_format(entry: Checkpoint, mountpoint: str) -> Checkpoint:
             step=found.step,
             set_known=True,
         )
+    if found is not None and found.kind != "unknown":
+        entry = _not_inspected(entry)
+        reason = found.reason if entry.reason is None else entry.reason
+        return dataclasses.replace(entry, format=found.kind, reason=reason)
     below = catalogue(path) if entry.kind == "directory" else ()
-    if not below or any(each.checkpoint.state is State.UNKNOWN for each in below):
+    if not below or any(each.checkpoint.kind == "unknown" for each in below):
         return entry
     entry = dataclasses.replace(entry, suspect=_words_of(suspect_of(below), inside=True))
-    bad = next((e for e in below if e.checkpoint.state is not State.COMPLETE), None)
+    bad = next((e for e in below if e.checkpoint.state in (State.INCOMPLETE, State.DAMAGED)), None)
     if bad is None or entry.state != "complete":
         return dataclasses.replace(entry, set_known=bad is None, checkpoints=len(below))
     found = bad.checkpoint

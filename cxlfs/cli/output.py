@@ -8,7 +8,8 @@ Invariants
 - A ``bytes`` field is a path or a name: text in JSON, and where it is not UTF-8 a second key with
   ``_b64`` at the end holds it exactly.
 - With --json stdout holds JSON documents only, one on a line, and a failure ends in ``exit_error``.
-- Names from a store are shown with control characters escaped: they never steer the terminal.
+- Names from a store are shown with control characters escaped: they never steer the terminal. What
+  is said on stderr is escaped here once more, whoever made it: messages hold names, too.
 - Colour is used on a terminal only, and not when NO_COLOR is set (https://no-color.org).
 """
 
@@ -163,8 +164,8 @@ class ExitError(Report):
     next_step: str
 
     def lines(self, style: Style, /) -> Iterator[str]:
-        yield f"{style.strong(self.command)}: {self.message}"
-        yield f"next: {self.next_step}"
+        yield f"{style.strong(self.command)}: {printable(self.message)}"
+        yield f"next: {printable(self.next_step)}"
 
 
 class Output:
@@ -199,7 +200,7 @@ class Output:
         """Something that the user should know though the command goes on."""
         if not self.as_json:
             style = Style(_wants_colour(self.stderr))
-            _write(self.stderr, f"{style.warning('warning')}: {message}")
+            _write(self.stderr, f"{style.warning('warning')}: {printable(message)}")
 
     def failure(self, error: ExitError) -> None:
         """Why the command failed: stderr, or the last JSON document on stdout."""

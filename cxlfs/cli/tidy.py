@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import click
 
-from cxlfs.checkpoint import Level, TidyBelow, plan, tidy, undo
+from cxlfs.checkpoint import Level, TidyBelow, plan, require_directory, tidy, undo
 from cxlfs.checkpoint.tidy import Plan
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
+from cxlfs.cli.directory import DIRECTORY_EXIT_CODES, first_start, plain_option
 from cxlfs.cli.exit_codes import epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.errors import (
@@ -32,12 +33,12 @@ HELP = """Set checkpoints in DIR aside that are newer than the newest good one a
 Frameworks resume from the newest checkpoint, finished or not. After this the newest is the one that
 "cxlfs good" prints, and trackers (latest, latest_checkpointed_iteration.txt, checkpoint, symbolic
 links, Lightning's last.ckpt) that named another one name it. DIR is any directory, on a store or
-not. Run it before a job, not beside one: it refuses to move what a process is writing to.
+(--plain) not. Run it before a job, not beside one: it refuses to move what a process is writing to.
 
 Nothing is deleted. What is set aside is renamed to DIR/.cxlfs-aside/TIME (of accelerate to the
 directory above), with a list of what was wrong; --undo puts the last of them back. Where no
-checkpoint is good, incomplete ones are set aside (the first save was killed: the job starts anew),
-and damaged ones stay.
+checkpoint is good they are set aside if all are incomplete (the first save was killed: the job
+starts anew); otherwise all stay, and the exit code is 23 or 35.
 
 With --all every directory below DIR that holds checkpoints is tidied, too: what the mount option
 "tidy" does with a whole store after a crash.
@@ -174,6 +175,7 @@ class TidiedAll(Report):
         ReadOnlyError.exit_code,
         NoCheckpointError.exit_code,
         NoGoodCheckpointError.exit_code,
+        *DIRECTORY_EXIT_CODES,
     ),
 )
 @click.argument("directory", metavar="DIR", type=ANY_PATH)
@@ -187,6 +189,7 @@ class TidiedAll(Report):
     metavar="S",
     help="With --all: begin no directory later than that.",
 )
+@plain_option
 @common_options
 def command(
     directory: str,
@@ -196,6 +199,7 @@ def command(
     take_back: bool,
     structure_only: bool,
     below: bool,
+    plain: bool,
     as_json: bool,
 ) -> None:
     """See HELP."""
@@ -207,6 +211,7 @@ def command(
         raise UsageError("--undo is for one directory", next_step="leave --all out")
     if seconds_max is not None and not below:
         raise UsageError("--seconds-max is for many directories", next_step="give --all, too")
+    require_directory(directory)
     if below:
         walk = TidyBelow(directory, level, dry_run=dry_run, seconds_max=seconds_max)
         _tidy_all(output, directory, walk, dry_run=dry_run)
@@ -214,7 +219,8 @@ def command(
     if take_back:
         output.report(Tidied.of(undo(directory, dry_run=dry_run), "undo", dry_run=dry_run))
         return
-    found = plan(directory, level) if dry_run else tidy(directory, level)
+    with first_start(directory, plain=plain):
+        found = plan(directory, level) if dry_run else tidy(directory, level)
     output.report(Tidied.of(found, "tidy", dry_run=dry_run))
     if found.good is None:
         output.warning("no checkpoint is good: a job that starts now starts from the beginning")
@@ -225,17 +231,14 @@ def _tidy_all(output: Output, directory: str, walk: TidyBelow, *, dry_run: bool)
     began = time.monotonic()
     done: list[Plan] = []
     failed: list[Failed] = []
-    try:
-        for found in walk:
-            if found.plan is None:
-                failed.append(Failed(os.fsencode(found.directory), found.problem or ""))
-                continue
-            done.append(found.plan)
-            if found.plan.aside is not None:
-                output.report(Tidied.of(found.plan, "tidy", dry_run=dry_run))
-                output.flush()
-    except OSError as error:
-        raise NoCheckpointError(f"{directory}: {error.strerror}") from error
+    for found in walk:
+        if found.plan is None:
+            failed.append(Failed(os.fsencode(found.directory), found.problem or ""))
+            continue
+        done.append(found.plan)
+        if found.plan.aside is not None:
+            output.report(Tidied.of(found.plan, "tidy", dry_run=dry_run))
+            output.flush()
     output.report(
         TidiedAll(
             directory=os.fsencode(directory),

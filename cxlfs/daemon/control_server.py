@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -55,6 +56,10 @@ def list_checkpoints(store: Store, parameters: Mapping[str, object]) -> Iterator
     path = parameters.get("path", "/")
     if not isinstance(path, str):
         raise UsageError("list: path must be text")
+    # What programs that are gone have left is decided first, as for whoever lists the directory.
+    if store.units.has_open and not store.read_only:
+        with contextlib.suppress(CxlfsError):
+            store.units.settle()
     # Taken in one go: other requests may change the namespace between two messages.
     for entry in list(store.list_checkpoints(os.fsencode(path))):
         yield {"message_type": "entry", **plain_dict(entry)}

@@ -201,7 +201,8 @@ def test_headers_of_arrays_of_flax(unpack: Unpack, old: bytes, new: bytes, what:
     assert data.count(old) == 1
     path.write_bytes(data.replace(old, new))
     assert what in words(path)
-    assert words(path).startswith("damaged")
+    # A tree may have other keys: what flax does not write may be somebody else's.
+    assert words(path).startswith("unknown" if "key" in what else "damaged")
 
 
 # --- archives -----------------------------------------------------------------------------------

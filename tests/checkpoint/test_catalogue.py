@@ -18,6 +18,7 @@ from cxlfs.checkpoint.trackers import trackers_of
 from cxlfs.checkpoint.writers import Writer
 from cxlfs.errors import (
     BusyError,
+    DirectoryAbsentError,
     NoCheckpointError,
     NoGoodCheckpointError,
     NotFoundError,
@@ -138,10 +139,13 @@ def test_steps_in_names(name: str, step: int | None) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    for directory in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(NoCheckpointError):
+    for directory, error in (
+        (tmp_path, NoCheckpointError),
+        (tmp_path / "absent", DirectoryAbsentError),
+    ):
+        with pytest.raises(error):
             good(directory)
-        with pytest.raises(NoCheckpointError):
+        with pytest.raises(error):
             tidy(directory)
 
 

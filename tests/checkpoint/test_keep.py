@@ -13,7 +13,7 @@ import pytest
 
 from cxlfs.checkpoint import keep
 from cxlfs.checkpoint.keep import Rules, Value, decide, remove
-from cxlfs.errors import NoCheckpointError, NoGoodCheckpointError, UsageError
+from cxlfs.errors import DirectoryAbsentError, NoCheckpointError, NoGoodCheckpointError, UsageError
 
 DAY = 86_400
 BEGIN = int(dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC).timestamp())
@@ -137,8 +137,11 @@ def test_nothing_goes_without_a_good_one(tmp_path: Path) -> None:
         damage(path)
     with pytest.raises(NoGoodCheckpointError):
         decide(tmp_path, Rules(last=1))
+    with pytest.raises(DirectoryAbsentError):
+        decide(tmp_path / "none", Rules(last=1))
+    (tmp_path / "none").mkdir()
     with pytest.raises(NoCheckpointError):
-        decide(tmp_path / "checkpoint-1" / "none", Rules(last=1))
+        decide(tmp_path / "none", Rules(last=1))
 
 
 def test_an_incomplete_one_stays(tmp_path: Path) -> None:

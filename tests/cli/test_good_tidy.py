@@ -26,6 +26,8 @@ def saved(tmp_path: Path) -> Path:
     data = bytearray((tmp_path / "step-2.npz").read_bytes())
     data[9000] ^= 4
     (tmp_path / "step-2.npz").write_bytes(data)
+    for step in (1, 2, 3):
+        os.utime(tmp_path / f"step-{step}.npz", (1000 + step, 1000 + step))
     return tmp_path
 
 
@@ -95,7 +97,7 @@ def test_good_by_structure_alone(run: Run, saved: Path) -> None:
 
 
 def test_exit_codes_for_scripts(run: Run, saved: Path) -> None:
-    assert_two_lines(run("good", saved / "absent"), 22, "cxlfs good", "no checkpoint")
+    assert_two_lines(run("good", saved / "absent"), 32, "cxlfs good", "is not there")
     (saved / "step-1.npz").unlink()
     assert_two_lines(run("good", saved), 23, "cxlfs good", "none of the 2")
     document = run("good", saved, "--json").document
@@ -134,7 +136,8 @@ def test_tidy_where_nothing_is_good(run: Run, saved: Path) -> None:
     said = run("tidy", saved)
     assert said.code == 0
     assert "starts from the beginning" in said.stderr
-    assert_two_lines(run("tidy", saved), 22, "cxlfs tidy")
+    assert_two_lines(run("tidy", saved), 36, "cxlfs tidy", "no store is mounted there")
+    assert_two_lines(run("tidy", saved, "--plain"), 22, "cxlfs tidy")
 
 
 def test_nothing_to_undo(run: Run, saved: Path) -> None:
@@ -224,7 +227,7 @@ def test_tidy_all_enters_no_checkpoint(runs: Path) -> None:
 def test_arguments_that_do_not_go_together(run: Run, saved: Path) -> None:
     assert_two_lines(run("tidy", saved, "--undo", "--all"), 2, "cxlfs tidy", "--undo")
     assert_two_lines(run("tidy", saved, "--seconds-max", "3"), 2, "cxlfs tidy", "--seconds-max")
-    assert_two_lines(run("tidy", saved / "absent", "--all"), 22, "cxlfs tidy", "No such file")
+    assert_two_lines(run("tidy", saved / "absent", "--all"), 32, "cxlfs tidy", "is not there")
 
 
 @pytest.mark.mounted

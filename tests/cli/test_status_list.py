@@ -252,10 +252,10 @@ def test_list_shows_states_sizes_and_commits(run: Run, filled: Path) -> None:
     column = header.index("PATH")
     assert [row[column:] for row in rows] == ["/last.pt", "/last.pt", "/new.log", "/run1/"]
     assert [row[: header.index("COMMIT")].strip() for row in rows] == [
-        "complete",
+        "not inspected",
         "incomplete, kept aside",
         "incomplete",
-        "complete, set unknown",
+        "not inspected",
     ]
 
 
@@ -270,7 +270,7 @@ def test_list_json(run: Run, filled: Path) -> None:
     assert first == {
         "path": "/run1/a.pt",
         "kind": "file",
-        "state": "complete",
+        "state": "not inspected",
         "kept_aside": False,
         "being_written": False,
         "set_known": True,
@@ -338,7 +338,7 @@ def test_list_of_what_is_kept_aside(run: Run, filled: Path) -> None:
         ("/last.pt", "incomplete", 1500, None)
     ]
     kept = next(e for e in entries if e["path"] == "/last.pt" and not e["kept_aside"])
-    assert (kept["state"], kept["size_bytes"]) == ("complete", 3000)
+    assert (kept["state"], kept["size_bytes"]) == ("not inspected", 3000)
 
 
 def test_a_directory_stands_for_what_is_below(run: Run, filled: Path) -> None:

@@ -224,7 +224,7 @@ def test_record_lets_the_store_remember(run: Run, filled: Path) -> None:
     before = filled.read_bytes()
     assert run("verify", filled).code == 3
     assert filled.read_bytes() == before, "without --record nothing is written"
-    assert run("list", filled, "--json").document["checkpoints"][-1]["state"] == "complete"
+    assert run("list", filled, "--json").document["checkpoints"][-1]["state"] == "not inspected"
 
     said = run("verify", filled, "--record", "--json")
     assert said.code == 3

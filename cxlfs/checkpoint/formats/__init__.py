@@ -11,6 +11,7 @@ from cxlfs.checkpoint.formats.base import Format
 from cxlfs.checkpoint.formats.dcp import Distributed
 from cxlfs.checkpoint.formats.deepspeed import DeepSpeed
 from cxlfs.checkpoint.formats.hugging_face import HuggingFace
+from cxlfs.checkpoint.formats.loose import Loose
 from cxlfs.checkpoint.formats.megatron import Megatron
 from cxlfs.checkpoint.formats.orbax import Orbax
 from cxlfs.checkpoint.formats.saved_model import SavedModel
@@ -27,4 +28,5 @@ FORMATS: tuple[Format, ...] = (
     Distributed(),
     Shards(),
     Bundle(),
+    Loose(),
 )

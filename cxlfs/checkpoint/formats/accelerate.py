@@ -4,7 +4,8 @@ Source: accelerate/checkpointing.py, ``save_accelerator_state`` (1.15): weights,
 schedulers, samplers, then each rank's ``random_states_R.pkl``, then ``custom_checkpoint_N.pkl``.
 Complete: all of them are that are there, there are weights and random states, and the numbers
 have no gap.
-Nothing in the directory says how many custom objects there should be.
+Nothing in the directory says how many custom objects there should be, nor how far training came.
+Others name directories ``checkpoint_N``, too, as flax does: they hold what accelerate does not.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import re
 
 from cxlfs.checkpoint.formats.dcp import is_distributed, take_distributed
 from cxlfs.checkpoint.formats.deepspeed import is_deepspeed, take_deepspeed
-from cxlfs.checkpoint.formats.files import take_files
-from cxlfs.checkpoint.formats.hugging_face import check_numbers
+from cxlfs.checkpoint.formats.files import is_beside_others, take_files
+from cxlfs.checkpoint.formats.hugging_face import is_weights
+from cxlfs.checkpoint.formats.ranks import check_numbers
 from cxlfs.checkpoint.formats.shards import take_models
 from cxlfs.checkpoint.model import Contents, File, IncompleteError
 from cxlfs.checkpoint.place import Place
 
 NAME = re.compile(r"checkpoint_(\d{1,18})")
 _RANDOM = re.compile(r"random_states_(\d{1,9})\.pkl")
+_MARK = re.compile(r"(?:optimizer|scheduler|sampler)(?:_\d{1,9})?\.bin")
 _CUSTOM = re.compile(r"custom_checkpoint_(\d{1,9})\.pkl")
-_WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:_\d{1,9})?\.(?:safetensors|bin)")
 
 
 class Accelerate:
@@ -31,13 +33,24 @@ class Accelerate:
     def recognises(self, place: Place) -> bool:
         if not place.is_directory():
             return False
-        return NAME.fullmatch(place.name) is not None or any(map(_RANDOM.fullmatch, place.names()))
+        names = place.names()
+        if any(map(_RANDOM.fullmatch, names)):
+            return True
+        if NAME.fullmatch(place.name) is None:
+            return False
+        return (
+            not names
+            or any(map(_MARK.fullmatch, names))
+            or (
+                any(is_weights(place, name) for name in names)
+                and is_beside_others(place, NAME, "random_states_0.pkl")
+            )
+        )
 
     def examine(self, place: Place) -> Contents:
         contents = Contents()
         match = NAME.fullmatch(place.name)
-        if match is not None:
-            contents.step = int(match[1])
+        contents.named_step = int(match[1]) if match is not None else None
         names = place.names()
         if not names:
             raise IncompleteError("nothing is in it")
@@ -45,10 +58,9 @@ class Accelerate:
         for name in names:
             if place.is_directory(name):
                 has_weights |= self._take_directory(place.below(name), contents)
-        step = contents.step
         take_files(place, contents, names)
-        contents.step = step
-        if not has_weights and not any(map(_WEIGHTS.fullmatch, names)):
+        contents.step = contents.epoch = None  # of nothing that says how far it had come
+        if not has_weights and not any(is_weights(place, name) for name in names):
             contents.problems.append(IncompleteError("it has no weights"))
         if not any(map(_RANDOM.fullmatch, names)):
             contents.files.append(File("random_states_0.pkl", None))
@@ -65,4 +77,7 @@ class Accelerate:
         if is_deepspeed(inside):
             take_deepspeed(inside, contents)
             return True
-        return False
+        # A hook of the program's own (register_save_state_pre_hook) saves models below it.
+        has_models = take_models(inside, contents)
+        take_files(inside, contents, inside.names())
+        return has_models or any(is_weights(inside, name) for name in inside.names())

@@ -1,8 +1,10 @@
 """PyTorch's distributed checkpoint: ``.metadata``, a pickle, and ``__RANK_N.distcp`` files.
 
 Source: torch/distributed/checkpoint/filesystem.py, metadata.py (torch 2.13). ``.metadata`` is
-written last. Complete: it can be read, and every piece that it names lies in its file. A piece
-of ``torch.save`` is an archive of its own with CRC-32s, which the content is compared with.
+written last. Complete: it can be read, the chunks of each tensor cover it, for each there is a
+piece, and every piece lies in its file. A piece of ``torch.save`` is an archive of its own with
+CRC-32s, which the content is compared with. A file that it does not name is left over, from an
+attempt of more ranks perhaps.
 
 Saving over such a directory rewrites its files while the old ``.metadata`` is there, and nothing
 in them says which save they are of. A file that was there before ``.metadata`` and was written to
@@ -12,12 +14,14 @@ after it is how that is seen (``ages``).
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import re
 
 from cxlfs.checkpoint import limits, zips
 from cxlfs.checkpoint.ages import written_after
-from cxlfs.checkpoint.formats.files import take_files
-from cxlfs.checkpoint.jsons import number, text
+from cxlfs.checkpoint.formats.files import take_files, take_stray
+from cxlfs.checkpoint.jsons import number, number_or_none, sequence, text
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
     Contents,
@@ -29,12 +33,18 @@ from cxlfs.checkpoint.model import (
 )
 from cxlfs.checkpoint.pickles import Applied, Global, Pairs, read_pickle
 from cxlfs.checkpoint.place import Place, Reader
+from cxlfs.checkpoint.torch_values import EPOCH_KEYS, STEP_KEYS
 from cxlfs.checkpoint.zips import Archive
 
 METADATA = ".metadata"
 _SHARD = re.compile(r"__(\d{1,9})_(\d{1,9})\.distcp")
 _ARCHIVES_MAX = 20_000
 """Pieces whose archives are looked into; the rest are compared in size alone."""
+
+
+_Shape = tuple[int, ...]
+_CHUNKS_MAX = 1_000
+"""Of one tensor, that are compared with each other; of more the volumes are added up alone."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +56,17 @@ class Piece:
     file: str
     offset: int
     length: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class State:
+    """What ``.metadata`` says of one value: a tensor in ``chunks`` (where each begins, and its
+    size), or (``chunks`` None) bytes.
+    """
+
+    dtype: str
+    shape: _Shape
+    chunks: tuple[tuple[_Shape, _Shape], ...] | None
 
 
 class Distributed:
@@ -73,8 +94,9 @@ def take_distributed(place: Place, contents: Contents) -> None:
     try:
         if size is None:
             raise IncompleteError(f"{place.full_name(METADATA)} is missing")
-        pieces, shapes = read_metadata(place)
-        _take_pieces(place, pieces, shapes, contents)
+        pieces, states = read_metadata(place)
+        _check_metadata(pieces, states)
+        _take_pieces(place, pieces, states, contents)
         named = {piece.file for piece in pieces}
         late = written_after(place, METADATA, sorted(named))
         if late is not None:
@@ -86,18 +108,20 @@ def take_distributed(place: Place, contents: Contents) -> None:
             )
     except ProblemError as error:
         contents.problems.append(error)
-        named = set()
+        named = set(shards)
     known = {file.name for file in contents.files}
     for name in shards:
-        if place.full_name(name) not in known:
+        if name not in named:
+            take_stray(place, name, contents)
+        elif place.full_name(name) not in known:
             contents.files.append(File(place.full_name(name), place.size_of(name)))
 
 
 # --- .metadata ------------------------------------------------------------------------------
 
 
-def read_metadata(place: Place) -> tuple[list[Piece], dict[str, tuple[str, tuple[int, ...]]]]:
-    """The pieces, and type and shape of each tensor. Raises ProblemError."""
+def read_metadata(place: Place) -> tuple[list[Piece], dict[str, State]]:
+    """The pieces, and what each value is. Raises ProblemError."""
     with place.open(METADATA) as reader:
         if not reader.size_bytes:
             raise IncompleteError(f"{place.full_name(METADATA)} is empty")
@@ -110,7 +134,7 @@ def read_metadata(place: Place) -> tuple[list[Piece], dict[str, tuple[str, tuple
         raise DamagedError("its metadata names no tensors")
     if len(storage.items) > limits.TENSORS_MAX:
         raise BeyondLimitsError("its metadata names more pieces than are read")
-    return [_piece(key, value) for key, value in storage.items], _shapes(states)
+    return [_piece(key, value) for key, value in storage.items], _states(states)
 
 
 def _fields(value: object, what: str) -> dict[str, object]:
@@ -146,16 +170,56 @@ def _dimensions(value: object, what: str) -> tuple[int, ...]:
     return tuple(number(each, f"the shape of {what}") for each in value)
 
 
-def _shapes(states: Pairs) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _states(states: Pairs) -> dict[str, State]:
     found = {}
     for name, value in states.items:
         if not isinstance(name, str) or not isinstance(value, Applied):
             raise DamagedError("its metadata is damaged")
         if not isinstance(value.state, Pairs) or not value.state.has("size"):
-            continue  # bytes: an object that is no tensor
-        size = _dimensions(value.state.get("size"), f"tensor {name[:200]}")
-        found[name] = (_dtype(value.state.get("properties")), size)
+            found[name] = State("bytes", (), None)  # an object that is no tensor
+            continue
+        what = f"tensor {name[:200]}"
+        size = _dimensions(value.state.get("size"), what)
+        chunks = [_fields(each, what) for each in sequence(value.state.get("chunks"), what)]
+        places = tuple(
+            (_dimensions(each.get("offsets"), what), _dimensions(each.get("sizes"), what))
+            for each in chunks
+        )
+        found[name] = State(_dtype(value.state.get("properties")), size, places)
     return found
+
+
+def _check_metadata(pieces: list[Piece], states: dict[str, State]) -> None:
+    """Each value has its pieces, and the chunks of each tensor make it up. Raises ProblemError."""
+    there = {(piece.name, piece.chunk) for piece in pieces}
+    for name, state in states.items():
+        chunks = state.chunks
+        wanted = [None] if chunks is None else [at for at, sizes in chunks if 0 not in sizes]
+        for chunk in wanted:
+            if (name, chunk) not in there:
+                at = f"[{', '.join(map(str, chunk))}]" if chunk and any(chunk) else ""
+                raise IncompleteError(f"nothing was stored of tensor {name[:200]}{at}")
+        if chunks is not None and not _covers(state.shape, chunks):
+            raise DamagedError(f"the chunks of tensor {name[:200]} do not make it up")
+
+
+def _covers(shape: _Shape, chunks: tuple[tuple[_Shape, _Shape], ...]) -> bool:
+    """All lie inside, no two overlap, and together they have as many items as the tensor."""
+    boxes = [
+        [(first, first + size) for first, size in zip(offsets, sizes, strict=True)]
+        for offsets, sizes in chunks
+        if len(offsets) == len(sizes) == len(shape) and 0 not in sizes
+    ]
+    for box in boxes:
+        if any(end > size for (_, end), size in zip(box, shape, strict=True)):
+            return False
+    volume = sum(math.prod(end - first for first, end in box) for box in boxes)
+    if len(boxes) <= _CHUNKS_MAX:
+        for one, other in itertools.combinations(boxes, 2):
+            pairs = zip(one, other, strict=True)
+            if all(a < d and c < b for (a, b), (c, d) in pairs):
+                return False
+    return volume == math.prod(shape)
 
 
 def _dtype(properties: object) -> str:
@@ -170,10 +234,7 @@ def _dtype(properties: object) -> str:
 
 
 def _take_pieces(
-    place: Place,
-    pieces: list[Piece],
-    shapes: dict[str, tuple[str, tuple[int, ...]]],
-    contents: Contents,
+    place: Place, pieces: list[Piece], states: dict[str, State], contents: Contents
 ) -> None:
     by_file: dict[str, list[Piece]] = {}
     for piece in pieces:
@@ -202,8 +263,10 @@ def _take_pieces(
         except BeyondLimitsError as error:
             contents.notes.append(f"{place.full_name(file)}: {error}")
             left = 0
+        except ProblemError as error:
+            contents.problems.append(error)
         for piece in inside:
-            contents.tensors.append(_tensor(place, piece, shapes))
+            contents.tensors.append(_tensor(place, piece, states))
 
 
 def _rank(item: tuple[str, list[Piece]]) -> tuple[int, int, str]:
@@ -212,10 +275,16 @@ def _rank(item: tuple[str, list[Piece]]) -> tuple[int, int, str]:
 
 
 def _take_archives(reader: Reader, pieces: list[Piece], contents: Contents) -> None:
-    """Each piece that begins as an archive of torch.save must be one."""
+    """Each piece that begins as an archive of torch.save must be one; all are, or none is."""
+    other: Piece | None = None
+    before = len(contents.regions)
     for piece in sorted(pieces, key=lambda each: each.offset):
-        if reader.read(piece.offset, min(4, piece.length)) != zips.MAGIC:
-            continue  # safetensors, a compressed stream, or a plugin's own
+        head = reader.read(piece.offset, min(4, piece.length))
+        if head != zips.MAGIC:  # safetensors, a compressed stream, or a plugin's own
+            if piece.length >= len(zips.MAGIC) and not head.strip(b"\0"):
+                raise IncompleteError(f"tensor {piece.name[:200]} was not written")
+            other = other or piece if piece.length and piece.chunk is not None else other
+            continue
         try:
             archive = Archive(reader, piece.offset, piece.length)
         except BeyondLimitsError as error:
@@ -224,11 +293,28 @@ def _take_archives(reader: Reader, pieces: list[Piece], contents: Contents) -> N
             contents.problems.append(DamagedError(f"tensor {piece.name[:200]}: {error}"))
         else:
             contents.regions += archive.regions(reader.name)
+            _take_step(piece, archive, contents)
+    if other is not None and len(contents.regions) > before:
+        raise DamagedError(f"tensor {other.name[:200]} is not where it should be")
 
 
-def _tensor(place: Place, piece: Piece, shapes: dict[str, tuple[str, tuple[int, ...]]]) -> Tensor:
+def _take_step(piece: Piece, archive: Archive, contents: Contents) -> None:
+    """A number that was saved under one of the usual names."""
+    name = piece.name.rpartition(".")[2]
+    record = next((r for n, r in archive.records.items() if n.endswith("/data.pkl")), None)
+    if piece.chunk is not None or record is None or name not in (*STEP_KEYS, *EPOCH_KEYS):
+        return
+    value = number_or_none(read_pickle(archive.read(record, limits.TEXT_BYTES_MAX)).value)
+    if name in STEP_KEYS and (contents.step is None or name == STEP_KEYS[0]):
+        contents.step = value
+    elif name in EPOCH_KEYS:
+        contents.epoch = value
+
+
+def _tensor(place: Place, piece: Piece, states: dict[str, State]) -> Tensor:
     """A piece as a tensor: of a chunk the name says where it begins."""
-    dtype, shape = shapes.get(piece.name, ("bytes", ()))
+    state = states.get(piece.name)
+    dtype, shape = ("bytes", ()) if state is None else (state.dtype, state.shape)
     name = piece.name
     if piece.chunk is not None and any(piece.chunk):
         name = f"{name}[{', '.join(map(str, piece.chunk))}]"

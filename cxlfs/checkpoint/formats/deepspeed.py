@@ -1,30 +1,48 @@
 """A tag directory of DeepSpeed: ``global_stepN`` with one file for each rank and part.
 
-Source: deepspeed/runtime/engine.py, ``save_checkpoint`` and ``_get_ckpt_name`` (0.19): every rank
+Source: deepspeed/runtime/engine.py, ``save_checkpoint``, ``_get_ckpt_name``,
+``_get_expert_ckpt_name``; deepspeed/runtime/pipe/module.py, ``ckpt_layer_path`` (0.19). Every rank
 writes its own files; rank 0 writes the name of the directory to ``latest`` beside it, last.
-Complete: every file is, and for each rank of the world that a file of the model names
-(``dp_world_size``, ``mp_world_size``) there is a shard of the optimizer, where there are any. With
-ZeRO there are: a file of the model has the shapes of its parameters then and no optimizer
-(``_save_checkpoint``). All files of the model are of one step.
+
+A name holds numbers: of the rank of data, of the model's rank, of a layer, of an expert. Of each
+kind of name the files must fill the whole grid of those numbers: no number is left out below the
+highest one that is there, or below what a file of the model says (``dp_world_size``,
+``mp_world_size``; how many experts a gate knows). Layers alone may leave numbers out: a stage of a
+pipeline that has no parameters has no file. So of layers one is missing where those before and
+after it hold the same tensors, or where the shapes of the parameters name it.
+
+With ZeRO there are shards of the optimizer: a file of the model has the shapes of its parameters
+then and no optimizer (``_save_checkpoint``). All files of the model are of one step.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
+from collections.abc import Iterator, Sequence
 
 from cxlfs.checkpoint.formats.files import check_one_step, take_files, take_member
+from cxlfs.checkpoint.formats.ranks import first_gap
 from cxlfs.checkpoint.jsons import number_or_none
-from cxlfs.checkpoint.model import Contents, File, IncompleteError
-from cxlfs.checkpoint.pickles import Pairs
+from cxlfs.checkpoint.model import Contents, File, IncompleteError, Tensor
+from cxlfs.checkpoint.pickles import Applied, Pairs
 from cxlfs.checkpoint.place import Place
 
 NAME = re.compile(r"global_step(\d{1,18})")
 _MODEL = re.compile(r"(?:zero_pp_rank_\d{1,6}_)?mp_rank_\d{2,6}_model_states\.pt")
-_SHARD = re.compile(
-    r"(?P<head>(?:bf16_|fp16_)?zero_pp_rank_)(?P<data>\d{1,6})_mp_rank_(?P<model>\d{2,6})"
-    r"(?P<end>_(?:optim|model)_states\.pt)"
-)
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_\d{1,6}_mp_rank_\d{2,6}_optim_states\.pt")
+_PART = re.compile(
+    r"(?:(?:bf16_|fp16_)?zero_pp_rank_\d{1,6}_|expp_rank_\d{1,6}_)?mp_rank_\d{2,6}_"
+    r"(?:model|optim)_states\.pt"
+    r"|layer_\d{1,6}_expert_\d{1,6}_mp_rank_\d{2,6}_model_states\.pt"
+    r"|layer_\d{1,6}-model_\d{2,6}-model_states\.pt"
+)
+_LAYER = re.compile(r"layer_(\d{1,6})-model_(\d{2,6})-model_states\.pt")
+_EXPERT = re.compile(r"layer_\d{1,6}_expert_\d{1,6}_mp_rank_\d{2,6}_model_states\.pt")
+_NUMBER = re.compile(r"\d+")
+_GATE = re.compile(r"gate\.wg\.weight$")
+_LAYER_OF_NAME = re.compile(r"(\d{1,6})\.")
 _RANKS_MAX = 1 << 20
 
 
@@ -41,72 +59,139 @@ class DeepSpeed:
 
 
 def is_deepspeed(place: Place) -> bool:
-    if NAME.fullmatch(place.name):
-        return True
-    return any(_MODEL.fullmatch(name) or _SHARD.fullmatch(name) for name in place.names())
+    names = place.names()
+    return any(map(_PART.fullmatch, names)) or (
+        not names and NAME.fullmatch(place.name) is not None
+    )
 
 
 def take_deepspeed(place: Place, contents: Contents) -> None:
     """Add the tag directory."""
     match = NAME.fullmatch(place.name)
-    if not place.names():
+    names = place.names()
+    if not names:
         contents.problems.append(IncompleteError(f"nothing is in {place.name}"))
-    world: tuple[int, int] | None = None
-    models = [name for name in place.names() if _MODEL.fullmatch(name)]
+    model = _Model()
     steps: dict[int, str] = {}
-    is_zero = False
-    for name in models:
-        found = take_member(place, name, contents)
-        if isinstance(found.root, Pairs):
+    tensors: dict[str, list[Tensor]] = {}
+    for name in filter(_PART.fullmatch, names):
+        found = take_member(place, name, contents, required=True)
+        tensors[name] = found.tensors
+        if _MODEL.fullmatch(name) and isinstance(found.root, Pairs):
             of_file = number_or_none(found.root.get("global_steps"))
             if of_file is not None:
                 steps.setdefault(of_file, place.full_name(name))
-            world = world or _world_of(found.root)
-            is_zero = is_zero or _is_zero(found.root)
+            model.learn(found.root, found.tensors)
     check_one_step(steps, contents)
-    if not models and place.names():
-        contents.files.append(File(place.full_name("mp_rank_00_model_states.pt"), None))
-        contents.problems.append(IncompleteError("mp_rank_00_model_states.pt is missing"))
-    take_files(place, contents, place.names())
-    contents.step = int(match[1]) if match is not None else next(iter(steps), None)
-    _check_shards(place, world, contents)
-    if is_zero and not any(map(_OPTIMIZER.fullmatch, place.names())):
-        name = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
-        contents.files.append(File(place.full_name(name), None))
-        total = f" of {world[0] * world[1]}" if world is not None else ""
-        words = f"shard 1{total} of the optimizer (*{name}) is missing"
-        contents.problems.append(IncompleteError(words))
+    contents.step = next(iter(steps), None)
+    take_files(place, contents, names)
+    contents.named_step = int(match[1]) if match is not None else None
+    if names:
+        for name, words in _missing(names, model, tensors):
+            contents.files.append(File(place.full_name(name), None))
+            contents.problems.append(
+                IncompleteError(f"{words} ({place.full_name(name)}) is missing")
+            )
 
 
-def _is_zero(root: Pairs) -> bool:
-    """Each rank keeps its part of the optimizer in a file of its own."""
-    return root.get("param_shapes") is not None and root.get("optimizer") is None
+class _Model:
+    """What files of the model say of the others."""
+
+    def __init__(self) -> None:
+        self.world: tuple[int, int] | None = None
+        self.is_zero = False
+        self.experts = 0
+        self.layers: set[int] = set()
+
+    def learn(self, root: Pairs, tensors: list[Tensor]) -> None:
+        data, ranks = (number_or_none(root.get(key)) for key in ("dp_world_size", "mp_world_size"))
+        if data and ranks and data * ranks <= _RANKS_MAX:
+            self.world = self.world or (data, ranks)
+        shapes = root.get("param_shapes")
+        # Each rank keeps its part of the optimizer in a file of its own.
+        self.is_zero |= shapes is not None and root.get("optimizer") is None
+        for group in shapes if isinstance(shapes, list) else [shapes]:
+            items = group.items if isinstance(group, Pairs | Applied) else []
+            found = (_LAYER_OF_NAME.match(key) for key, _ in items if isinstance(key, str))
+            self.layers |= {int(match[1]) for match in found if match is not None}
+        for tensor in tensors:
+            if _GATE.search(tensor.name) and tensor.shape:
+                self.experts = max(self.experts, tensor.shape[0])
 
 
-def _world_of(root: Pairs) -> tuple[int, int] | None:
-    data, model = (number_or_none(root.get(key)) for key in ("dp_world_size", "mp_world_size"))
-    if not data or not model or data * model > _RANKS_MAX:
-        return None
-    return data, model
+def _missing(
+    names: tuple[str, ...], model: _Model, tensors: dict[str, list[Tensor]]
+) -> Iterator[tuple[str, str]]:
+    """The first file of each kind that is not there, and what to call it."""
+    kinds: dict[str, set[tuple[int, ...]]] = {}
+    for name in filter(_PART.fullmatch, names):
+        numbers = tuple(map(int, _NUMBER.findall(_plain(name))))
+        kinds.setdefault(_NUMBER.sub("{}", _plain(name)), set()).add(numbers)
+    if not any(map(_MODEL.fullmatch, names)):
+        yield "mp_rank_00_model_states.pt", "shard 1 of the model"
+    for kind, found in kinds.items():
+        yield from _gap(kind, found, model)
+    layers = {int(m[1]) for m in map(_LAYER.fullmatch, names) if m}
+    for layer in _missing_layers(layers, model, tensors):
+        yield f"layer_{layer:02d}-model_00-model_states.pt", f"layer {layer}"
+    if model.is_zero and not any(map(_OPTIMIZER.fullmatch, names)):
+        total = f" of {model.world[0] * model.world[1]}" if model.world is not None else ""
+        yield (
+            "*zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            f"shard 1{total} of the optimizer",
+        )
 
 
-def _check_shards(place: Place, world: tuple[int, int] | None, contents: Contents) -> None:
-    """Of each kind that there is one of, every rank has one."""
-    kinds: dict[tuple[str, str], set[tuple[int, int]]] = {}
-    for name in place.names():
-        match = _SHARD.fullmatch(name)
-        if match is not None:
-            ranks = kinds.setdefault((match["head"], match["end"]), set())
-            ranks.add((int(match["model"]), int(match["data"])))
-    for (head, end), ranks in kinds.items():
-        data, model = world or (max(r[1] for r in ranks) + 1, max(r[0] for r in ranks) + 1)
-        total = data * model
-        # Looked for in order: the first gap is at most one behind what is there.
-        for index in range(min(total, len(ranks) + 1)):
-            wanted = divmod(index, data)
-            if wanted not in ranks:
-                name = f"{head}{wanted[1]}_mp_rank_{wanted[0]:02d}{end}"
-                contents.files.append(File(place.full_name(name), None))
-                words = f"shard {index + 1} of {total} ({place.full_name(name)}) is missing"
-                contents.problems.append(IncompleteError(words))
-                break
+def _plain(name: str) -> str:
+    """Without the numbers of types of numbers."""
+    return name.replace("bf16_", "bfloat_").replace("fp16_", "half_")
+
+
+def _gap(kind: str, found: set[tuple[int, ...]], model: _Model) -> Iterator[tuple[str, str]]:
+    """The first of a grid of numbers that is not there."""
+    highest = [max(column) for column in zip(*found, strict=True)]
+    axes: list[Sequence[int]] = [range(number + 1) for number in highest]
+    world = model.world
+    if "zero_pp_rank" in kind and world is not None:
+        axes = [range(world[0]), range(world[1])]
+    elif "mp_rank" in kind or "-model_" in kind:
+        ranks = world[1] if world is not None and "-model_" not in kind else highest[-1] + 1
+        axes[-1] = range(ranks)
+    if "_expert_" in kind:
+        axes[1] = range(max(model.experts, highest[1] + 1))
+    if "-model_" in kind:
+        axes[0] = sorted({numbers[0] for numbers in found})
+    index, numbers = first_gap(axes, found)
+    if numbers:
+        total = math.prod(map(len, axes))
+        yield _name_of(kind, numbers), f"shard {index + 1} of {total}"
+
+
+def _name_of(kind: str, numbers: tuple[int, ...]) -> str:
+    """With as many digits as DeepSpeed gives a rank of the model and a layer of a pipeline."""
+    text = kind.replace("bfloat_", "bf16_").replace("half_", "fp16_")
+    for number in numbers:
+        before = text.partition("{}")[0]
+        is_wide = before.endswith(("mp_rank_", "-model_")) or (
+            before.endswith("layer_") and "-model_" in text
+        )
+        text = text.replace("{}", f"{number:02d}" if is_wide else str(number), 1)
+    return text
+
+
+def _missing_layers(
+    layers: set[int], model: _Model, tensors: dict[str, list[Tensor]]
+) -> Iterator[int]:
+    if not layers:
+        return
+    missing = model.layers - layers
+
+    def held(layer: int) -> list[tuple[str, tuple[int, ...]]]:
+        name = f"layer_{layer:02d}-model_00-model_states.pt"
+        return [(tensor.name, tensor.shape) for tensor in tensors.get(name, [])]
+
+    for before, after in itertools.pairwise(sorted(layers)):
+        if after - before > 1 and held(before) and held(before) == held(after):
+            missing.add(before + 1)
+    if missing:
+        yield min(missing)

@@ -14,6 +14,7 @@ from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats.msgpack import Item, MsgpackReader, scalar_items
 from cxlfs.checkpoint.jsons import number_or_none
 from cxlfs.checkpoint.model import (
+    BeyondLimitsError,
     Contents,
     DamagedError,
     File,
@@ -23,7 +24,9 @@ from cxlfs.checkpoint.model import (
 )
 from cxlfs.checkpoint.place import Reader
 
-NAME = re.compile(r".*?_(\d{1,18})")
+NAME = re.compile(r"checkpoint_(\d{1,18})")
+_OTHER_NAME = re.compile(r"[^.]*_\d{1,18}")
+"""With a prefix of the program's own: many files are called so."""
 _ARRAY, _SCALAR = 1, 3
 _TYPE = re.compile(
     r"bool|(?:u?int|float|bfloat|complex|str|bytes|void)\d+\w*|(?:datetime|timedelta)64(?:\[\w+\])?"
@@ -46,14 +49,24 @@ class Flax:
     def recognises(self, name: str, head: bytes) -> bool:
         if name.endswith(".msgpack"):
             return True
-        return (
-            bool(NAME.fullmatch(name))
-            and "." not in name
-            and (not head.strip(b"\0") or head[0] in _MAPS)
-        )
+        is_begun = bool(head) and head[0] in _MAPS
+        if NAME.fullmatch(name):
+            return is_begun or not head.strip(b"\0")
+        return is_begun and _OTHER_NAME.fullmatch(name) is not None
 
     def examine(self, reader: Reader) -> Contents:
+        try:
+            return self._examine(reader)
+        except (IncompleteError, DamagedError) as error:
+            if _OTHER_NAME.fullmatch(reader.name.rpartition("/")[2]):
+                raise BeyondLimitsError(f"if it is of flax: {error}") from error
+            raise
+
+    @staticmethod
+    def _examine(reader: Reader) -> Contents:
         contents = Contents(files=[File(reader.name, reader.size_bytes)])
+        match = NAME.fullmatch(reader.name.rpartition("/")[2])
+        contents.named_step = int(match[1]) if match is not None else None
         if not reader.size_bytes:
             raise IncompleteError("it is empty")
         found = MsgpackReader(reader)
@@ -65,10 +78,7 @@ class Flax:
             elif item.name == "step" and contents.step is None:
                 contents.step = number_or_none(item.value)
         if found.end != reader.size_bytes:
-            raise DamagedError("bytes follow its tree")
-        match = NAME.fullmatch(reader.name.rpartition("/")[2])
-        if match is not None and contents.step is None:
-            contents.step = int(match[1])
+            raise BeyondLimitsError("bytes follow its tree")
         return contents
 
 

@@ -3,7 +3,10 @@
 Source: transformers/trainer.py, ``_save_checkpoint`` (5.23): the model first, then optimizer,
 scheduler and random states, ``trainer_state.json`` last. Complete: all of the files that are there
 are, there are weights, an optimizer has its scheduler, the ranks' random states have no gap, and
-``trainer_state.json`` names the step.
+there is a ``trainer_state.json``.
+
+Others name directories ``checkpoint-N``, too. It is the Trainer's where something in it is that
+the Trainer alone writes, or where the directory beside it has the Trainer's.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ import re
 from cxlfs.checkpoint.ages import written_after
 from cxlfs.checkpoint.formats.dcp import is_distributed, take_distributed
 from cxlfs.checkpoint.formats.deepspeed import is_deepspeed, take_deepspeed
-from cxlfs.checkpoint.formats.files import take_files
+from cxlfs.checkpoint.formats.files import is_beside_others, take_files
+from cxlfs.checkpoint.formats.ranks import check_numbers
 from cxlfs.checkpoint.formats.shards import take_models
 from cxlfs.checkpoint.jsons import json_of, number_or_none
 from cxlfs.checkpoint.model import (
     Contents,
-    DamagedError,
     File,
     IncompleteError,
     ProblemError,
@@ -28,9 +31,11 @@ from cxlfs.checkpoint.place import Place
 NAME = re.compile(r"checkpoint-(\d{1,18})")
 STATE = "trainer_state.json"
 _UNFINISHED = "checkpoint-is-incomplete.txt"
-_NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin")
+_MARKS = (STATE, _UNFINISHED, "training_args.bin", "scheduler.pt")
+_NOT_WEIGHTS = re.compile(r"(?:training_args|optimizer|scheduler|sampler)\w*\.bin")
 _STATES = (".safetensors", ".bin", ".pt", ".pth")
 _RANDOM = re.compile(r"rng_state_(\d{1,9})\.pth")
+_OF_ACCELERATE = re.compile(r"random_states_\d{1,9}\.pkl")
 
 
 class HuggingFace:
@@ -39,20 +44,25 @@ class HuggingFace:
     def recognises(self, place: Place) -> bool:
         if not place.is_directory():
             return False
-        return place.is_file(STATE) or NAME.fullmatch(place.name) is not None
+        if place.is_file(STATE):
+            return True
+        if NAME.fullmatch(place.name) is None or any(map(_OF_ACCELERATE.match, place.names())):
+            return False
+        return not place.names() or (
+            any(map(place.is_file, _MARKS)) or is_beside_others(place, NAME, STATE)
+        )
 
     def examine(self, place: Place) -> Contents:
         contents = Contents()
         match = NAME.fullmatch(place.name)
-        if match is not None:
-            contents.step = int(match[1])
+        contents.named_step = int(match[1]) if match is not None else None
         if not place.names():
             raise IncompleteError("nothing is in it")
         if place.is_file(_UNFINISHED):
             contents.problems.append(IncompleteError(f"{_UNFINISHED} says so"))
         self._take_state(place, contents)
         has_weights = take_models(place, contents) | _take_directories(place, contents)
-        has_weights |= any(map(_is_weights, place.names()))
+        has_weights |= any(is_weights(place, name) for name in place.names())
         take_files(place, contents, place.names())
         if not has_weights:
             contents.problems.append(IncompleteError("it has no weights"))
@@ -67,13 +77,11 @@ class HuggingFace:
     def _take_state(place: Place, contents: Contents) -> None:
         contents.files.append(File(STATE, place.size_of(STATE)))
         try:
-            step = number_or_none(json_of(place, STATE).get("global_step"))
+            contents.step = number_or_none(json_of(place, STATE).get("global_step"))
+            if contents.step is None:
+                contents.doubt(f"{STATE} names no step")
         except ProblemError as error:
             contents.problems.append(error)
-            return
-        if step is None or contents.step not in (None, step):
-            contents.problems.append(DamagedError(f"{STATE} names another step: {step}"))
-        contents.step = step if contents.step is None else contents.step
 
     @staticmethod
     def _check_pairs(place: Place, contents: Contents) -> None:
@@ -91,8 +99,13 @@ def _is_of_rank_0(name: str) -> bool:
     return name.endswith(_STATES) and not name.startswith("rng_state")
 
 
-def _is_weights(name: str) -> bool:
-    return name.endswith((".safetensors", ".bin")) and name not in _NOT_WEIGHTS
+def is_weights(place: Place, name: str) -> bool:
+    """True for a file of a model, whatever it is called."""
+    return (
+        name.endswith((".safetensors", ".bin"))
+        and not _NOT_WEIGHTS.fullmatch(name)
+        and place.is_file(name)
+    )
 
 
 def _take_directories(place: Place, contents: Contents) -> bool:
@@ -109,28 +122,3 @@ def _take_directories(place: Place, contents: Contents) -> bool:
             take_deepspeed(inside, contents)
             found = True
     return found
-
-
-def check_numbers(
-    contents: Contents,
-    place: Place,
-    pattern: re.Pattern[str],
-    template: str,
-    *,
-    by_rank: bool = True,
-) -> None:
-    """Files that are numbered from 0: none below the highest may be missing. ``by_rank``: or those
-    of a later node alone, which has as many ranks as each, in a directory of its own.
-    """
-    numbers = {int(match[1]) for match in map(pattern.fullmatch, place.names()) if match}
-    if not numbers:
-        return
-    lowest, highest = min(numbers), max(numbers)
-    is_node = by_rank and highest - lowest + 1 == len(numbers) and lowest % len(numbers) == 0
-    if is_node:
-        return
-    missing = next((n for n in range(min(highest, len(numbers)) + 1) if n not in numbers), None)
-    if missing is not None and missing < highest:
-        name = template.format(missing)
-        contents.files.append(File(place.full_name(name), None))
-        contents.problems.append(IncompleteError(f"{place.full_name(name)} is missing"))

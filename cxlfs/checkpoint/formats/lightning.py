@@ -26,6 +26,7 @@ def refine(contents: Contents) -> None:
         return
     contents.kind = KIND
     contents.step = number_or_none(root.get("global_step"))
+    contents.epoch = number_or_none(root.get("epoch"))
     for key in _NEEDED:
         if not root.has(key):
             contents.problems.append(IncompleteError(f"{key} is missing"))

@@ -4,23 +4,26 @@ for each rank of the model.
 Source: megatron/training/checkpointing.py (core 0.14). The tracker beside it
 (``latest_checkpointed_iteration.txt``) is written last. Complete: the distributed checkpoint is,
 and ``common.pt`` and ``metadata.json`` are there; or there is a ``model_optim_rng.pt`` for each
-rank of tensors and pipeline that the saved arguments name, all of one iteration, and a
-``distrib_optim.pt`` beside each, where there is any.
+rank of tensors, pipeline and experts that the saved arguments name, all of one iteration, and a
+``distrib_optim.pt`` beside each, where there is any. A directory's name has a number for each of
+these that is more than one (``get_checkpoint_name``).
 """
 
 from __future__ import annotations
 
+import math
 import re
 
 from cxlfs.checkpoint.formats.dcp import METADATA, is_distributed, take_distributed
 from cxlfs.checkpoint.formats.files import check_one_step, take_files, take_member
+from cxlfs.checkpoint.formats.ranks import first_gap
 from cxlfs.checkpoint.jsons import json_of, number_or_none
 from cxlfs.checkpoint.model import Contents, File, IncompleteError, ProblemError
 from cxlfs.checkpoint.pickles import Applied, Pairs
 from cxlfs.checkpoint.place import Place
 
 NAME = re.compile(r"iter_(\d{7,18})")
-_RANK = re.compile(r"mp_rank_(?P<tensor>\d{2,6})(?:_(?P<pipeline>\d{3,6}))?(?:_\d{3,6})?")
+_RANK = re.compile(r"mp_rank_(\d{2,6})(?:_(\d{3,6}))?(?:_(\d{3,6}))?")
 _MODEL = "model_optim_rng.pt"
 _OPTIMIZER = "distrib_optim.pt"
 _COMMON, _ABOUT = "common.pt", "metadata.json"
@@ -34,10 +37,10 @@ class Megatron:
         if not place.is_directory():
             return False
         names = place.names()
-        return (
-            NAME.fullmatch(place.name) is not None
-            or any(map(_RANK.fullmatch, names))
-            or {METADATA, _COMMON, _ABOUT} <= set(names)
+        if any(map(_RANK.fullmatch, names)) or {METADATA, _COMMON, _ABOUT} <= set(names):
+            return True
+        return NAME.fullmatch(place.name) is not None and (
+            not names or is_distributed(place) or _COMMON in names
         )
 
     def examine(self, place: Place) -> Contents:
@@ -50,7 +53,7 @@ class Megatron:
         else:
             self._take_distributed(place, contents)
         match = NAME.fullmatch(place.name)
-        contents.step = int(match[1]) if match is not None else contents.step
+        contents.named_step = int(match[1]) if match is not None else None
         return contents
 
     @staticmethod
@@ -73,7 +76,7 @@ class Megatron:
         take_files(place, contents, place.names())
 
     def _take_ranks(self, place: Place, ranks: list[str], contents: Contents) -> None:
-        parallel: tuple[int, int] | None = None
+        sizes: list[int] | None = None
         steps: dict[int, str] = {}
         for rank in ranks:
             inside = place.below(rank)
@@ -87,11 +90,11 @@ class Megatron:
                     step = number_or_none(found.root.get("iteration"))
                     if step is not None:
                         steps.setdefault(step, f"{rank}/{_MODEL}")
-                    parallel = parallel or _parallel_of(found.root)
+                    sizes = sizes or _sizes_of(found.root)
         contents.step = next(iter(steps), None)
         check_one_step(steps, contents)
         self._check_alike(place, ranks, contents)
-        self._check_ranks(ranks, parallel, contents)
+        self._check_ranks(ranks, sizes, contents)
 
     @staticmethod
     def _check_alike(place: Place, ranks: list[str], contents: Contents) -> None:
@@ -103,37 +106,36 @@ class Megatron:
             contents.problems.append(IncompleteError(f"{missing[0]} is missing"))
 
     @staticmethod
-    def _check_ranks(
-        ranks: list[str], parallel: tuple[int, int] | None, contents: Contents
-    ) -> None:
-        found = set()
-        for rank in ranks:
-            match = _RANK.fullmatch(rank)
-            if match is not None:
-                found.add((int(match["tensor"]), int(match["pipeline"] or 0)))
-        tensors, stages = parallel or (
-            max(tensor for tensor, _ in found) + 1,
-            max(stage for _, stage in found) + 1,
-        )
-        total = tensors * stages
-        for index in range(min(total, len(found) + 1)):
-            tensor, stage = divmod(index, stages)
-            if (tensor, stage) not in found:
-                name = f"mp_rank_{tensor:02d}" + (f"_{stage:03d}" if stages > 1 else "")
-                contents.files.append(File(f"{name}/{_MODEL}", None))
-                words = f"shard {index + 1} of {total} ({name}) is missing"
-                contents.problems.append(IncompleteError(words))
-                return
+    def _check_ranks(ranks: list[str], sizes: list[int] | None, contents: Contents) -> None:
+        matches = [match for match in map(_RANK.fullmatch, ranks) if match is not None]
+        found = {tuple(int(n) for n in match.groups() if n is not None) for match in matches}
+        if sizes is None or any(len(numbers) != len(sizes) for numbers in found):
+            length = max(map(len, found))
+            full = {numbers + (0,) * (length - len(numbers)) for numbers in found}
+            sizes = [max(column) + 1 for column in zip(*full, strict=True)]
+            found = full
+        # Tensors outside, as the names are sorted.
+        axes = [range(size) for size in reversed(sizes)]
+        index, gap = first_gap(axes, {tuple(reversed(numbers)) for numbers in found})
+        if gap:
+            tensor, *others = reversed(gap)
+            name = f"mp_rank_{tensor:02d}" + "".join(f"_{number:03d}" for number in others)
+            contents.files.append(File(f"{name}/{_MODEL}", None))
+            words = f"shard {index + 1} of {math.prod(sizes)} ({name}) is missing"
+            contents.problems.append(IncompleteError(words))
 
 
-def _parallel_of(root: Pairs) -> tuple[int, int] | None:
-    """Ranks of tensors and of the pipeline, from the saved arguments (argparse.Namespace)."""
+def _sizes_of(root: Pairs) -> list[int] | None:
+    """How many ranks each number of a name has, from the saved arguments (argparse.Namespace)."""
     arguments = root.get("args")
     state = arguments.state if isinstance(arguments, Applied) else None
     if not isinstance(state, Pairs):
         return None
-    keys = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
-    tensors, stages = (number_or_none(state.get(key)) for key in keys)
-    if not tensors or not stages or tensors * stages > _RANKS_MAX:
+    tensors = number_or_none(state.get("tensor_model_parallel_size"))
+    if not tensors:
         return None
-    return tensors, stages
+    sizes = [tensors]
+    for kind in ("pipeline", "expert"):
+        ranks = number_or_none(state.get(f"{kind}_model_parallel_size"))
+        sizes += [ranks] if ranks and ranks > 1 else []
+    return sizes if math.prod(sizes) <= _RANKS_MAX else None

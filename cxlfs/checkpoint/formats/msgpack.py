@@ -142,7 +142,7 @@ class MsgpackReader:
 
     def _key(self, head: Head) -> str:
         if head.kind != "str" or head.size > limits.NAME_CHARACTERS_MAX:
-            raise DamagedError("a key of its tree is no name")
+            raise BeyondLimitsError("a key of its tree is no name")
         return self._text(self._skip(head.size), head.size)
 
     def _text(self, begin: int, size: int) -> str:

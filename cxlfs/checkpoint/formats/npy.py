@@ -1,8 +1,8 @@
 """NumPy's ``.npy`` and ``.npz``: a header in Python's syntax and the array; a zip of such files.
 
 Source: numpy/lib/_format_impl.py (2.4). Complete: the array ends where the file does (an array of
-objects is a pickle, and ends with it); of an ``.npz`` the archive has its end. ``.npz`` has a
-CRC-32 for each array.
+objects is a pickle, and ends with it), or further arrays follow up to there; of an ``.npz`` the
+archive has its end. ``.npz`` has a CRC-32 for each array.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ _HEADER_CHARACTERS_MAX = 10_000
 _HEAD_BYTES = 12 + _HEADER_CHARACTERS_MAX
 _TYPE = re.compile(r"[<>|=]?([?biufcSaUVmMO])(\d{0,9})(\[\w{1,20}\])?")
 _DEPTH_MAX = 8
+_OF_PYTHON_2 = re.compile(r"\b(\d+)L\b")
+"""Its long integers, which NumPy still reads (``_filter_header``)."""
+_ARRAYS_MAX = 100_000
 
 
 class Array:
@@ -44,7 +47,7 @@ class Array:
         if len(head) < 10:
             raise IncompleteError("its header is cut")
         if not head.startswith(MAGIC) or head[6] not in (1, 2, 3):
-            raise DamagedError("it does not begin as such a file does")
+            raise BeyondLimitsError("it does not begin as such a file does")
         width = "<H" if head[6] == 1 else "<L"
         begin = 8 + struct.calcsize(width)
         if len(head) < begin:
@@ -69,13 +72,14 @@ class Array:
 
 
 def _fields(source: str) -> dict[object, object]:
-    try:
-        value = ast.literal_eval(source.strip(" \n\0"))
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError) as error:
-        raise DamagedError("its header is damaged") from error
-    if not isinstance(value, dict):
-        raise DamagedError("its header is damaged")
-    return value
+    for text in (source, _OF_PYTHON_2.sub(r"\1", source)):
+        try:
+            value = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            continue
+        if isinstance(value, dict) and value.keys() == {"descr", "fortran_order", "shape"}:
+            return value
+    raise DamagedError("its header is damaged")
 
 
 def _item_bytes(descr: object, depth: int) -> int:
@@ -88,7 +92,7 @@ def _item_bytes(descr: object, depth: int) -> int:
         return _item_bytes(descr[0], depth + 1) * _product(descr[1])
     match = _TYPE.fullmatch(descr) if isinstance(descr, str) else None
     if match is None:
-        raise DamagedError("the type of its items cannot be")
+        raise BeyondLimitsError("the type of its items is not understood")
     if match[1] == "O":
         return 0
     size = int(match[2] or "1")
@@ -97,7 +101,7 @@ def _item_bytes(descr: object, depth: int) -> int:
 
 def _field_bytes(field: object, depth: int) -> int:
     if not isinstance(field, tuple) or not 2 <= len(field) <= 3:
-        raise DamagedError("the type of its items cannot be")
+        raise BeyondLimitsError("the type of its items is not understood")
     size = _item_bytes(field[1], depth + 1)
     return size * _product(field[2]) if len(field) == 3 else size
 
@@ -119,28 +123,37 @@ class NumpyArray:
         contents = Contents(files=[File(reader.name, reader.size_bytes)])
         if not reader.size_bytes:
             raise IncompleteError("it is empty")
-        head = reader.head(_HEAD_BYTES)
-        if is_cut(head[:10], MAGIC):
-            raise IncompleteError("its header was not written")
-        array = Array(head)
-        if not array.item_bytes and "O" in array.dtype:
-            self._check_objects(reader, array)
-        elif array.data + array.size_bytes > reader.size_bytes:
-            missing = array.data + array.size_bytes - reader.size_bytes
-            raise IncompleteError(f"the last {missing} bytes are missing")
-        elif array.data + array.size_bytes < reader.size_bytes:
-            raise DamagedError("bytes follow the array")
-        contents.tensors.append(
-            Tensor("", array.dtype, array.shape, reader.name, array.data, array.size_bytes)
-        )
-        return contents
+        at = 0
+        for number in range(_ARRAYS_MAX):
+            at = self._take(reader, at, number, contents)
+            if at == reader.size_bytes:
+                return contents
+        raise BeyondLimitsError("it has more arrays than are read")
 
     @staticmethod
-    def _check_objects(reader: Reader, array: Array) -> None:
-        length = reader.size_bytes - array.data
-        found = read_pickle(reader.read(array.data, length))
-        if found.end != length:
-            raise DamagedError("bytes follow the array")
+    def _take(reader: Reader, at: int, number: int, contents: Contents) -> int:
+        """One array of a file that may hold several; where the next one begins."""
+        head = reader.read(at, min(_HEAD_BYTES, reader.size_bytes - at))
+        if number and not is_cut(head[: len(MAGIC)], MAGIC) and not head.startswith(MAGIC):
+            raise BeyondLimitsError(f"bytes follow the array at {at}, and are none")
+        if is_cut(head[:10], MAGIC):
+            if number and head[:1] != MAGIC[:1]:
+                raise BeyondLimitsError(f"zeros follow the array at {at}")
+            raise IncompleteError("its header was not written")
+        array = Array(head)
+        begin = at + array.data
+        if not array.item_bytes and "O" in array.dtype:
+            data = reader.read(begin, reader.size_bytes - begin)
+            end = begin + read_pickle(data).end
+        else:
+            end = begin + array.size_bytes
+        if end > reader.size_bytes:
+            raise IncompleteError(f"the last {end - reader.size_bytes} bytes are missing")
+        name = str(number) if number else ""
+        contents.tensors.append(
+            Tensor(name, array.dtype, array.shape, reader.name, begin, end - begin)
+        )
+        return end
 
 
 class NumpyArchive:
@@ -159,20 +172,25 @@ class NumpyArchive:
             if not name.endswith(".npy"):
                 continue
             tensor = name.removesuffix(".npy")
+            found = Tensor(tensor, "", (), reader.name, None, None)
             if record.method == zips.STORED:
-                contents.tensors.append(self._stored(reader, record, tensor))
-            else:
-                contents.tensors.append(Tensor(tensor, "", (), reader.name, None, None))
+                try:
+                    found = self._stored(reader, record, tensor)
+                except BeyondLimitsError as error:  # NumPy gives its bytes, or asks another type
+                    contents.notes.append(f"{name}: {error}")
+            contents.tensors.append(found)
         return contents
 
     @staticmethod
     def _stored(reader: Reader, record: Record, name: str) -> Tensor:
-        length = min(record.size_bytes, _HEAD_BYTES)
+        head = reader.read(record.offset, min(record.size_bytes, _HEAD_BYTES))
+        if not head.startswith(MAGIC):
+            raise BeyondLimitsError("it is no array: NumPy gives its bytes")
         try:
-            array = Array(reader.read(record.offset, length))
+            array = Array(head)
         except IncompleteError as error:
             raise DamagedError(f"tensor {name}: {error}") from error
-        if array.item_bytes and array.data + array.size_bytes != record.size_bytes:
+        if array.item_bytes and array.data + array.size_bytes > record.size_bytes:
             raise DamagedError(f"tensor {name}: its size does not fit its shape")
         offset = record.offset + array.data
         return Tensor(name, array.dtype, array.shape, reader.name, offset, array.size_bytes)

@@ -69,7 +69,7 @@ class Orbax:
         contents = Contents()
         temporary = TEMPORARY.fullmatch(place.name)
         match = _STEP.fullmatch(temporary[1] if temporary else place.name)
-        contents.step = int(match[1]) if match is not None else None
+        contents.named_step = int(match[1]) if match is not None else None
         if temporary:
             contents.problems.append(IncompleteError("it has the name of an unfinished save"))
         items = self._items(place, contents)
@@ -90,7 +90,8 @@ class Orbax:
         found = {n: "" for n in place.names() if place.is_file(f"{n}/{_ITEM}")}
         try:
             metadata = json_of(place, METADATA)
-            if number_or_none(metadata.get("commit_timestamp_nsecs")) is None:
+            contents.committed_ns = number_or_none(metadata.get("commit_timestamp_nsecs"))
+            if contents.committed_ns is None:
                 raise IncompleteError(f"{METADATA} has no time of commit")
             handlers = metadata.get("item_handlers")
             if isinstance(handlers, dict):

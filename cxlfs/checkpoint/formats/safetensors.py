@@ -45,6 +45,9 @@ _ITEM_BITS = {
 }
 
 
+_KEYS = frozenset({"__metadata__", "dtype", "shape", "data_offsets"})
+
+
 class SafeTensors:
     kind = "safetensors"
 
@@ -67,8 +70,8 @@ class SafeTensors:
         data = reader.read(_LENGTH_BYTES, length)
         if not data.strip(b"\0"):
             raise IncompleteError("its header was not written")
-        header = mapping(parse_json(data, "its header"), "its header")
-        metadata = header.pop("__metadata__", None)
+        header = mapping(parse_json(data, "its header", once=_KEYS), "its header")
+        metadata = _metadata(header)
         end = 0
         for name, claim in sorted(header.items(), key=_first_byte):
             tensor = _tensor(name, claim, reader.name, begin)
@@ -79,6 +82,16 @@ class SafeTensors:
         contents.root = metadata
         _check_end(reader.size_bytes, begin + end, contents.tensors)
         return contents
+
+
+def _metadata(header: dict[str, object]) -> object:
+    """What is said beside the tensors: texts alone, or the library refuses the file."""
+    found = header.pop("__metadata__", None)
+    if found is not None and not all(
+        isinstance(each, str) for each in mapping(found, "its metadata").values()
+    ):
+        raise DamagedError("its metadata holds what is no text")
+    return found
 
 
 def _too_long(length: int, size_bytes: int) -> Exception:
@@ -104,6 +117,8 @@ def _first_byte(item: tuple[str, object]) -> tuple[int, int]:
 
 def _tensor(name: str, claim: object, file: str, begin: int) -> Tensor:
     what = f"tensor {text(name, 'a tensor')[:200]}"
+    if isinstance(claim, list):  # what the library reads as well, and nobody writes
+        raise BeyondLimitsError(f"what is said of {what} has no names")
     fields = mapping(claim, what)
     offsets = sequence(fields.get("data_offsets"), f"the place of {what}")
     if len(offsets) != 2:
@@ -119,4 +134,6 @@ def _tensor(name: str, claim: object, file: str, begin: int) -> Tensor:
             raise DamagedError(f"the size of {what} does not fit its shape")
     elif last < first:
         raise DamagedError(f"the place of {what} cannot be")
+    else:
+        raise BeyondLimitsError(f"the type of {what} is not known: {dtype[:20]}")
     return Tensor(name, dtype, dimensions, file, begin + first, last - first)

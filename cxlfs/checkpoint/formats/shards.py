@@ -3,7 +3,8 @@
 
 Source: huggingface_hub/serialization/_torch.py, transformers/modeling_utils.py (5.23). Complete:
 the index can be read, every file that it names is there and complete, and every tensor is in
-the file that the index says.
+the file that the index says. The index is written last: where a save over an older one was broken
+off, some files are older than it and some newer. What the index does not name is left over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import re
 
 from cxlfs.checkpoint import limits
-from cxlfs.checkpoint.formats.files import take_files, take_member
+from cxlfs.checkpoint.ages import mixed
+from cxlfs.checkpoint.formats.files import take_files, take_member, take_stray
 from cxlfs.checkpoint.jsons import json_of, mapping, text
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
@@ -66,18 +68,20 @@ def take_models(place: Place, contents: Contents) -> bool:
         except ProblemError as error:
             contents.problems.append(error)
     named = {file.name for file in contents.files}
-    loose = [name for name in shard_names(place) if place.full_name(name) not in named]
-    for name in loose:
-        take_member(place, name, contents)
     stems = {name.removesuffix(INDEX_SUFFIX).rpartition(".")[0] for name in indexes}
-    for name in loose:
+    without: str | None = None
+    for name in shard_names(place):
         match = _SHARD.fullmatch(name)
-        if match is not None and match["stem"] not in stems:
-            contents.problems.append(
-                IncompleteError(f"{match['stem']}{match['end']}{INDEX_SUFFIX} is missing")
-            )
-            break
-    return bool(indexes or loose)
+        if match is None or place.full_name(name) in named:
+            continue
+        if match["stem"] in stems:
+            take_stray(place, name, contents)
+            continue
+        take_member(place, name, contents)
+        without = without or f"{match['stem']}{match['end']}{INDEX_SUFFIX}"
+    if without is not None:
+        contents.problems.append(IncompleteError(f"{without} is missing"))
+    return bool(indexes or without)
 
 
 def _take_index(place: Place, name: str, contents: Contents) -> None:
@@ -98,6 +102,12 @@ def _take_index(place: Place, name: str, contents: Contents) -> None:
     for file, tensors in sorted(wanted.items()):
         if file not in missing:
             _take_shard(place, file, tensors, contents)
+    found = mixed(place, name, sorted(wanted))
+    if found is not None:
+        older, newer = place.full_name(found.older), place.full_name(found.newer)
+        words = f"{newer} was written after {place.full_name(name)}, and {older} before"
+        error = IncompleteError if found.is_proven else BeyondLimitsError
+        contents.problems.append(error(f"the set may be mixed: {words}"))
 
 
 def _take_shard(place: Place, file: str, tensors: list[str], contents: Contents) -> None:
@@ -106,7 +116,7 @@ def _take_shard(place: Place, file: str, tensors: list[str], contents: Contents)
         return
     held = {tensor.name for tensor in found.tensors}
     absent = next((tensor for tensor in tensors if tensor not in held), None)
-    if absent is not None and found.tensors:
+    if absent is not None and not found.notes:
         contents.problems.append(
             DamagedError(f"tensor {absent[:200]} is not in {place.full_name(file)}")
         )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats import protobuf
 from cxlfs.checkpoint.formats.sstable import Table
+from cxlfs.checkpoint.jsons import number_or_none
 from cxlfs.checkpoint.model import (
     Algorithm,
     Contents,
@@ -32,6 +33,10 @@ PART = re.compile(r"(?P<prefix>.+)\.(?:index|data-\d{5}-of-\d{5})")
 STEP = re.compile(r".*-(\d{1,18})")
 TEMPORARY_SUFFIX = "_temp"
 _SHARDS_MAX = 100_000
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_STEPS = ("global_step", f"step{_VALUE}")
+_SAVES = f"save_counter{_VALUE}"
+_INT64 = 9
 _STRING, _RESOURCE, _VARIANT = 7, 20, 21
 _REFERENCE = 100
 _TYPES = {
@@ -85,7 +90,7 @@ class Bundle:
     def examine(self, place: Place) -> Contents:
         contents = Contents(beside=True)
         match = STEP.fullmatch(place.name)
-        contents.step = int(match[1]) if match is not None else None
+        contents.named_step = int(match[1]) if match is not None else None
         take_bundle(Place(place.path.parent, place.budget), place.name, contents)
         return contents
 
@@ -133,6 +138,24 @@ def take_bundle(place: Place, prefix: str, contents: Contents) -> None:
     so_far = _SoFar()
     for entry in entries:
         _take_tensor(entry, place, names, sizes, contents, so_far)
+        value = _number_of(entry, place, names, sizes)
+        contents.step = value if entry.name in _STEPS else contents.step
+        contents.epoch = value if entry.name == _SAVES else contents.epoch
+
+
+def _number_of(
+    entry: _Entry, place: Place, names: list[str], sizes: list[int | None]
+) -> int | None:
+    """How far training had come: a whole number of eight bytes."""
+    if entry.name not in (*_STEPS, _SAVES) or entry.dtype != _INT64 or entry.shape:
+        return None
+    if entry.offset + 8 > (sizes[entry.shard] or 0):
+        return None
+    try:
+        with place.open(names[entry.shard]) as reader:
+            return number_or_none(int.from_bytes(reader.read(entry.offset, 8), "little"))
+    except ProblemError:
+        return None
 
 
 def _read_index(table: Table, name: str) -> tuple[int, list[_Entry]]:

@@ -22,7 +22,7 @@ from cxlfs.checkpoint.model import (
 )
 from cxlfs.checkpoint.pickles import Unpickled, read_pickle
 from cxlfs.checkpoint.place import Reader
-from cxlfs.checkpoint.torch_values import Storage, TensorWalk, step_of
+from cxlfs.checkpoint.torch_values import Storage, TensorWalk, progress_of
 
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 MAGIC = b"\x80\x02\x8a\x0a" + _MAGIC_NUMBER.to_bytes(10, "little") + b"."
@@ -63,7 +63,7 @@ class TorchLegacy:
                     tensor.size_bytes,
                 )
             )
-        contents.step = step_of(value)
+        contents.step, contents.epoch = progress_of(value)
         contents.root = value
         refine(contents)
         return contents

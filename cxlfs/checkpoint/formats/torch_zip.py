@@ -26,7 +26,7 @@ from cxlfs.checkpoint.model import (
 )
 from cxlfs.checkpoint.pickles import read_pickle
 from cxlfs.checkpoint.place import Reader
-from cxlfs.checkpoint.torch_values import TensorWalk, step_of
+from cxlfs.checkpoint.torch_values import TensorWalk, progress_of
 from cxlfs.checkpoint.zips import Archive, Record
 
 SUFFIXES = (".pt", ".pth", ".ckpt")
@@ -92,7 +92,7 @@ class TorchZip:
                     None if offset is None else tensor.size_bytes,
                 )
             )
-        contents.step = step_of(found.value)
+        contents.step, contents.epoch = progress_of(found.value)
         contents.root = found.value
         refine(contents)
 
@@ -109,7 +109,7 @@ def _root_of(archive: Archive) -> str:
             return f"{root}/" if root else ""
     if {name.partition("/")[2] for name in archive.records} <= _OF_THE_WRITER:
         raise IncompleteError("the archive was ended before anything was in it")
-    raise DamagedError(f"the archive has no {_PICKLE}")
+    raise BeyondLimitsError(f"the archive has no {_PICKLE}: torch.save has not written it so")
 
 
 def _is_ended_early(archive: Archive, root: str, walk: TensorWalk) -> bool:
