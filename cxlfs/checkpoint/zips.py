@@ -210,7 +210,7 @@ class Archive:
         if offset + stored > limit:
             raise DamagedError(f"{what} lies behind the archive's end")
         if self._reader.read(self._base + local + _LOCAL.size, len(name)) != name:
-            raise DamagedError(f"the header of {what} has another name")
+            raise BeyondLimitsError(f"the header of {what} has another name")
         return offset
 
 

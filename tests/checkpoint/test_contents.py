@@ -337,7 +337,7 @@ def test_superblocks(tmp_path: Path, version: str, userblock: int) -> None:
     assert words(path, Level.CONTENT) == "complete"
     with path.open("ab") as file:
         file.write(bytes(10))
-    assert "its writer did not close it" in words(path)
+    assert words(path).startswith("unknown: it goes on behind its end")
     os.truncate(path, path.stat().st_size - 20)
     assert words(path).startswith("incomplete: it ends at byte")
 

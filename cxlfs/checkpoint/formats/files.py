@@ -50,6 +50,8 @@ _READ_JSON = re.compile(
     r"|added_tokens\.json|.*\.index\.json"
 )
 """What libraries read when they load a checkpoint. Others are notes of a program's own."""
+_NEVER_READ = ("training_args.bin",)
+"""Written for people: no library reads them again when it loads the checkpoint."""
 OF_FILES = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".npy", ".h5", ".keras", ".msgpack"),
     ".pkl",
@@ -72,6 +74,9 @@ def take_member(place: Place, name: str, contents: Contents, *, required: bool =
     """
     found = Contents()
     full_name = place.full_name(name)
+    if name in _NEVER_READ and not required:
+        contents.files.append(File(full_name, place.size_of(name), is_needed=False))
+        return found
     try:
         with place.open(name) as reader:
             found.files.append(File(full_name, reader.size_bytes))
@@ -175,7 +180,7 @@ def take_files(place: Place, contents: Contents, names: list[str] | tuple[str, .
         full_name = place.full_name(name)
         if full_name in known:
             continue
-        if place.is_file(name):
+        if place.is_file(name) or name in _NEVER_READ:
             take_member(place, name, contents)
         elif name.endswith(OF_FILES) and place.status(name) is None:
             contents.files.append(File(full_name, None))

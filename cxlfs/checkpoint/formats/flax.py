@@ -89,7 +89,7 @@ def _tensor(reader: Reader, item: Item) -> Tensor:
         values, data = scalar_items(head, item.size_bytes)
     except ProblemError as error:
         raise DamagedError(f"tensor {item.name}: {error}") from error
-    if len(values) < 2 or not isinstance(values[-1], str):
+    if not values or not isinstance(values[-1], str):
         raise DamagedError(f"tensor {item.name} has no type")
     shape = tuple(each for each in values[:-1] if isinstance(each, int) and each >= 0)
     if len(shape) != len(values) - 1 or len(shape) > limits.DIMENSIONS_MAX:

@@ -92,12 +92,12 @@ def read_superblock(reader: Reader, base: int, length: int) -> Superblock:
     elif version in (2, 3):
         block = _new(head, version)
     else:
-        raise DamagedError("its superblock is of a version that is not known")
+        raise BeyondLimitsError("its superblock is of a version that is not known")
     end = block.end + at - block.base
     if end > length:
         raise IncompleteError(f"it ends at byte {length}, {end} are needed")
     if end < length:
-        raise IncompleteError("it goes on behind its end: its writer did not close it")
+        raise BeyondLimitsError("it goes on behind its end: its writer may not have closed it")
     return block._replace(end=end, base=at)
 
 

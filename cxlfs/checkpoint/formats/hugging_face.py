@@ -89,6 +89,10 @@ class HuggingFace:
             name = "scheduler.pt" if place.is_file("optimizer.pt") else "optimizer.pt"
             contents.files.append(File(name, None))
             contents.problems.append(IncompleteError(f"{name} is missing"))
+        elif _has_random_states(place) and not _has_optimizer(place):
+            # All three are saved, or with ``save_only_model`` none of them.
+            contents.files.append(File("optimizer.pt", None))
+            contents.problems.append(IncompleteError("optimizer.pt is missing"))
         check_numbers(contents, place, _RANDOM, "rng_state_{}.pth")
 
 
@@ -97,6 +101,15 @@ def _is_of_rank_0(name: str) -> bool:
     come at the same time.
     """
     return name.endswith(_STATES) and not name.startswith("rng_state")
+
+
+def _has_random_states(place: Place) -> bool:
+    return any(name == "rng_state.pth" or _RANDOM.fullmatch(name) for name in place.names())
+
+
+def _has_optimizer(place: Place) -> bool:
+    """As a file, or in the directory of FSDP or DeepSpeed."""
+    return any(name.startswith("optimizer") or place.is_directory(name) for name in place.names())
 
 
 def is_weights(place: Place, name: str) -> bool:

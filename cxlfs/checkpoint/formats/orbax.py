@@ -4,7 +4,8 @@ Source: orbax/checkpoint (0.12), tensorstore/kvstore/ocdbt/format (0.1.86). Comp
 has no temporary name, ``_CHECKPOINT_METADATA`` has a time of commit, every item that it names is
 there, each item's manifest of OCDBT and the root that it names have their checksums, and every
 file and value that these name is there (``ocdbt``); compressed values are whole frames. What a
-process wrote on the way, and the manifest does not lead to, is looked at as far as it is there.
+process wrote on the way, and the manifest does not lead to, nobody reads again. Without its
+metadata nobody knows which items there were.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Orbax:
             if isinstance(handlers, dict):
                 found |= {text(n, "an item"): str(handler) for n, handler in handlers.items()}
         except ProblemError as error:
-            contents.problems.append(error)
+            contents.doubt(f"its items are not known: {error}")
         return found
 
 
@@ -121,25 +122,22 @@ def _take_item(place: Place, contents: Contents, handler: str) -> None:
 
 
 def _take_database(place: Place, contents: Contents) -> dict[str, list[ocdbt.Value]]:
-    """Everything that the manifest leads to, and the manifests of the processes that wrote it.
+    """Everything that the manifest leads to.
 
     Returns where the values are, by the parts of their keys before the last slash.
     """
-    for name in ("", *(n for n in place.names() if _PROCESS.fullmatch(n))):
-        inside = place.below(name) if name else place
-        full_name = inside.full_name(ocdbt.MANIFEST)
-        contents.files.append(File(full_name, inside.size_of(ocdbt.MANIFEST)))
-        with inside.open(ocdbt.MANIFEST) as reader:
-            ocdbt.unframed(reader.head(reader.size_bytes), ocdbt.MANIFEST_MAGIC, full_name)
-        data = inside.below("d")
-        for file in data.names():
-            if data.is_file(file):
-                _take_data(data, file, contents)
+    full_name = place.full_name(ocdbt.MANIFEST)
+    contents.files.append(File(full_name, place.size_of(ocdbt.MANIFEST)))
+    with place.open(ocdbt.MANIFEST) as reader:
+        ocdbt.unframed(reader.head(reader.size_bytes), ocdbt.MANIFEST_MAGIC, full_name)
+    processes = [place.below(n) for n in place.names() if _PROCESS.fullmatch(n)]
     try:
         found = ocdbt.read_contents(place)
     except BeyondLimitsError as error:
-        contents.notes.append(f"{place.full_name(ocdbt.MANIFEST)}: {error}")
+        contents.notes.append(f"{full_name}: {error}")
+        _take_files(place, processes, None, contents)
         return {}
+    _take_files(place, processes, set(found.files), contents)
     missing = [name for name in found.files if place.size_of(name) is None]
     for name in missing[:1]:
         contents.files.append(File(place.full_name(name), None))
@@ -154,6 +152,24 @@ def _take_database(place: Place, contents: Contents) -> dict[str, list[ocdbt.Val
             raise IncompleteError(f"{place.full_name(name)} was not written to its end")
     contents.regions += _frames(place, found)
     return values
+
+
+def _take_files(
+    place: Place, processes: list[Place], needed: set[str] | None, contents: Contents
+) -> None:
+    """Files of values and nodes. ``needed``: those that the manifest leads to; None: not known."""
+    begin = len(place.prefix)
+    for inside in (place, *processes):
+        if inside is not place and inside.is_file(ocdbt.MANIFEST):
+            name = inside.full_name(ocdbt.MANIFEST)
+            contents.files.append(File(name, inside.size_of(ocdbt.MANIFEST), is_needed=False))
+        data = inside.below("d")
+        for file in filter(data.is_file, data.names()):
+            name = data.full_name(file)
+            if needed is None or name[begin:] in needed:
+                _take_data(data, file, contents)
+            else:
+                contents.files.append(File(name, data.size_of(file), is_needed=False))
 
 
 def _check_descriptions(place: Place) -> None:
