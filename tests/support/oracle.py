@@ -573,6 +573,12 @@ class Verdict:
         is_checksum = "checksum" in words or "differs" in words or words.startswith("tensor ")
         if self.state == "damaged" and is_checksum and ": " not in words:
             return "explained: a checksum that the library does not compare"
+        if self.state == "damaged" and ("the header of" in words or "its tree is" in words):
+            return "explained: a structure that the library does not look at"
+        if found.name == "hugging-face" and "rng_state" in self.done:
+            return "explained: the Trainer resumes with other random numbers"
+        if found.name == "dcp" and self.state == "complete" and ": .metadata" in self.done:
+            return "explained: the format has no checksum of what was changed"
         if found.name == "accelerate" and self.state == "complete" and "removed" in kind:
             return "explained: nothing says how many objects accelerate had"
         if found.name == "accelerate" and kind == "left over":

@@ -290,7 +290,7 @@ def _take_archives(reader: Reader, pieces: list[Piece], contents: Contents) -> N
         try:
             archive = Archive(reader, piece.offset, piece.length)
         except BeyondLimitsError as error:
-            contents.notes.append(f"{piece.name}: {error}")
+            contents.doubt(f"tensor {piece.name[:200]}: {error}")
         except ProblemError as error:
             contents.problems.append(DamagedError(f"tensor {piece.name[:200]}: {error}"))
         else:
