@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cxlfs.checkpoint import Checkpoint, Level, State, inspect
+from cxlfs.checkpoint import Checkpoint, Level, State, catalogue, inspect
 from cxlfs.store.unit_archives import is_hollow
 from tests.support.stores import new_store, write_file
 
@@ -167,3 +167,50 @@ def test_archives_that_exceptions_end_early(tmp_path: Path) -> None:
             break
     store.close()
     assert len(seen) == 4  # without anything, without both storages, without one; complete
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("lost", "incomplete: nothing was stored of tensor w1"),
+        ("larger", "damaged: the chunks of tensor w1 do not make it up"),
+        ("moved", "damaged: the chunks of tensor w1 do not make it up"),
+        ("left over", "complete"),
+    ],
+)
+def test_metadata_that_contradicts_itself(tmp_path: Path, change: str, said: str) -> None:
+    """What dcp.load refuses, or fills with nothing."""
+    import pickle
+
+    import torch.distributed.checkpoint as dcp
+
+    directory = tmp_path / "step-1"
+    state = {f"w{n}": torch.rand(8, 4) for n in range(3)}
+    dcp.save(state, checkpoint_id=directory, no_dist=True)
+    path = directory / ".metadata"
+    metadata = pickle.loads(path.read_bytes())  # noqa: S301  our own
+    tensor = metadata.state_dict_metadata["w1"]
+    if change == "lost":
+        del metadata.storage_data[next(i for i in metadata.storage_data if i.fqn == "w1")]
+    elif change == "larger":
+        tensor.size = torch.Size([16, 4])
+    elif change == "moved":
+        tensor.chunks[0].sizes = torch.Size([4, 4])
+    else:
+        (directory / "__1_0.distcp").write_bytes(b"of an attempt of two ranks")
+    path.write_bytes(pickle.dumps(metadata))
+    found = inspect(directory, Level.CONTENT)
+    assert found is not None
+    assert found.words == said
+    assert bool(found.notes) is (change == "left over")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_step_in_a_distributed_checkpoint(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    for name, step in (("a", 20), ("b", 10)):
+        state = {"w": torch.ones(3), "train": {"global_step": step, "epoch": 1}}
+        dcp.save(state, checkpoint_id=tmp_path / name, no_dist=True)
+    assert [entry.path.name for entry in catalogue(tmp_path)] == ["a", "b"]

@@ -229,7 +229,7 @@ def test_list_through_the_daemon(run: Run, place: Workplace) -> None:
             .stdout.splitlines()[1]
             .startswith("complete, being written ")
         )
-    assert run("list", place.source).stdout.splitlines()[1].startswith("not inspected")
+    assert run("list", place.source).stdout.splitlines()[1].startswith("complete")
     for path in ("run1", "/run1", place.mountpoint / "run1"):
         found = run("list", place.mountpoint, path, "--json").document
         assert found["path"] == "/run1"
