@@ -100,7 +100,7 @@ def test_reading_well_and_being_told_to_end_count_nothing(run: Run, place: Workp
         kill(job, number)
     assert run("good", path.parent).code == 0
     (path.parent / "step-1.npz").with_name("torn.pt").write_bytes(b"PK\3\4" + bytes(100_000))
-    assert run("good", path.parent / "torn.pt").code == 22  # fails, and has read
+    assert run("send", path.parent / "torn.pt").code == 25  # fails, and has read
     resume(place, path)  # what counts comes last, so that the others were looked at before
     wait_until(lambda: failed_resumes(path) == 1, "the last is counted")
     assert failed_resumes(path.parent / "torn.pt") == 0
