@@ -4,6 +4,8 @@
  *
  * Invariants
  * - Every line of the target is either stored past the cache as a whole, or stored and written back.
+ * - A checksum is of what was stored, whoever changes the source meanwhile: each byte of the source is loaded once, or
+ *   the target, which nobody else stores into, is summed.
  */
 #include <string.h>
 
@@ -45,18 +47,21 @@ void cxl_copy_out(void *target, const void *source, size_t length, bool write_ba
 static uint32_t copy_piece_crc(uint32_t crc, uint8_t *target, const uint8_t *source, size_t length,
                                bool write_back)
 {
-    crc = cxl_table.crc32c(crc, source, length);
-    copy_piece(target, source, length, write_back);
+    if (length == 0)
+        return crc;
+    memcpy(target, source, length);
+    crc = cxl_table.crc32c(crc, target, length);
+    if (write_back)
+        cxl_table.write_back(target, length);
     return crc;
 }
 
-/* Where no routine does both at once: sum a block, which brings it into L1, and copy it from there. */
+/* Where no routine does both at once: store a block, sum it and write it back while it is in L1. */
 static uint32_t copy_blocks_crc(uint32_t crc, uint8_t *target, const uint8_t *source, size_t length)
 {
     while (length > 0) {
         size_t block = length < CXL_COPY_BLOCK ? length : CXL_COPY_BLOCK;
-        crc = cxl_table.crc32c(crc, source, block);
-        cxl_table.copy_lines(target, source, block / CXL_LINE);
+        crc = copy_piece_crc(crc, target, source, block, true);
         target += block;
         source += block;
         length -= block;

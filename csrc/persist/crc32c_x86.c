@@ -8,6 +8,10 @@
  *   fold by D bits    low half times x^(D+63) mod P, high half times x^(D-1) mod P, both in bits 63..32
  *   shift by N bytes  state times x^(8N-33) mod P; the CRC32 instruction supplies the missing x^33
  * The CRC32 instruction over 128 folded bits is their remainder.
+ *
+ * Invariants
+ * - A copy loads each byte of the source once: what is summed is what was stored, even while another thread changes the
+ *   source. What was loaded passes through an empty asm, so that the compiler cannot load it again.
  */
 #include "persist/persist.h"
 
@@ -48,17 +52,23 @@ SSE42 static inline uint32_t shift(uint32_t state, uint32_t factor)
     return (uint32_t)_mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
 }
 
-/* One line past the cache. */
-SSE42 static inline void stream_line(uint8_t *target, const uint8_t *source)
+/* Eight bytes, summed and stored past the cache. */
+SSE42 static inline uint64_t copy8(uint64_t state, uint8_t *target, const uint8_t *source)
 {
-    const __m128i *from = (const void *)source;
-    __m128i *to = (void *)target;
-    __m128i part0 = _mm_loadu_si128(from), part1 = _mm_loadu_si128(from + 1);
-    __m128i part2 = _mm_loadu_si128(from + 2), part3 = _mm_loadu_si128(from + 3);
-    _mm_stream_si128(to, part0);
-    _mm_stream_si128(to + 1, part1);
-    _mm_stream_si128(to + 2, part2);
-    _mm_stream_si128(to + 3, part3);
+    uint64_t word;
+    memcpy(&word, source, sizeof word);
+    __asm__("" : "+r"(word));
+    _mm_stream_si64((long long *)(void *)target, (long long)word);
+    return _mm_crc32_u64(state, word);
+}
+
+/* One line, summed and stored past the cache. */
+SSE42 static inline uint32_t copy_line(uint32_t state, uint8_t *target, const uint8_t *source)
+{
+    uint64_t wide = state;
+    for (size_t index = 0; index < CXL_LINE; index += 8)
+        wide = copy8(wide, target + index, source + index);
+    return (uint32_t)wide;
 }
 
 /* Three streams of span bytes each, which hides the latency (3 cycles) of the instruction; unless target
@@ -70,15 +80,18 @@ SSE42 static inline __attribute__((always_inline)) uint32_t three_streams(
     uint64_t first = state, second = 0, third = 0;
     for (size_t line = 0; line < span; line += CXL_LINE) {
         const uint8_t *data = source + line;
-        for (size_t stream = 0; stream < 3; stream++) {
+        for (size_t stream = 0; stream < 3; stream++)
             _mm_prefetch((const char *)source + 3 * (span + line) + stream * CXL_LINE, _MM_HINT_T0);
-            if (target != NULL)
-                stream_line(target + line + stream * span, data + stream * span);
-        }
-        for (size_t index = 0; index < CXL_LINE; index += 8) {
+        for (size_t index = 0; index < CXL_LINE && target == NULL; index += 8) {
             first = step8(first, data + index);
             second = step8(second, data + span + index);
             third = step8(third, data + 2 * span + index);
+        }
+        for (size_t index = 0; index < CXL_LINE && target != NULL; index += 8) {
+            uint8_t *to = target + line + index;
+            first = copy8(first, to, data + index);
+            second = copy8(second, to + span, data + span + index);
+            third = copy8(third, to + 2 * span, data + 2 * span + index);
         }
     }
     return shift((uint32_t)first, by_two) ^ shift((uint32_t)second, by_one) ^ (uint32_t)third;
@@ -112,10 +125,8 @@ SSE42 uint32_t cxl_copy_lines_sse42(uint32_t crc, void *target, const void *sour
     uint32_t state = ~crc;
     const uint8_t *from = source;
     size_t length = count * CXL_LINE;
-    size_t done = sum_streams(&state, target, from, length);
-    state = serial(state, from + done, length - done);
-    for (; done < length; done += CXL_LINE)
-        stream_line((uint8_t *)target + done, from + done);
+    for (size_t done = sum_streams(&state, target, from, length); done < length; done += CXL_LINE)
+        state = copy_line(state, (uint8_t *)target + done, from + done);
     return ~state;
 }
 
@@ -165,6 +176,7 @@ VPCLMUL256 static inline uint32_t remainder256_of(__m256i first, __m256i second)
 VPCLMUL256 static inline __m256i take_half(const uint8_t *source, uint8_t *target, size_t offset, bool copies)
 {
     __m256i half = _mm256_loadu_si256((const void *)(source + offset));
+    __asm__("" : "+x"(half));
     if (copies)
         _mm256_stream_si256((void *)(target + offset), half);
     return half;
@@ -184,10 +196,8 @@ VPCLMUL256 static inline __attribute__((always_inline)) uint32_t pairs(
         sum1 = fold256(sum1, by_pair, take_half(source, target, done + 32, copies));
         uint64_t second = 0;
 #pragma GCC unroll 8    /* as a loop 28 instead of 40 GB/s */
-        for (size_t index = CXL_LINE; index < PAIR; index += 8)
-            second = step8(second, source + done + index);
-        (void)take_half(source, target, done + 64, copies);
-        (void)take_half(source, target, done + 96, copies);
+        for (size_t index = done + CXL_LINE; index < done + PAIR; index += 8)
+            second = copies ? copy8(second, target + index, source + index) : step8(second, source + index);
         state = (uint32_t)second;
     }
     return shift(remainder256_of(sum0, sum1), 0x9e4addf8) ^ state;    /* by the last line */
@@ -212,10 +222,8 @@ VPCLMUL256 uint32_t cxl_copy_lines_vpclmul256(uint32_t crc, void *target, const 
     uint32_t state = ~crc;
     if (count >= 2)
         state = pairs(state, to, from, count / 2, true);
-    if (count % 2 != 0) {
-        state = serial(state, from + count / 2 * PAIR, CXL_LINE);
-        stream_line(to + count / 2 * PAIR, from + count / 2 * PAIR);
-    }
+    if (count % 2 != 0)
+        state = copy_line(state, to + count / 2 * PAIR, from + count / 2 * PAIR);
     return ~state;
 }
 
@@ -252,6 +260,7 @@ VPCLMUL static inline uint32_t remainder_of(__m512i sum)
 VPCLMUL static inline __m512i take(const uint8_t **source, uint8_t **target)
 {
     __m512i line = _mm512_loadu_si512(*source);
+    __asm__("" : "+v"(line));
     *source += CXL_LINE;
     if (*target != NULL) {
         _mm512_stream_si512((void *)*target, line);
@@ -299,9 +308,9 @@ VPCLMUL uint32_t cxl_copy_lines_vpclmul(uint32_t crc, void *target, const void *
     const uint8_t *from = source;
     if (count >= 4)
         return ~fold_lines(~crc, to, from, count);
-    uint32_t state = serial(~crc, from, count * CXL_LINE);
-    for (; count > 0; count--)
-        (void)take(&from, &to);
+    uint32_t state = ~crc;
+    for (; count > 0; count--, from += CXL_LINE, to += CXL_LINE)
+        state = copy_line(state, to, from);
     return ~state;
 }
 

@@ -38,7 +38,7 @@ typedef struct {
     uint32_t (*crc32c)(uint32_t crc, const void *data, size_t length);
     /* Copy count whole lines; target is line-aligned. Durable after a fence alone. */
     void (*copy_lines)(void *target, const void *source, size_t count);
-    /* The same with the checksum of the source, or NULL: then block by block. */
+    /* The same with the checksum of what was stored, or NULL: then block by block. */
     uint32_t (*copy_lines_crc)(uint32_t crc, void *target, const void *source, size_t count);
     const char *write_back_name;
     const char *fence_name;

@@ -57,6 +57,16 @@ def test_copy_with_each_checksum_routine(name: str) -> None:
     expect(variants.run("copy", CXLFS_CRC32C=name), name)
 
 
+@pytest.mark.parametrize("name", variants.CRC32C)
+def test_the_checksum_is_of_what_was_stored(name: str) -> None:
+    expect(variants.run("changing-source", CXLFS_CRC32C=name), name)
+
+
+@pytest.mark.parametrize("name", variants.COPY)
+def test_the_checksum_is_of_what_each_copy_routine_stored(name: str) -> None:
+    expect(variants.run("changing-source", CXLFS_COPY=name), name)
+
+
 @pytest.mark.parametrize("name", variants.WRITE_BACK)
 def test_each_write_back_routine_can_be_chosen(name: str) -> None:
     expect(variants.run("names", CXLFS_WRITE_BACK=name), name)

@@ -6,7 +6,9 @@ beside it start it with the override set. It imports :mod:`cxlfs.native` alone, 
 
 from __future__ import annotations
 
+import mmap
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -133,6 +135,32 @@ def check_large_copy(region: MappedRegion) -> list[str]:
     return failures
 
 
+def check_changing_source() -> list[str]:
+    """The checksum is of what was stored, though somebody else changes the source meanwhile."""
+    length, turns, mixed, failures = 1 << 20, 3000, 0, []
+    region = MappedRegion(MappedRegion.anonymous_handle(length + 128, granularity=Granularity.LINE))
+    memory = region.unguarded_memory()
+    source, old, new = mmap.mmap(-1, length), noise(length), noise(length)[::-1]
+    changer = os.fork()
+    while changer == 0:
+        source[:] = old
+        source[:] = new
+    try:
+        for turn in range(turns):
+            offset, piece = turn % 64, length - turn * 37
+            crc = region.copy_crc32c(offset, memoryview(source)[:piece])
+            stored = memory[offset : offset + piece]
+            if crc != crc32c(stored):
+                failures.append(f"{piece} bytes at {offset}, turn {turn}")
+            mixed += stored not in (old[:piece], new[:piece])
+            if mixed == 200 or failures:
+                break
+    finally:
+        os.kill(changer, signal.SIGKILL)
+        os.waitpid(changer, 0)
+    return failures
+
+
 def check_write_back_address() -> list[str]:
     """The instruction is given the address: beyond the end of a cut file it faults, before not.
 
@@ -176,6 +204,7 @@ def check_names() -> list[str]:
 
 
 CHECKS = {
+    "changing-source": check_changing_source,
     "copy": check_copy,
     "crc32c": check_crc32c,
     "names": check_names,
