@@ -127,13 +127,17 @@ static void destroy(cxl_client *client)
     free(client);
 }
 
-static int attach(int fd, const cxl_client_channel *channel, cxl_direct_attach *identity)
+/* By the daemon of this mount: the program may have put another file in the place of fd since it was believed. */
+static int attach(int fd, const cxl_client_channel *channel, uint64_t mount, cxl_direct_attach *identity)
 {
+    struct stat file;
     memset(identity, 0, sizeof *identity);
     identity->version = CXL_DIRECT_VERSION;
     int result = client_request(channel, fd, CXL_DIRECT_ATTACH, identity);
     if (result != 0)
         return result;
+    if (fstat(fd, &file) != 0 || file.st_dev != mount)
+        return -EBADF;
     uint32_t chunk = identity->chunk_bytes;
     bool known = identity->version == CXL_DIRECT_VERSION && identity->media_bytes != 0 &&
                  identity->granularity <= CXL_GRANULARITY_PAGE && chunk >= 64 && (chunk & (chunk - 1)) == 0;
@@ -189,8 +193,6 @@ int client_need_view(cxl_client *client)
 
 static int make(int fd, const cxl_client_channel *channel, uint64_t mount, cxl_client **out)
 {
-    if (channel == NULL && !mount_is_trusted(mount))
-        return -EPERM;
     cxl_client *client = calloc(1, sizeof *client);
     if (client == NULL)
         return -ENOMEM;
@@ -198,7 +200,7 @@ static int make(int fd, const cxl_client_channel *channel, uint64_t mount, cxl_c
     client->medium_fd = -1;
     client->users = 1;
     pthread_mutex_init(&client->ranges_lock, NULL);
-    int result = attach(fd, channel, &client->identity);
+    int result = attach(fd, channel, mount, &client->identity);
     atomic_store(&client->watch, client->identity.watch);
     if (result == 0)
         result = map_medium(client, channel);
@@ -314,7 +316,7 @@ static int make_certain(int fd, const cxl_client_channel *channel, client_certai
         return 0;
     if (certainty == CLIENT_SERVED && client_sees(*client, atomic_load(&(*client)->watch)))
         return 0;
-    int result = attach(fd, channel, &identity);
+    int result = attach(fd, channel, (*client)->mount, &identity);
     if (result != 0)
         return result;
     if (is_same(&identity, &(*client)->identity)) {
@@ -342,7 +344,13 @@ int client_take(int fd, const cxl_client_channel *channel, client_certainty cert
     else if (channel == NULL)
         result = refused_before_locked(file.st_dev);
     pthread_mutex_unlock(&table.lock);
-    if (client == NULL)
+    /* Also of a mount that was believed before: its number may be that of a stranger's by now. */
+    bool asks = client == NULL || certainty != CLIENT_KNOWN;
+    if (result == 0 && channel == NULL && asks && !mount_is_trusted(file.st_dev))
+        result = -EPERM;
+    if (result != 0 && client != NULL)
+        client_leave(client);
+    if (client == NULL || result != 0)
         return result != 0 ? result : add(fd, channel, file.st_dev, out);
     result = make_certain(fd, channel, certainty, &client);
     if (result == 0)

@@ -96,31 +96,3 @@ uint64_t medium_granule(int fd)
     uint64_t align = strtoull(text, NULL, 0);
     return align != 0 && (align & (align - 1)) == 0 ? align : DAX_GRANULE;
 }
-
-bool mount_is_trusted(uint64_t device)
-{
-    char wanted[48], *line = NULL;
-    size_t room = 0;
-    bool trusted = false;
-    FILE *mounts = fopen("/proc/self/mountinfo", "re");
-    if (mounts == NULL)
-        return false;
-    snprintf(wanted, sizeof wanted, " %u:%u ", major(device), minor(device));
-    while (!trusted && getline(&line, &room, mounts) > 0) {
-        /* "36 35 98:0 /root /mount options - fuse.type source options": spaces in names are written as \040. */
-        char *numbers = strchr(line, ' ');
-        numbers = numbers != NULL ? strchr(numbers + 1, ' ') : NULL;
-        if (numbers == NULL || strncmp(numbers, wanted, strlen(wanted)) != 0)
-            continue;
-        char *system = strstr(line, " - ");
-        char *user = system != NULL ? strstr(system, "user_id=") : NULL;
-        if (user != NULL) {
-            unsigned long id = strtoul(user + strlen("user_id="), NULL, 10);
-            trusted = id == 0 || id == geteuid();
-        }
-        break;
-    }
-    free(line);
-    fclose(mounts);
-    return trusted;
-}

@@ -83,8 +83,11 @@ int client_check_file(int fd, const cxl_client_channel *channel, int access, str
 int medium_open(const cxl_direct_attach *identity);
 bool medium_is(int fd, const cxl_direct_attach *identity);
 uint64_t medium_granule(int fd);
-/* The user who mounted the file system of a device number, as /proc/self/mountinfo has it, may be believed: root, or
- * the one that this process runs as. Anybody can serve a file system that names a medium. */
+/* The user who mounted the file system of a device number, from an open table of mounts (/proc/self/mountinfo); -1: it
+ * is not one of cxlfs. */
+int64_t mount_owner(int mounts, uint64_t device);
+/* That is root, or who this process runs as: they may be believed. Anybody can serve a file system that names a
+ * medium. */
 bool mount_is_trusted(uint64_t device);
 
 enum { RANGES_AT_ONCE = 32 };
