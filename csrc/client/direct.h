@@ -56,7 +56,7 @@ typedef struct {
  * seen locked after that (F_OFD_GETLK). EBUSY: not now (somebody else has the file open, it is for appending, a write
  * has failed). EINVAL: what was given before, and not returned, is not locked. */
 typedef struct {
-    uint64_t wanted_bytes;        /* in: room wished for, in all */
+    uint64_t wanted_bytes;        /* in: room wished for, in all; out: the inode number of the file that it is for */
     uint64_t file_offset;         /* in: where in the file it will go first */
     uint64_t slip_offset;         /* out: the file's slip, the same for every lease of it */
     uint64_t watch;               /* out: a byte beyond the medium, of this slip alone. The daemon keeps it locked,

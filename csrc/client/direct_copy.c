@@ -14,41 +14,8 @@
 
 #include "client/direct_copy.h"
 
-enum { PAGE = 4096, SUMS_AT_ONCE = 64, ZEROS = 4096 };
+enum { SUMS_AT_ONCE = 64, ZEROS = 4096 };
 static const uint8_t zeros[ZEROS];
-
-static uint64_t smaller_of(uint64_t left, uint64_t right)
-{
-    return left < right ? left : right;
-}
-
-uint64_t direct_gap(const direct_lease *lease, uint64_t file_offset)
-{
-    return (file_offset - (lease->media_offset + lease->used)) % LARGE_PAGE;
-}
-
-/* As the file lies in its pages, and in large ones where that costs little. The daemon gives leases that lie as the
- * file does in these; a piece behind a short one, or of another thread, does not go on where that ends. */
-placement direct_place(const direct_lease *lease, uint64_t file_offset, uint64_t length)
-{
-    placement place = {lease->used, 0};
-    uint64_t gap = direct_gap(lease, file_offset), most = smaller_of(length, lease->capacity) / GAP_SHARE;
-    if (lease->used == 0 && lease->capacity >= LARGE_PAGE)
-        most = GAP_FIRST;
-    if (gap <= most)
-        place.extent_offset += gap;
-    else if (length >= GAP_FROM)
-        place.extent_offset += gap % PAGE;
-    if (place.extent_offset >= lease->capacity)
-        return place;
-    uint64_t room = lease->capacity - place.extent_offset;
-    place.length = length < room ? length : room;
-    if (place.length < length) {
-        uint64_t over = (file_offset + place.length) % PAGE;
-        place.length = over < place.length ? place.length - over : 0;
-    }
-    return place;
-}
 
 /* --------------------------------------------------------------------------------- storing */
 
@@ -80,7 +47,7 @@ static int store_chunks(filling *state, const uint8_t *bytes, uint32_t count)
     uint32_t *sums = &state->sums[state->sum_count];
     for (uint32_t i = 0; i < count; i++)
         sums[i] = client_chunk_seed(state->lease->id, state->at / chunk + i);
-    int result = cxl_media_copy_crcs(state->client->media, state->lease->media_offset + state->at, bytes, chunk, count,
+    int result = cxl_media_copy_crcs(state->client->media, state->lease->room.media_offset + state->at, bytes, chunk, count,
                                      sums);
     if (result == 0) {
         state->at += count * chunk;
@@ -95,7 +62,7 @@ static int store_part(filling *state, const uint8_t *bytes, uint64_t length)
     uint64_t chunk = state->client->identity.chunk_bytes;
     if (state->at % chunk == 0)
         state->crc = client_chunk_seed(state->lease->id, state->at / chunk);
-    uint64_t offset = state->lease->media_offset + state->at;
+    uint64_t offset = state->lease->room.media_offset + state->at;
     int result = cxl_media_copy_crc(state->client->media, offset, bytes, length, &state->crc);
     if (result != 0)
         return result;
@@ -169,10 +136,10 @@ static int copy_counted(cxl_direct_file *file, direct_lease *lease, const placem
         return result;
     if ((state_word & CXL_SLIP_CLOSED) != 0)
         return -EAGAIN;
-    filling state = {.client = file->client, .lease = lease, .at = lease->used, .crc = lease->crc};
-    client_touch(file->client, lease->media_offset + lease->used, place->extent_offset + place->length - lease->used,
-                 lease->media_offset, lease->media_offset + lease->length);
-    result = store_bytes(&state, NULL, place->extent_offset - lease->used);
+    filling state = {.client = file->client, .lease = lease, .at = lease->room.used, .crc = lease->crc};
+    client_touch(file->client, lease->room.media_offset + lease->room.used, place->extent_offset + place->length - lease->room.used,
+                 lease->room.media_offset, lease->room.media_offset + lease->length);
+    result = store_bytes(&state, NULL, place->extent_offset - lease->room.used);
     if (result == 0)
         result = store_bytes(&state, bytes, place->length);
     if (result != 0)
@@ -188,7 +155,7 @@ static int copy_counted(cxl_direct_file *file, direct_lease *lease, const placem
     pthread_mutex_lock(&file->lock);
     result = append(file, lease, &descriptor);
     if (result == 0) {
-        lease->used = state.at;
+        lease->room.used = state.at;
         lease->file_end = file_offset + place->length;
         file->stored_end = lease->file_end > file->stored_end ? lease->file_end : file->stored_end;
         lease->crc = state.crc;

@@ -55,10 +55,10 @@ int cxl_direct_open(int fd, cxl_direct_file **out)
  * large pages of the file are such of the medium, else the first that nobody has begun. */
 static bool is_rather(const direct_lease *left, const direct_lease *right, uint64_t offset)
 {
-    bool fits = direct_gap(left, offset) <= left->capacity / GAP_SHARE;
-    if (fits != (direct_gap(right, offset) <= right->capacity / GAP_SHARE))
+    bool fits = direct_gap(&left->room, offset) <= left->room.capacity / GAP_SHARE;
+    if (fits != (direct_gap(&right->room, offset) <= right->room.capacity / GAP_SHARE))
         return fits;
-    return left->used == 0 && (right->used != 0 || left->number < right->number);
+    return left->room.used == 0 && (right->room.used != 0 || left->number < right->number);
 }
 
 static direct_lease *idle_lease(const cxl_direct_file *file, uint64_t offset, int *count)
@@ -72,7 +72,7 @@ static direct_lease *idle_lease(const cxl_direct_file *file, uint64_t offset, in
         ++*count;
         if (lease->busy && !lease->is_touching)
             continue;
-        if (lease->used != 0 && lease->file_end == offset)
+        if (lease->room.used != 0 && lease->file_end == offset)
             return lease;
         if (found == NULL || is_rather(lease, found, offset))
             found = lease;
@@ -86,7 +86,7 @@ static const direct_lease *next_unused(const cxl_direct_file *file, uint64_t *nu
     const direct_lease *found = NULL;
     for (int i = 0; i < LEASES_AT_ONCE; i++) {
         const direct_lease *lease = file->leases[i];
-        if (lease != NULL && lease->used == 0 && (!lease->busy || lease->is_touching) && lease->number > *number &&
+        if (lease != NULL && lease->room.used == 0 && (!lease->busy || lease->is_touching) && lease->number > *number &&
             (found == NULL || lease->number < found->number))
             found = lease;
     }
@@ -100,19 +100,19 @@ static void look_ahead(cxl_direct_file *file, const direct_lease *lease, const p
 {
     uint64_t enough = file->given_bytes / 2 < AHEAD_FROM ? file->given_bytes / 2 : AHEAD_FROM;
     direct_lease filled = *lease;
-    filled.used = place->extent_offset + place->length;
+    filled.room.used = place->extent_offset + place->length;
     filled.file_end = offset + place->length;
-    uint64_t left = filled.capacity - filled.used, number = lease->number, end = filled.file_end;
+    uint64_t left = filled.room.capacity - filled.room.used, number = lease->number, end = filled.file_end;
     if (!file->ahead.is_permitted || file->ahead.is_off || file->asking)
         return;
     for (int i = 0; i < LEASES_AT_ONCE && left < enough; i++)
-        if (file->leases[i] != NULL && file->leases[i]->used == 0 && file->leases[i] != lease)
-            left += file->leases[i]->capacity;
+        if (file->leases[i] != NULL && file->leases[i]->room.used == 0 && file->leases[i] != lease)
+            left += file->leases[i]->room.capacity;
     if (left >= enough)
         return;
     /* Where the file is when all of that is filled, one behind the other. */
     for (const direct_lease *next = &filled; next != NULL; next = next_unused(file, &number))
-        end += direct_place(next, end, INT64_MAX - end).length;
+        end += direct_place(&next->room, end, INT64_MAX - end).length;
     /* What is asked for in vain is waited for when the file is closed. */
     if (filled.file_end <= file->expected_bytes && file->expected_bytes <= end)
         return;
@@ -136,13 +136,13 @@ static int find_room(cxl_direct_file *file, uint64_t length, uint64_t offset, di
                 return result;
             continue;
         }
-        *place = direct_place(lease, offset, length);
+        *place = direct_place(&lease->room, offset, length);
         if (place->length > 0) {
             look_ahead(file, lease, place, offset);
             *out = lease;
             return 0;
         }
-        if (lease->used == 0 && !lease->is_ahead)   /* too small for anything */
+        if (lease->room.used == 0 && !lease->is_ahead)   /* too small for anything */
             atomic_store(&file->refused_for, UINT64_MAX);
         result = lease_return(file, lease);
         if (result != 0)

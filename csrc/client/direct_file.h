@@ -14,13 +14,13 @@
 
 #include "client/ahead.h"
 #include "client/parts.h"
+#include "client/placing.h"
 
 enum { LEASES_AT_ONCE = 32 };    /* of one file: more threads than this wait for each other */
 enum { DIRECT_FROM = 256 << 10 };/* bytes offered before room is asked for: below, the kernel's way is quicker */
 enum { LEASE_FIRST = 32 << 20, LEASE_LARGEST = 128 << 20 };  /* of one request */
 enum { AHEAD_FROM = 32 << 20 };  /* bytes that are left, or half of what was given last: the time of two requests */
 enum { REFUSED_FOR = 16 << 20 }; /* bytes that go through the kernel before room is asked for again */
-enum { GAP_FROM = 64 << 10 };    /* shorter pieces are not worth a gap in front of them */
 
 typedef struct {
     uint64_t offset;             /* on the medium */
@@ -36,11 +36,9 @@ typedef struct direct_lease {
     direct_slip *slip;
     uint64_t id;
     uint64_t number;             /* in the order in which they are to be filled */
-    uint64_t media_offset;
+    placing_room room;           /* used: what is appended */
     uint64_t length;             /* of what is locked */
-    uint64_t capacity;
     uint64_t crc_offset;
-    uint64_t used;               /* bytes of the extent that are appended */
     uint64_t file_end;           /* of the last of them in the file */
     uint32_t crc;                /* of the chunk that ends at used, as far as it goes */
     bool is_ahead;               /* given for where the file was expected to be */

@@ -62,7 +62,7 @@ static int slip_check(const cxl_direct_file *file)
 
 static client_range range_of(const direct_lease *lease)
 {
-    return (client_range){lease->media_offset, lease->media_offset + lease->length};
+    return (client_range){lease->room.media_offset, lease->room.media_offset + lease->length};
 }
 
 /* Out of the leases of the file; busy ones are not. */
@@ -201,37 +201,6 @@ int slip_make_room(cxl_direct_file *file, direct_slip *slip)
 
 /* ---------------------------------------------------------------------------------- leases */
 
-static bool lies_in(uint64_t offset, uint64_t length, uint64_t start, uint64_t end)
-{
-    return offset >= start && offset <= end && length <= end - offset;
-}
-
-static bool room_makes_sense(const cxl_client *client, const cxl_direct_lease *answer,
-                             const cxl_direct_room_given *room)
-{
-    uint64_t size = client->identity.media_bytes, chunk = client->identity.chunk_bytes, start = room->media_offset;
-    if (room->lease_id == 0 || room->capacity_bytes == 0 || !lies_in(start, room->length_bytes, 0, size))
-        return false;
-    uint64_t end = start + room->length_bytes, chunks = (room->capacity_bytes - 1) / chunk + 1;
-    if (!lies_in(start, room->capacity_bytes, start, end) || start % CXL_LINE != 0)
-        return false;
-    uint64_t at = room->crc_offset, needed = chunks * sizeof(uint32_t), slip = answer->slip_offset;
-    return at % sizeof(uint32_t) == 0 && (lies_in(at, needed, start + room->capacity_bytes, end) ||
-                                          lies_in(at, needed, slip + CXL_SLIP_BYTES, slip + answer->slip_bytes));
-}
-
-static bool makes_sense(const cxl_client *client, const cxl_direct_lease *answer, uint32_t count_max)
-{
-    if (answer->count == 0 || answer->count > count_max || answer->slip_bytes < CXL_SLIP_BYTES ||
-        answer->slip_offset % CXL_LINE != 0 ||
-        !lies_in(answer->slip_offset, answer->slip_bytes, 0, client->identity.media_bytes))
-        return false;
-    for (uint32_t i = 0; i < answer->count; i++)
-        if (!room_makes_sense(client, answer, &answer->rooms[i]))
-            return false;
-    return true;
-}
-
 static direct_lease *lease_new(cxl_direct_file *file, const cxl_direct_room_given *room)
 {
     direct_lease *lease = calloc(1, sizeof *lease);
@@ -240,9 +209,9 @@ static direct_lease *lease_new(cxl_direct_file *file, const cxl_direct_room_give
     lease->slip = file->slip;
     lease->id = room->lease_id;
     lease->number = ++file->numbers;
-    lease->media_offset = room->media_offset;
+    lease->room.media_offset = room->media_offset;
     lease->length = room->length_bytes;
-    lease->capacity = room->capacity_bytes;
+    lease->room.capacity = room->capacity_bytes;
     lease->crc_offset = room->crc_offset;
     file->given_bytes += room->capacity_bytes;
     lease->slip->users++;
@@ -369,7 +338,7 @@ static int ask_once(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset
     bool is_given = result == 0;
     answer.flags = flags;       /* not what it says of them */
     if (is_given)
-        result = makes_sense(client, &answer, places) ? lock_given(client, &answer) : -ENOTTY;
+        result = direct_answer_makes_sense(&client->identity, &answer, places) ? lock_given(client, &answer) : -ENOTTY;
     pthread_mutex_lock(&file->lock);
     leases_free(file, ended, ended_count);
     if (result == 0)
@@ -426,7 +395,7 @@ static direct_lease *next_untouched(const cxl_direct_file *file)
     direct_lease *found = NULL;
     for (int i = 0; i < LEASES_AT_ONCE; i++) {
         direct_lease *lease = file->leases[i];
-        if (lease != NULL && !lease->is_touched && !lease->busy && lease->used == 0 &&
+        if (lease != NULL && !lease->is_touched && !lease->busy && lease->room.used == 0 &&
             (found == NULL || lease->number < found->number))
             found = lease;
     }

@@ -11,6 +11,7 @@
  *   (mount point, source) is never read.
  * - In the last field the kernel itself writes user_id, after everything else that a name may be part of.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -21,7 +22,7 @@
 
 static const char SYSTEM[] = "fuse.cxlfs", OWNER[] = "user_id=";
 
-enum { WORD_BYTES = 64, READ_BYTES = 512 };
+enum { WORD_BYTES = 32, READ_BYTES = 256 };
 enum { DEVICE_FIELD = 2, OPTIONAL_FIELDS = 6 };     /* "36 35 98:0 /root /mount options [optional ...] - ..." */
 enum { AFTER_TYPE = 1, AFTER_SOURCE, AFTER_OPTIONS }; /* "... - fuse.type source options" */
 
@@ -132,12 +133,14 @@ static bool has_all_users(void)
     return got == (long)sizeof ALL - 1 && memcmp(text, ALL, sizeof ALL - 1) == 0;
 }
 
-bool mount_is_trusted(uint64_t device)
+int mount_trust(uint64_t device)
 {
     long mounts = syscall(SYS_openat, AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC, 0);
     if (mounts < 0)
-        return false;
+        return -EPERM;
     int64_t owner = mount_owner((int)mounts, device);
     (void)syscall(SYS_close, mounts);
-    return owner == 0 || (owner > 0 && owner == syscall(SYS_geteuid) && has_all_users());
+    if (owner == 0 || (owner > 0 && owner == syscall(SYS_geteuid) && has_all_users()))
+        return 0;
+    return owner < 0 ? -ENOTTY : -EPERM;
 }

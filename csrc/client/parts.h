@@ -13,6 +13,7 @@
 
 #include "client/client.h"
 #include "client/direct.h"
+#include "client/placing.h"
 #include "persist/persist.h"
 
 struct stat;
@@ -35,7 +36,6 @@ int client_request(const cxl_client_channel *channel, int fd, unsigned long numb
 
 /* -------------------------------------------------------------------------------------- media */
 
-enum { LARGE_PAGE = 2 << 20 };   /* where a mapping begins, so that the kernel can use them */
 enum { TOUCH_BYTES = 2 << 20 };  /* pages are mapped ahead of their first use in pieces of this */
 
 typedef struct {
@@ -86,9 +86,9 @@ uint64_t medium_granule(int fd);
 /* The user who mounted the file system of a device number, from an open table of mounts (/proc/self/mountinfo); -1: it
  * is not one of cxlfs. */
 int64_t mount_owner(int mounts, uint64_t device);
-/* That is root, or who this process runs as: they may be believed. Anybody can serve a file system that names a
- * medium. */
-bool mount_is_trusted(uint64_t device);
+/* 0: that is root, or who this process runs as. Nobody else is believed (-EPERM): anybody can serve a file system that
+ * names a medium. -ENOTTY: no mount of cxlfs. */
+int mount_trust(uint64_t device);
 
 enum { RANGES_AT_ONCE = 32 };
 /* All of them, or none: those that touch are locked, and made reachable, by one call of the kernel. */
@@ -112,8 +112,5 @@ typedef struct {
 
 client_counters *client_counted(void);
 int client_refuse(int result);   /* counts it; result */
-
-/* The checksum with which that of a chunk begins. */
-uint32_t client_chunk_seed(uint64_t extent_id, uint64_t chunk);
 
 #endif

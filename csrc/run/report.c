@@ -1,131 +1,132 @@
-/* report.c - what the library says: a line for each mount (CXLFS_RUN_LOG), a line of JSON at the end
- * (CXLFS_RUN_REPORT).
+/* report.c - says what the library did: a line for each way that large writes went (CXLFS_RUN_LOG), and counts in a file
+ * that all processes share (CXLFS_RUN_COUNTS), so that one that is killed has told what it did until then.
  *
- * Never: prints anything that was not asked for; keeps a file open.
+ * Does not: print anything that was not asked for; keep a file open; use stdio, whose stack is not small.
  *
  * Invariants
  * - A line is one write at the end of the file: lines of several processes do not mix.
- * - What was reported before an exec that failed is not reported again.
  */
+#include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "run/run.h"
 
-enum { LINE = 1024 };
+enum { LINE = 512, PATH_BYTES = 512 };
 
-static cxl_client_counts reported, at_fork;
-static atomic_uint_least64_t mapped_bytes, mapped_reported;
-static char report_path[LINE], log_path[LINE];
+static char log_path[PATH_BYTES];
+static run_counts *counts;
 
-static void remember(const char *name, char *path)
+static const char *const REASONS[RUN_REASONS] = {
+    [RUN_DIRECT] = "direct",
+    [RUN_NOT_TRUSTED] = "the mount is neither root's nor this user's",
+    [RUN_NOT_PERMITTED] = "this user may not open the medium",
+    [RUN_NO_MEDIUM] = "the medium cannot be opened or mapped from here",
+    [RUN_SMALL_PAGES] = "the medium is mapped in pages of 4 KiB",
+    [RUN_NO_SPACE] = "the daemon gives no space just now",
+    [RUN_NOT_ALONE] = "others have the file open",
+    [RUN_OTHER_HANDLERS] = "the program handles SIGSEGV or SIGBUS by itself",
+    [RUN_BUSY] = "another thread writes to the same file",
+    [RUN_NOT_TAKEN] = "the daemon did not take the bytes in",
+};
+
+/* ----------------------------------------------------------------------------------- text */
+
+typedef struct {
+    char text[LINE];
+    size_t length;
+} line;
+
+static void add(line *out, const char *text)
 {
-    const char *value = getenv(name);
-    path[0] = '\0';
-    if (value != NULL && strlen(value) < LINE)
-        strcpy(path, value);
+    for (; *text != '\0' && out->length < LINE - 1; text++)
+        out->text[out->length++] = *text;
 }
+
+static void add_number(line *out, uint64_t value)
+{
+    char digits[24];
+    size_t at = sizeof digits;
+    digits[--at] = '\0';
+    do {
+        digits[--at] = (char)('0' + value % 10);
+        value /= 10;
+    } while (value > 0);
+    add(out, digits + at);
+}
+
+/* What is not printable ASCII becomes a question mark. */
+static void add_name(line *out, const char *name)
+{
+    for (; *name != '\0' && out->length < LINE / 2; name++) {
+        char letter[2] = {(unsigned char)*name < ' ' || (unsigned char)*name >= 0x7f ? '?' : *name, '\0'};
+        add(out, letter);
+    }
+}
+
+static void append(const char *path, const line *said)
+{
+    bool to_stderr = strcmp(path, "stderr") == 0;
+    int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY;
+    long fd = to_stderr ? STDERR_FILENO : syscall(SYS_openat, AT_FDCWD, path, flags, 0666);
+    if (fd < 0)
+        return;
+    (void)!syscall(SYS_write, fd, said->text, said->length);
+    if (!to_stderr)
+        (void)syscall(SYS_close, fd);
+}
+
+/* ---------------------------------------------------------------------------------- saying */
 
 void run_report_begin(void)
 {
-    remember("CXLFS_RUN_REPORT", report_path);
-    remember("CXLFS_RUN_LOG", log_path);
-}
-
-/* Asked before, and not in the child: there the client may not have got over the fork yet. */
-void run_report_before_fork(void)
-{
-    cxl_client_statistics(&at_fork);
-}
-
-void run_report_forget_in_child(void)
-{
-    reported = at_fork;
-    atomic_store(&mapped_reported, atomic_load(&mapped_bytes));
-}
-
-static void append(const char *path, const char *line, size_t length)
-{
-    bool to_stderr = strcmp(path, "stderr") == 0;
-    int fd = to_stderr ? STDERR_FILENO : REAL(open)(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
+    const char *log = getenv("CXLFS_RUN_LOG"), *path = getenv("CXLFS_RUN_COUNTS");
+    if (log != NULL && strlen(log) < PATH_BYTES)
+        strcpy(log_path, log);
+    long fd = path != NULL ? syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0) : -1;
     if (fd < 0)
         return;
-    if (REAL(write)(fd, line, length) < 0)
-        errno = 0;
-    if (!to_stderr)
-        REAL(close)(fd);
-}
-
-void run_log(const char *format, ...)
-{
-    char line[LINE];
-    va_list arguments;
-    int length;
-    if (log_path[0] == '\0')
-        return;
-    length = snprintf(line, sizeof line, "cxlfs run: %s[%d]: ", program_invocation_short_name, (int)getpid());
-    if (length < 0 || length >= LINE)
-        return;
-    va_start(arguments, format);
-    int more = vsnprintf(line + length, (size_t)(LINE - length - 1), format, arguments);
-    va_end(arguments);
-    if (more < 0)
-        return;
-    length += more < LINE - length - 2 ? more : LINE - length - 2;
-    for (int i = 0; i < length; i++) {
-        if ((unsigned char)line[i] < ' ')
-            line[i] = '?';
+    struct stat file;
+    if (fstat((int)fd, &file) == 0 && file.st_size >= (off_t)sizeof *counts) {
+        void *shared = mmap(NULL, sizeof *counts, PROT_READ | PROT_WRITE, MAP_SHARED, (int)fd, 0);
+        counts = shared != MAP_FAILED ? shared : NULL;
     }
-    line[length++] = '\n';
-    append(log_path, line, (size_t)length);
+    (void)syscall(SYS_close, fd);
 }
 
-void run_count_mapped(uint64_t bytes)
+static __attribute__((noinline)) void say(run_reason reason)
 {
-    atomic_fetch_add(&mapped_bytes, bytes);
+    line said = {.length = 0};
+    add(&said, "cxlfs run: ");
+    add_name(&said, program_invocation_short_name);
+    add(&said, "[");
+    add_number(&said, (uint64_t)syscall(SYS_getpid));
+    add(&said, reason == RUN_DIRECT ? "]: writes directly" : "]: writes through the kernel: ");
+    if (reason != RUN_DIRECT)
+        add(&said, REASONS[reason]);
+    add(&said, "\n");
+    append(log_path, &said);
 }
 
-/* A name as JSON has it; what is not printable ASCII becomes a question mark. */
-static void quote(char *out, size_t room, const char *name)
+void run_count(run_reason reason, uint64_t bytes)
 {
-    size_t length = 0;
-    for (; *name != '\0' && length + 3 < room; name++) {
-        unsigned char letter = (unsigned char)*name;
-        if (letter == '"' || letter == '\\')
-            out[length++] = '\\';
-        out[length++] = letter >= ' ' && letter < 0x7f ? (char)letter : '?';
-    }
-    out[length] = '\0';
-}
-
-void run_report_end(void)
-{
-    cxl_client_counts now;
-    char line[LINE], program[128];
-    run_visit visit;
-    if (report_path[0] == '\0' || run_process != getpid() || !run_enter(&visit))
+    if (bytes == 0)
         return;
-    cxl_client_statistics(&now);
-    uint64_t mapped = atomic_load(&mapped_bytes);
-    quote(program, sizeof program, program_invocation_short_name);
-    int length = snprintf(
-        line, sizeof line,
-        "{\"program\": \"%s\", \"pid\": %d, \"direct_bytes\": %llu, \"fuse_bytes\": %llu, \"mapped_bytes\": %llu, "
-        "\"copied_bytes\": %llu, \"verified_bytes\": %llu, \"read_bytes\": %llu, \"leases\": %llu, "
-        "\"settles\": %llu, \"refused\": %llu, \"last_errno\": %d}\n",
-        program, (int)run_process, (unsigned long long)(now.direct_bytes - reported.direct_bytes),
-        (unsigned long long)(now.fuse_bytes - reported.fuse_bytes),
-        (unsigned long long)(mapped - atomic_load(&mapped_reported)),
-        (unsigned long long)(now.copied_bytes - reported.copied_bytes),
-        (unsigned long long)(now.verified_bytes - reported.verified_bytes),
-        (unsigned long long)(now.read_bytes - reported.read_bytes),
-        (unsigned long long)(now.leases - reported.leases), (unsigned long long)(now.settles - reported.settles),
-        (unsigned long long)(now.refused - reported.refused), (int)now.last_errno);
-    if (length > 0 && length < LINE)
-        append(report_path, line, (size_t)length);
-    reported = now;
-    atomic_store(&mapped_reported, mapped);
-    run_leave(&visit);
+    if (counts != NULL) {
+        atomic_fetch_add(reason == RUN_DIRECT ? &counts->direct_bytes : &counts->kernel_bytes, bytes);
+        if (reason != RUN_DIRECT)
+            strcpy(counts->reasons[reason], REASONS[reason]);
+        if (atomic_exchange(&run_all->is_counted, 1) == 0)
+            atomic_fetch_add(&counts->processes, 1);
+    }
+    if (log_path[0] != '\0' && (atomic_fetch_or(&run_all->said, 1U << reason) >> reason & 1) == 0)
+        say(reason);
+}
+
+void run_count_lease(void)
+{
+    if (counts != NULL)
+        atomic_fetch_add(&counts->leases, 1);
 }

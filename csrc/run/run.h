@@ -1,242 +1,209 @@
-/* run.h - what the files of the preloaded library (cxlfs run) share: which descriptors of the process lie on a mount of
- * cxlfs, and who stores into them.
+/* run.h - what the files of the preloaded library (`cxlfs run`) share.
  *
- * The library stands before libc: open, close, rename, locks and all that is rare go on to the kernel; what a program
- * writes into a file of a mount goes through csrc/client. Whatever is refused there, and whatever is not known for
- * certain, takes the way through the kernel: slower, never wrong.
+ * The rule: between two calls the library knows nothing that the kernel and the daemon do not know. It intercepts only
+ * the calls that it makes faster: large writes. Each of them asks the kernel what the descriptor is, stores the bytes
+ * into leased space of that file's ring, and returns after the daemon has taken them in and the kernel knows the size.
+ * Whatever cannot be asked, or is answered otherwise, sends the whole call through the kernel. docs/direct.md has the
+ * proof for each call.
  *
- * Never: prints but where CXLFS_RUN_LOG and CXLFS_RUN_REPORT say; keeps a descriptor that the program closed.
+ * Does not: allocate; wait for a lock; keep a descriptor open between two calls; intercept anything for what it
+ * remembers (close is a hint: it ends leases sooner).
  *
  * Invariants
- * - A descriptor that this process did not open itself, with a function that stands here, is the kernel's alone.
- * - All descriptors of one open file description have one run_file: dup and the like are seen, and what came from
- *   elsewhere is left alone.
- * - The kernel's file offset is always right: write(2) moves it before it stores, with one lseek, which is atomic for
- *   all that share it.
- * - A run_file is never freed: whoever took its lock looks at the slot again.
- * - A thread that is inside (run_enter) calls the kernel for all it calls itself, also from a signal handler.
- *
- * Locks, in the order in which they are taken: of a run_file, of the table. The client's come after both.
+ * - All that is remembered lies in one region of static size, which a child of fork finds empty (MADV_WIPEONFORK). A
+ *   process that shares the memory and has another number (vfork) leaves it alone.
+ * - A file in the table belongs to the thread that has set its busy flag. Nobody waits for the flag: who finds it set
+ *   goes through the kernel.
+ * - From the flag on until it is cleared the thread is neither interrupted (all signals but synchronous ones are
+ *   blocked) nor cancelled.
+ * - Functions use little stack: a signal handler on a small stack may write. tests/native/test_run_stack.py has limits.
  */
 #ifndef CXLFS_RUN_H
 #define CXLFS_RUN_H
 
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <spawn.h>
+#include <setjmp.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/sendfile.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "client/client.h"
+#include "client/direct.h"
+#include "client/placing.h"
+#include "persist/persist.h"
 
 #define RUN_EXPORT __attribute__((visibility("default")))
-#define RUN_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-/* -------------------------------------------------------------------------- functions behind us */
+/* Smaller writes are the kernel's: a trip to the daemon costs as much as they do (docs/benchmarks.md). */
+enum { RUN_WRITE_FROM = 512 << 10 };
+/* A file that ends before this is the kernel's: a lease costs as much as it does. */
+enum { RUN_FILE_FROM = 8 << 20 };
 
-/* Which libc exports without declaring them everywhere. */
-int __open_2(const char *path, int flags);
-int __open64_2(const char *path, int flags);
-int __openat_2(int directory, const char *path, int flags);
-int __openat64_2(int directory, const char *path, int flags);
-int fcntl64(int fd, int command, ...);
+enum { RUN_FILES = 16 };         /* with leases at the same time; each has so many mappings: */
+enum { RUN_MAPS = CXL_DIRECT_LEASES + 1 };
+enum { RUN_PIECES = 16 };        /* of one writev; more of them are the kernel's */
 
-#define RUN_FUNCTIONS(X) \
-    X(open) X(open64) X(openat) X(openat64) X(creat) X(creat64) X(mkostemps) X(mkostemps64) \
-    X(__open_2) X(__open64_2) X(__openat_2) X(__openat64_2) \
-    X(close) X(dup) X(dup2) X(dup3) X(fcntl) X(close_range) X(closefrom) X(sendmsg) \
-    X(write) X(writev) X(pwrite64) X(pwritev64) X(pwritev64v2) \
-    X(read) X(readv) X(pread64) X(preadv64) X(preadv64v2) \
-    X(lseek64) X(ftruncate64) X(fallocate64) X(posix_fallocate64) X(fsync) X(fdatasync) X(syncfs) X(sync) \
-    X(sendfile64) X(copy_file_range) X(splice) \
-    X(mmap64) X(munmap) X(mremap) \
-    X(fopen64) X(freopen64) X(fclose) X(fwrite) X(fwrite_unlocked) X(fread) X(fread_unlocked) X(ungetc) \
-    X(fork) X(vfork) X(posix_spawn) X(posix_spawnp) X(system) X(popen) X(_exit) \
-    X(execve) X(execv) X(execvp) X(execvpe) X(fexecve) X(execveat)
-
-typedef struct {
-#define RUN_MEMBER(name) __typeof__(&name) name;
-    RUN_FUNCTIONS(RUN_MEMBER)
-#undef RUN_MEMBER
-} run_functions;
-
-extern run_functions run_real;
-void run_resolve(void);
-
-/* libc's own function of this name (or that of whoever is preloaded behind us). */
-#define REAL(function)                                                                                                \
-    (RUN_UNLIKELY(run_real.function == NULL) ? (run_resolve(), run_real.function) : run_real.function)
-
-/* ------------------------------------------------------------------------------- settings */
+/* Why the kernel got a large write. A file of another file system has no reason. */
+typedef enum {
+    RUN_DIRECT,                  /* it did not */
+    RUN_OTHER_SYSTEM,            /* no mount of cxlfs */
+    RUN_NOT_TRUSTED,             /* somebody else's mount */
+    RUN_NOT_PERMITTED,           /* this user may not open the medium */
+    RUN_NO_MEDIUM,               /* it is not to be found from here, or cannot be mapped */
+    RUN_SMALL_PAGES,             /* it is mapped in pages of 4 KiB */
+    RUN_NO_SPACE,                /* the daemon gives no space just now */
+    RUN_NOT_ALONE,               /* others have the file open, or it is for appending */
+    RUN_OTHER_HANDLERS,          /* the program handles SIGSEGV or SIGBUS by itself */
+    RUN_BUSY,                    /* another thread writes to the same file */
+    RUN_NOT_TAKEN,               /* the daemon has not taken the bytes in */
+    RUN_REASONS
+} run_reason;
 
 typedef struct {
-    bool off;                    /* CXLFS_RUN=off, or no room for what is needed */
-    bool maps;                   /* CXLFS_RUN_MMAP is not off */
-    bool verifies;               /* CXLFS_RUN_VERIFY is not off: of what is mapped, */
-    bool verifies_always;        /* CXLFS_RUN_VERIFY is always: whatever others have verified */
-    bool reads;                  /* CXLFS_RUN_READ is not off */
-} run_settings;
+    uint64_t device, inode;
+} run_identity;
 
-extern run_settings run_set;
-
-/* ------------------------------------------------------------------------------ descriptors */
-
-enum { RUN_DESCRIPTORS = 1 << 16 };     /* those above go through the kernel */
-enum {
-    RUN_NOBODY = 0,              /* the kernel's alone */
-    RUN_FRESH = 1,               /* opened here, and not looked at yet */
-    RUN_INTERNAL = 2,            /* opened by this library: the program does not know it */
-};                               /* anything else is a run_file */
-
-extern _Atomic(uintptr_t) run_slots[RUN_DESCRIPTORS];
+/* Of one call. The list is a copy of the program's, what it names is not. */
+typedef struct {
+    const struct iovec *pieces;
+    int count;
+} run_bytes;
 
 typedef struct {
-    dev_t device;
-    atomic_int verdict;          /* 0: not asked; 1: direct; -errno: through the kernel */
-    atomic_bool no_private;      /* the medium has no private pages */
-} run_mount;
+    uint8_t *base;               /* where the whole piece is mapped; NULL: nowhere */
+    uint64_t offset, length;     /* of the medium */
+} run_map;
 
-/* An open file description of a regular file on a mount that may be one of cxlfs. */
-typedef struct run_file {
-    pthread_rwlock_t lock;       /* for reading: bytes are moved; for writing: all else */
-    bool reads;                  /* it is for reading alone: direct is NULL; else reader is */
-    cxl_direct_file *direct;     /* NULL before enough was written, and where it is not to be had */
-    cxl_reader *reader;          /* the same for reading */
-    bool refused;                /* for good */
-    int anchor;                  /* the descriptor that direct was told */
-    pid_t process;
-    dev_t device;
-    ino_t inode;
-    run_mount *mount;
-    atomic_bool dirty;           /* something was stored since it was settled */
-    atomic_uint_least64_t seen;  /* bytes written or read before direct or reader was there */
-    uint64_t bind_from;          /* so many of them, and it is asked for */
-    uint32_t descriptors;        /* under the lock of the table */
-    struct run_file *next_free;
+typedef struct {
+    uint64_t id;
+    placing_room room;
+    uint8_t *data;               /* the first byte of the extent */
+    uint32_t *sums;
+    uint32_t crc;                /* of the chunk that ends at used, as far as it goes */
+} run_room;
+
+typedef struct {
+    atomic_int busy;
+    run_identity is;             /* inode 0: nothing */
+    uint64_t used_ns;            /* when it was used last */
+    uint64_t next_bytes;         /* of the next lease */
+    bool leased;                 /* all below is valid */
+    uint32_t user;               /* who leased it */
+    uint32_t chunk_bytes, granularity;
+    uint64_t appended;           /* descriptors of this slip, all of them taken in by the daemon between two calls */
+    uint8_t *slip;
+    uint32_t room, rooms_count;  /* the one that is filled */
+    run_room rooms[CXL_DIRECT_LEASES];
+    run_map maps[RUN_MAPS];
 } run_file;
 
-enum { RUN_READ_FROM = 4 << 10 };       /* shorter reads are the kernel's */
-
-static inline uintptr_t run_slot(int fd)
-{
-    if ((unsigned)fd >= RUN_DESCRIPTORS)
-        return RUN_NOBODY;
-    return atomic_load_explicit(&run_slots[fd], memory_order_acquire);
-}
-
-/* It is not known to be for writing: what is stored through it need not be settled. */
-static inline bool run_only_reads(int fd)
-{
-    uintptr_t slot = run_slot(fd);
-    return slot <= RUN_INTERNAL || ((const run_file *)slot)->reads;
-}
-
-/* ------------------------------------------------------------------------------------ inside */
-
-extern _Thread_local int run_depth __attribute__((tls_model("initial-exec")));
-extern pid_t run_process;        /* of this table: a child of vfork or clone has another */
+/* What a child with a table of descriptors of its own is told, and answers. One at a time. */
+typedef struct {
+    cxl_direct_attach medium;
+    cxl_direct_lease lease;
+    uint64_t granule;
+    int result;
+    run_map maps[RUN_MAPS];      /* the slip, and the rooms */
+    uint8_t stack[32 << 10] __attribute__((aligned(16)));
+} run_order;
 
 typedef struct {
-    int saved_errno;
-    int cancel_state;
-} run_visit;
+    run_identity is;             /* inode 0: the whole mount */
+    run_reason reason;
+    uint64_t until_ns;
+} run_refusal;
 
-/* From here on this thread's calls are the library's own. False: they are already. */
-bool run_enter(run_visit *visit);
-/* errno is as it was before. */
-void run_leave(const run_visit *visit);
+enum { RUN_REFUSALS = 16 };
 
-/* ------------------------------------------------------------------------------- table.c */
+typedef struct {
+    atomic_int process;          /* whose memory this is; 0: nobody has come yet */
+    atomic_int used;             /* files with a lease */
+    atomic_int leasing;          /* flag of the order, the refusals, and of taking an unused file */
+    uint32_t next_refusal;
+    run_refusal refusals[RUN_REFUSALS];
+    atomic_int is_counted;       /* this process, in the counts */
+    atomic_uint said;            /* reasons that are logged: a bit each */
+    run_file files[RUN_FILES];
+    run_order order;
+} run_region;
 
-/* The file that fd is a descriptor of, with its lock (exclusive: for writing), or NULL. */
-run_file *run_take(int fd, bool exclusive);
-void run_give(run_file *file);
-/* fd was opened with these flags by the program, or by the library. */
-void run_opened(int fd, int flags);
-/* copy is another descriptor of what fd is. */
-void run_duplicated(int fd, int copy);
-/* fd is about to be duplicated: it must be known then what it is. */
-void run_before_duplicate(int fd);
-/* fd is about to be closed: 0, or what became of what was stored. */
-int run_before_close(int fd);
-/* What was stored through fd can be looked at. 0, or what became of it. */
-int run_settle(int fd);
-void run_settle_all(void);
-/* Nothing is stored directly any more through what fd is of. */
-void run_retire(int fd);
-/* fd is the kernel's alone from now on. */
-void run_detach(int fd);
-/* One of the library's own descriptors has been closed. */
-void run_detach_internal(int fd);
-/* The library's own descriptors lie out of the way. */
-int run_move_away(int fd);
-int run_highest(void);           /* no slot above it is used */
-void run_forget_in_child(void);
+/* Of all processes of one `cxlfs run --report`, in a file that they share. */
+enum { RUN_REASON_BYTES = 96 };
+typedef struct {
+    atomic_uint_least64_t direct_bytes, kernel_bytes, leases, processes;
+    char reasons[RUN_REASONS][RUN_REASON_BYTES];     /* why the kernel got some; empty: not for this */
+} run_counts;
 
-/* ------------------------------------------------------------------------------- bind.c */
+extern run_region *run_all;      /* NULL: off */
+/* CXLFS_RUN_FROM=BYTES, for tests: shorter writes, in files of any length, on pages of any size. */
+extern size_t run_write_from;
+extern uint64_t run_file_from;
+extern bool run_takes_any_pages;
 
-/* What a descriptor is: RUN_NOBODY, or a file, put into *file. */
-uintptr_t run_examine(int fd, run_file *file);
-/* file->direct, or file->reader, is there when true; the lock is held for writing. */
-bool run_bind(run_file *file, int fd);
-bool run_bind_reader(run_file *file, int fd);
-/* Whether the mount of a device may be one of cxlfs; notes what became of the last attempt. */
-run_mount *run_mount_of(int fd, dev_t device);
-void run_judge(run_mount *mount, int fd, int result);
-/* The kernel learns how long the file is: it goes by that for O_APPEND, sendfile and the like. */
-void run_tell_kernel(int fd);
-/* fd is still of this inode: asked of the kernel, which answers from what it knows. */
-dev_t run_device_of(const struct statx *found);
-bool run_is_still(int fd, dev_t device, ino_t inode);
 
-/* --------------------------------------------------------------------------- transfer.c */
+
+
+/* ------------------------------------------------------------------------------- files.c */
+
+uint64_t run_now_ns(void);
+/* The region is this process's; false in a child that shares the memory. */
+bool run_is_ours(void);
+/* What fd is now; false: not a regular file, or the kernel does not say. */
+bool run_identify(int fd, run_identity *is, uint32_t *mode);
+bool run_is_same(run_identity left, run_identity right);
+/* The file, its flag set; NULL: there is none, or another thread has it. fresh: take an unused place for it. */
+run_file *run_take(run_identity is, bool fresh);
+void run_leave(run_file *file);
+/* Its ring is closed and nothing of it mapped any more. Its flag is set. */
+void run_end(run_file *file);
+/* Files that nobody has written to for a while. */
+void run_end_idle(void);
+/* It was refused lately, or from now on for a while (device 0: this file alone). */
+run_reason run_refused(run_identity is);
+void run_refuse(run_identity is, bool whole_mount, run_reason reason);
+
+/* ------------------------------------------------------------------------------ lease.c */
+
+/* Lease space for bytes of the file from offset on. fd is a descriptor of it. RUN_DIRECT, or why not. */
+run_reason run_lease(run_file *file, int fd, uint64_t wanted, uint64_t offset);
+
+/* ------------------------------------------------------------------------------ store.c */
+
+/* Store bytes from byte at of the pieces on, as content of the file from offset on, until all are stored or the leases
+ * are full; *stored: how many. They are in the ring, and nobody has taken them in. False: nothing counts. */
+bool run_store(run_file *file, const run_bytes *from, uint64_t at, uint64_t length, uint64_t offset, uint64_t *stored);
+/* The daemon has taken in all that was appended. */
+bool run_is_taken(run_file *file);
+/* Nothing more is appended to the ring. */
+void run_close_slip(run_file *file);
+/* The rooms are mapped in large pages, or CXLFS_RUN_FROM says that this does not matter. */
+bool run_may_use(const run_file *file);
+
+/* ------------------------------------------------------------------------------ write.c */
 
 enum { RUN_POSITION = -1 };      /* at the file offset, which moves on */
 
-/* A count or -errno as a system call has it: the count, or -1 with errno set. */
-static inline ssize_t run_answer(int64_t result)
-{
-    if (result < 0)
-        errno = (int)-result;
-    return result < 0 ? -1 : (ssize_t)result;
-}
+/* All of a write(2) or its like. False: nothing was done, the kernel is to do it. *done: what it returns, errno set. */
+bool run_write(int fd, run_bytes from, off_t offset, ssize_t *done);
 
-/* Store pieces; false: nothing was done, the kernel is to do it. *done: what write(2) would return, errno set. */
-bool run_write(int fd, const struct iovec *pieces, int count, off_t offset, ssize_t *done);
-/* Bytes of all pieces, as far as the kernel would take them at once, as *used of out (IOV_MAX); the last piece is cut.
- * -1: nothing for us. */
-int64_t run_add_up(const struct iovec *pieces, int count, struct iovec *out, int *used);
+/* ----------------------------------------------------------------------------- faults.c */
 
-/* ---------------------------------------------------------------------------- reading.c */
+extern _Thread_local sigjmp_buf *run_guard __attribute__((tls_model("initial-exec")));
 
-/* Read into pieces; false: nothing was done, the kernel is to do it. *done: what read(2) would return, errno set. */
-bool run_read(int fd, const struct iovec *pieces, int count, off_t offset, ssize_t *done);
+void run_faults_begin(void);
+/* SIGSEGV and SIGBUS are still handled here, and reach this thread (blocked: its mask). */
+bool run_faults_are_ours(uint64_t blocked);
+/* Run it with faults of any address caught: false where there was one. */
+bool run_guarded(bool (*body)(void *), void *argument);
 
-/* ------------------------------------------------------------------------------- send.c */
+/* ----------------------------------------------------------------------------- report.c */
 
-/* sendfile; false: nothing was done, the kernel is to do it. *done: what it returns. */
-bool run_send(int out, int in, off64_t *offset, size_t count, ssize_t *done);
-
-/* ----------------------------------------------------------------------- mapping.c, report.c */
-
-void run_mapping_forget_in_child(void);
 void run_report_begin(void);
-void run_report_before_fork(void);
-void run_report_forget_in_child(void);
-void run_report_end(void);
-/* One line, where CXLFS_RUN_LOG says. */
-void run_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void run_count_mapped(uint64_t bytes);
+/* So many bytes of a large write went this way, which is logged the first time (CXLFS_RUN_LOG). */
+void run_count(run_reason reason, uint64_t bytes);
+void run_count_lease(void);
 
 #endif

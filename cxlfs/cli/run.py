@@ -5,8 +5,9 @@ A library (csrc/run) is loaded before libc; this finds it and becomes the progra
 Never here: which calls go which way (csrc/run), storing.
 
 Invariants
-- The program takes this process over (its number, signals, descriptors), but with --report: then it
-  is a child, signals are handed to it, and its exit code is this one's.
+- The program takes this process over (its number, signals, descriptors), but where a report is
+  wanted: then it is a child, signals are handed to it, and its exit code is this one's.
+- Counts are in a file that all processes share: one that is killed has told what it did.
 - What LD_PRELOAD held stays, behind the library.
 """
 
@@ -31,29 +32,23 @@ import click
 
 from cxlfs.cli.common import CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import SIGNAL_BASE, epilog
-from cxlfs.cli.output import Output, Report, Style, columns, quote
+from cxlfs.cli.output import Output, Report, Style, columns, document, quote
 from cxlfs.errors import UsageError
-from cxlfs.plain import PlainError, number, parse, text
 from cxlfs.units import format_size
 
-HELP = """Start PROGRAM, which stores into files of mounts by itself: at the speed of memory.
+HELP = """Start PROGRAM, whose large writes go from its memory into the medium by themselves.
 
-What it writes goes from its memory into the medium, what it reads in large pieces comes from
-there, and what it maps privately is the medium, while open, close, rename and fsync are the
-mount's as ever and mean the same. The program must run as root or as the user of the mount's
-daemon, since it opens the medium itself; else, and for whatever cannot be done directly, its calls
-go through the kernel. Its children do the same. Statically linked programs, and those with rights
-of their own, are not reached.
+Writes of 512 KiB and more to files of 8 MiB and more are stored directly, at the speed of memory,
+where the medium is mapped in large pages. Everything else is the kernel's, and means the same. The
+program must run as root or as the user of the mount's daemon, since it opens the medium itself;
+else all of its writes go through the kernel. Its children do the same. Statically linked programs,
+and those with rights of their own, are not reached.
 
 \b
 Environment:
   CXLFS_RUN=off          everything through the kernel
-  CXLFS_RUN_LOG=PATH     a line for each mount: direct, or why not (stderr: there)
-  CXLFS_RUN_REPORT=PATH  a line of JSON for each process, at its end
-  CXLFS_RUN_MMAP=off     mmap is the kernel's
-  CXLFS_RUN_READ=off     read and its like are the kernel's
-  CXLFS_RUN_VERIFY=off   what is mapped is not compared with its checksums first
-  CXLFS_RUN_VERIFY=always  it is each time, whatever others have verified lately
+  CXLFS_RUN_LOG=PATH     a line for each way that large writes of a process go (stderr: there)
+  CXLFS_RUN_REPORT=PATH  a line of JSON at the end, as --report --json says it
 
 \b
 Examples:
@@ -64,57 +59,43 @@ Examples:
 
 _LIBRARY = "cxlfs._run"
 _HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_LINE_MAX = 4096
 _ELF_HEADER = struct.Struct("=32xQ14xHH6x")
 """Of 64 bits: where its program headers are, how long one is, how many."""
 _LOADED, _INTERPRETER = 1, 3
 _PROGRAM_HEADERS_MAX = 1024
 _OFFSET_MAX = (1 << 63) - 1
-_COUNTS = (
-    "direct_bytes",
-    "fuse_bytes",
-    "mapped_bytes",
-    "copied_bytes",
-    "verified_bytes",
-    "read_bytes",
-    "leases",
-    "settles",
-)
+_COUNTS = struct.Struct("<4Q")
+"""Bytes stored directly, bytes left to the kernel, leases, processes (csrc/run/run.h)."""
+_REASON_BYTES = 96
+_COUNTS_BYTES = 4096
+"""Of the file in which all processes count: reasons follow the counts."""
+_ASAN_OPTION = "verify_asan_link_order=0"
+"""Programs with AddressSanitizer refuse to start behind another library without it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunReport(Report):
-    """What the processes of a program moved; sizes in bytes."""
+    """How large writes of all processes of a program went; sizes in bytes."""
 
-    schema: ClassVar[str] = "cxlfs.run/1"
+    schema: ClassVar[str] = "cxlfs.run/2"
 
     processes: int
-    """Those that used a mount directly, or tried to."""
+    """Those that wrote in large pieces to a mount."""
     direct_bytes: int
-    fuse_bytes: int
-    mapped_bytes: int
-    copied_bytes: int
-    verified_bytes: int
-    read_bytes: int
+    kernel_bytes: int
+    """Of large writes to files of a mount, what went through the kernel."""
     leases: int
-    settles: int
-    refused: tuple[str, ...]
-    """Why something went through the kernel: the last reason of each process."""
+    reasons: tuple[str, ...]
+    """Why the kernel got them."""
 
     def lines(self, _style: Style, /) -> Iterator[str]:
         yield from columns(
             [
                 ("stored directly", format_size(self.direct_bytes)),
-                ("through the kernel", f"{format_size(self.fuse_bytes)} of the same files"),
-                (
-                    "mapped",
-                    f"{format_size(self.mapped_bytes)}, {format_size(self.copied_bytes)} copied",
-                ),
-                ("verified there", format_size(self.verified_bytes)),
-                ("read directly", format_size(self.read_bytes)),
-                ("requests", f"{self.leases} for room, {self.settles} to settle"),
+                ("through the kernel", f"{format_size(self.kernel_bytes)} in large writes"),
+                ("leases", f"{self.leases}"),
                 ("processes", f"{self.processes}"),
-                *(("refused", reason) for reason in self.refused),
+                *(("because", reason) for reason in self.reasons),
             ]
         )
 
@@ -137,8 +118,8 @@ def command(program: str, arguments: Sequence[str], *, report: bool, as_json: bo
     if hint is not None:
         output.warning(f"{quote(program)} {hint}: its calls go through the kernel")
     environment = environment_for(library_path(), os.environ)
-    if report:
-        return _run_and_report(output, path, [program, *arguments], environment)
+    if report or os.environ.get("CXLFS_RUN_REPORT"):
+        return _run_and_report(output if report else None, path, [program, *arguments], environment)
     sys.stderr.flush()
     return _become(path, [program, *arguments], environment)
 
@@ -160,7 +141,12 @@ def environment_for(library: str, given: Mapping[str, str]) -> dict[str, str]:
     before = [
         part for part in given.get("LD_PRELOAD", "").replace(":", " ").split() if part != library
     ]
-    return {**given, "LD_PRELOAD": ":".join([library, *before])}
+    options = [*filter(None, [given.get("ASAN_OPTIONS")]), _ASAN_OPTION]
+    return {
+        **given,
+        "LD_PRELOAD": ":".join([library, *before]),
+        "ASAN_OPTIONS": ":".join(options),
+    }
 
 
 def find_program(program: str) -> str:
@@ -204,18 +190,25 @@ def is_static(path: str) -> bool:
 
 
 def _run_and_report(
-    output: Output, path: str, arguments: list[str], environment: dict[str, str]
+    output: Output | None, path: str, arguments: list[str], environment: dict[str, str]
 ) -> int:
     with tempfile.TemporaryDirectory(prefix="cxlfs-run-") as directory:
-        lines = Path(directory, "report")
-        code = _run(path, arguments, {**environment, "CXLFS_RUN_REPORT": str(lines)})
-        said = lines.read_bytes() if lines.exists() else b""
+        counts = begin_counting(Path(directory, "counts"))
+        code = _run(path, arguments, {**environment, "CXLFS_RUN_COUNTS": str(counts)})
+        report = summary(counts.read_bytes())
     besides = os.environ.get("CXLFS_RUN_REPORT")
-    if besides:  # asked for as well
-        with Path(besides).open("ab") as file:
-            file.write(said)
-    output.report(summary(said))
+    if besides:
+        with Path(besides).open("a") as file:
+            file.write(f"{document(report)}\n")
+    if output is not None:
+        output.report(report)
     return code
+
+
+def begin_counting(path: Path) -> Path:
+    """Make the file in which processes count, to be named by ``CXLFS_RUN_COUNTS``."""
+    path.write_bytes(bytes(_COUNTS_BYTES))
+    return path
 
 
 def _run(path: str, arguments: list[str], environment: dict[str, str]) -> int:
@@ -233,23 +226,17 @@ def _run(path: str, arguments: list[str], environment: dict[str, str]) -> int:
     return code if code >= 0 else SIGNAL_BASE - code
 
 
-def summary(said: bytes) -> RunReport:
-    """All lines of a report as one; what is none is left out."""
-    total = dict.fromkeys(_COUNTS, 0)
-    processes = 0
-    refused: set[str] = set()
-    for line in said.splitlines():
-        try:
-            found = parse(line, _LINE_MAX)
-            if not isinstance(found, dict):
-                continue
-            text(found.get("program"))
-            counts = {key: number(found.get(key)) for key in (*_COUNTS, "refused", "last_errno")}
-        except PlainError:
-            continue
-        processes += any(counts.values())
-        for key in _COUNTS:
-            total[key] += counts[key]
-        if counts["refused"]:
-            refused.add(os.strerror(counts["last_errno"]))
-    return RunReport(processes=processes, refused=tuple(sorted(refused)), **total)
+def summary(counts: bytes) -> RunReport:
+    """What the file says in which processes have counted."""
+    direct_bytes, kernel_bytes, leases, processes = _COUNTS.unpack_from(counts)
+    slots = range(_COUNTS.size, len(counts) - _REASON_BYTES, _REASON_BYTES)
+    texts = (
+        counts[at : at + _REASON_BYTES].split(b"\0")[0].decode("ascii", "replace") for at in slots
+    )
+    return RunReport(
+        processes=processes,
+        direct_bytes=direct_bytes,
+        kernel_bytes=kernel_bytes,
+        leases=leases,
+        reasons=tuple(sorted({*texts} - {""})),
+    )

@@ -161,7 +161,7 @@ class DirectAccess:
         self._page_cache.written_directly(file.ino)
         self._grown[file.ino] = _Grown()
         slip = leases[0].slip_offset, leases[0].watch, leases[0].slip_bytes
-        given = wanted_bytes, file_offset, *slip, len(leases), flags, 0
+        given = file.ino, file_offset, *slip, len(leases), flags, 0
         head = direct_wire.LEASE_HEAD.pack(*given, *returned)
         rows = b"".join(direct_wire.LEASE_ROW.pack(*lease[:5]) for lease in leases)
         return (head + rows).ljust(len(data), b"\0")

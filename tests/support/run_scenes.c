@@ -368,5 +368,5 @@ int main(int count, char **arguments)
             return 0;
         }
     }
-    return play_readers(arguments[1]) || play_other(arguments[1], arguments[0]) ? 0 : 2;
+    return play_rules(arguments[1]) || play_other(arguments[1], arguments[0]) ? 0 : 2;
 }

@@ -60,8 +60,8 @@ static inline void sum(const char *what, const uint8_t *data, size_t length)
 
 
 
-/* One of run_readers.c, of run_processes.c; false: there is none of this name. */
-bool play_readers(const char *name);
+/* One of run_rules.c, of run_processes.c; false: there is none of this name. */
+bool play_rules(const char *name);
 bool play_other(const char *name, char *program);
 
 #endif
