@@ -45,9 +45,6 @@ int cxl_direct_settle(cxl_direct_file *file);
  * call may be under way. */
 int cxl_direct_close(cxl_direct_file *file);
 
-/* The end, without a word to anybody: in a forked child that of what it inherited. */
-void cxl_direct_abandon(cxl_direct_file *file);
-
 /* ------------------------------------------------------------------------------- mapped files */
 
 enum { CXL_MAPPED_VERIFY = 1, CXL_MAPPED_PRIVATE = 2, CXL_MAPPED_ALONE = 4, CXL_MAPPED_COMPARE = 8 };
@@ -79,16 +76,9 @@ int cxl_mapped_verify_all(cxl_mapped *mapped, uint64_t *bad_offset, uint64_t *ba
 bool cxl_mapped_is_verified(const cxl_mapped *mapped);
 /* Its pages become known to the process, those of the first 8 GiB, by several threads: sooner than by looking. */
 void cxl_mapped_touch(cxl_mapped *mapped);
-/* The daemon remembers what was verified, and says who of them compares what. */
-bool cxl_mapped_is_shared(const cxl_mapped *mapped);
-/* What was compared through other, which is open, need not be again where both are of the same chunks of the medium.
- * Not where it is shared: the daemon would take it for compared just now. */
-void cxl_mapped_trust(cxl_mapped *mapped, const cxl_mapped *other);
 void cxl_mapped_close(cxl_mapped *mapped);
 
 /* ----------------------------------------------------------------------------------- reading */
-
-struct iovec;
 
 /* Prepare to read fd, of a regular file open for reading alone; at most one for each open file description, and no
  * mapping beside it. As cxl_mapped_open, and -EBUSY: not now, somebody has the file open for writing. */
@@ -97,13 +87,11 @@ int cxl_reader_open(int fd, cxl_reader **out);
 uint64_t cxl_reader_size(const cxl_reader *reader);
 /* Whether the file may still be read so: nobody has it open for writing, or has had it since, and the daemon lives. */
 bool cxl_reader_holds(const cxl_reader *reader);
-/* Copy [offset, offset + sum of the pieces), which lies inside the file, into the pieces, every byte compared with its
- * checksum by its first use: the content of the file during all of the call. 0. Otherwise what the pieces have is not
- * to be used, and read(2) is to be asked: -ESTALE: cxl_reader_holds is false, and stays so: ask for it before, so that
- * nothing is copied in vain. -EAGAIN: this range is damaged, or cannot be read. -ERANGE. */
-int cxl_reader_copy(cxl_reader *reader, const struct iovec *pieces, int count, uint64_t offset);
-/* The same into one piece, cxl_reader_holds asked for. */
-int cxl_reader_copy_one(cxl_reader *reader, void *bytes, uint64_t length, uint64_t offset);
+/* Copy [offset, offset + length), which lies inside the file, every byte compared with its checksum by its first use:
+ * the content of the file during all of the call. 0. Otherwise what was copied is not to be used, and read(2) is to be
+ * asked: -ESTALE: cxl_reader_holds is false, and stays so. -EAGAIN: this range is damaged, or cannot be read, or
+ * somebody changes bytes meanwhile. -ERANGE. */
+int cxl_reader_copy(cxl_reader *reader, void *bytes, uint64_t length, uint64_t offset);
 /* The end of it. fd: a descriptor of the same description that stays open, or -1. No other call may be under way. */
 void cxl_reader_close(cxl_reader *reader, int fd);
 

@@ -254,7 +254,8 @@ void cxl_direct_permit_ahead(cxl_direct_file *file)
     file->ahead.is_permitted = true;
 }
 
-void cxl_direct_abandon(cxl_direct_file *file)
+/* The end, without a word to anybody: in a forked child that of what it inherited. */
+static void abandon(cxl_direct_file *file)
 {
     if (!client_is_inherited(file->client))
         ahead_forget(file);
@@ -270,7 +271,7 @@ int cxl_direct_close(cxl_direct_file *file)
 {
     int result = 0;
     if (client_is_inherited(file->client)) {
-        cxl_direct_abandon(file);
+        abandon(file);
         return 0;
     }
     ahead_forget(file);

@@ -306,11 +306,6 @@ bool cxl_mapped_is_verified(const cxl_mapped *mapped)
     return atomic_load(&mapped->is_verified);
 }
 
-bool cxl_mapped_is_shared(const cxl_mapped *mapped)
-{
-    return mapped->is_shared;
-}
-
 uint64_t cxl_mapped_copied(const cxl_mapped *mapped)
 {
     return mapped->copied;

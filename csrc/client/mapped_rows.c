@@ -180,23 +180,3 @@ int mapped_verify_row(cxl_mapped *mapped, const mapped_row *row, uint64_t start,
     }
     return 0;
 }
-
-/* Extents never change, and their numbers are never given again: the same rows are the same bytes. */
-static bool are_the_same_chunks(const cxl_mapped *left, const cxl_mapped *right)
-{
-    if (left->client != right->client || left->row_count != right->row_count || left->sum_count != right->sum_count)
-        return false;
-    for (uint64_t i = 0; i < left->row_count; i++)
-        if (memcmp(&left->rows[i].is, &right->rows[i].is, sizeof left->rows[i].is) != 0)
-            return false;
-    return left->sum_count == 0 || memcmp(left->sums, right->sums, left->sum_count * sizeof *left->sums) == 0;
-}
-
-void cxl_mapped_trust(cxl_mapped *mapped, const cxl_mapped *other)
-{
-    if (!are_the_same_chunks(mapped, other))
-        return;
-    for (uint64_t i = 0; i < mapped->sum_count; i++)
-        if (atomic_load_explicit(&other->verified[i], memory_order_relaxed) != 0)
-            atomic_store_explicit(&mapped->verified[i], 1, memory_order_relaxed);
-}

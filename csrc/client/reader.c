@@ -17,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "client/mapped.h"
@@ -96,44 +95,14 @@ bool cxl_reader_holds(const cxl_reader *reader)
 
 /* ------------------------------------------------------------------------------------- copying */
 
-typedef struct {
-    const struct iovec *pieces;  /* the one that is filled just now, and those behind it */
-    uint64_t filled;             /* bytes of it */
-} filling;
-
-/* Where the next bytes go, and how many of them there. */
-static uint8_t *next_target(filling *to, uint64_t *room)
+/* length bytes from offset of the medium on, to where *to is, which moves on; *crc, where it is not NULL, goes on over
+ * them. */
+static int copy_part(const cxl_reader *reader, uint8_t **to, uint64_t offset, uint64_t length, uint32_t *crc)
 {
-    while (to->filled == to->pieces->iov_len) {
-        to->pieces++;
-        to->filled = 0;
-    }
-    *room = to->pieces->iov_len - to->filled;
-    return (uint8_t *)to->pieces->iov_base + to->filled;
-}
-
-/* length bytes from offset of the medium on, zeros for a hole; *crc, where it is not NULL, goes on over them. */
-static int copy_part(const cxl_reader *reader, filling *to, uint64_t offset, uint64_t length, bool is_hole,
-                     uint32_t *crc)
-{
-    while (length > 0) {
-        uint64_t room;
-        int result = 0;
-        uint8_t *target = next_target(to, &room);
-        uint64_t piece = room < length ? room : length;
-        if (is_hole)
-            memset(target, 0, piece);
-        else if (crc != NULL)
-            result = cxl_media_read_crc(reader->at.media, offset, target, piece, crc, NULL);
-        else
-            result = cxl_media_read(reader->at.media, offset, target, piece, NULL);
-        if (result != 0)
-            return result;
-        to->filled += piece;
-        offset += piece;
-        length -= piece;
-    }
-    return 0;
+    int result = crc != NULL ? cxl_media_read_crc(reader->at.media, offset, *to, length, crc, NULL)
+                             : cxl_media_read(reader->at.media, offset, *to, length, NULL);
+    *to += length;
+    return result;
 }
 
 static bool is_verified(const cxl_reader *reader, uint64_t which)
@@ -142,7 +111,7 @@ static bool is_verified(const cxl_reader *reader, uint64_t which)
 }
 
 /* Bytes [start, end) of the file, which a row has. */
-static int copy_row(cxl_reader *reader, const mapped_row *row, filling *to, uint64_t start, uint64_t end)
+static int copy_row(cxl_reader *reader, const mapped_row *row, uint8_t **to, uint64_t start, uint64_t end)
 {
     uint64_t chunk = reader->at.client->identity.chunk_bytes, media = row->is.extent_media_offset;
     uint64_t from = start - row->is.file_offset + row->is.extent_offset;      /* of the extent */
@@ -156,12 +125,12 @@ static int copy_row(cxl_reader *reader, const mapped_row *row, filling *to, uint
             for (uint64_t next = last; next < until && is_verified(reader, ++which); next += chunk)
                 last = next + chunk;
             last = last < until ? last : until;
-            int result = copy_part(reader, to, media + from, last - from, false, NULL);
+            int result = copy_part(reader, to, media + from, last - from, NULL);
             if (result != 0)
                 return result;
         } else if (first == from && last <= until) {
             uint32_t crc = client_chunk_seed(row->is.extent_id, index);
-            int result = copy_part(reader, to, media + from, last - from, false, &crc);
+            int result = copy_part(reader, to, media + from, last - from, &crc);
             if (result != 0 || crc != reader->at.sums[which])
                 return -EIO;
             atomic_store_explicit(&reader->at.verified[which], 1, memory_order_relaxed);
@@ -170,7 +139,7 @@ static int copy_row(cxl_reader *reader, const mapped_row *row, filling *to, uint
             last = last < until ? last : until;
             int result = mapped_verify_row(&reader->at, row, from - shift, last - shift, NULL, NULL);
             if (result == 0)
-                result = copy_part(reader, to, media + from, last - from, false, NULL);
+                result = copy_part(reader, to, media + from, last - from, NULL);
             if (result != 0)
                 return result;
         }
@@ -179,14 +148,15 @@ static int copy_row(cxl_reader *reader, const mapped_row *row, filling *to, uint
     return 0;
 }
 
-static int copy_all(cxl_reader *reader, filling *to, uint64_t start, uint64_t end)
+static int copy_all(cxl_reader *reader, uint8_t **to, uint64_t start, uint64_t end)
 {
     int result = 0;
     for (uint64_t i = mapped_find(&reader->at, start); start < end && result == 0; i++) {
         bool is_last = i >= reader->at.row_count || reader->at.rows[i].is.file_offset >= end;
         uint64_t from = is_last ? end : reader->at.rows[i].is.file_offset;
         if (from > start) {
-            result = copy_part(reader, to, 0, from - start, true, NULL);
+            memset(*to, 0, from - start);
+            *to += from - start;
             start = from;
         }
         if (is_last || result != 0)
@@ -200,14 +170,13 @@ static int copy_all(cxl_reader *reader, filling *to, uint64_t start, uint64_t en
     return result;
 }
 
-int cxl_reader_copy(cxl_reader *reader, const struct iovec *pieces, int count, uint64_t offset)
+int cxl_reader_copy(cxl_reader *reader, void *bytes, uint64_t length, uint64_t offset)
 {
-    filling to = {pieces, 0};
-    uint64_t length = 0;
-    for (int i = 0; i < count; i++)
-        length += pieces[i].iov_len;
+    uint8_t *to = bytes;
     if (offset > reader->at.size || length > reader->at.size - offset)
         return -ERANGE;
+    if (!cxl_reader_holds(reader))
+        return -ESTALE;
     int result = copy_all(reader, &to, offset, offset + length);
     atomic_thread_fence(memory_order_acquire);      /* no byte is loaded after the lock was seen */
     if (!cxl_reader_holds(reader))
@@ -216,12 +185,4 @@ int cxl_reader_copy(cxl_reader *reader, const struct iovec *pieces, int count, u
         return -EAGAIN;
     atomic_fetch_add_explicit(&client_counted()->read_bytes, length, memory_order_relaxed);
     return 0;
-}
-
-int cxl_reader_copy_one(cxl_reader *reader, void *bytes, uint64_t length, uint64_t offset)
-{
-    struct iovec piece = {bytes, length};
-    if (!cxl_reader_holds(reader))
-        return -ESTALE;
-    return cxl_reader_copy(reader, &piece, 1, offset);
 }

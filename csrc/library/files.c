@@ -270,7 +270,7 @@ static int64_t read_directly(cxlfs_file *file, void *bytes, size_t length, int64
     if (reader != NULL && file->process == getpid()) {
         uint64_t size = cxl_reader_size(reader), place = (uint64_t)offset;
         uint64_t wanted = place >= size ? 0 : size - place < length ? size - place : length;
-        if (wanted > 0 && cxl_reader_copy_one(reader, bytes, wanted, place) == 0)
+        if (wanted > 0 && cxl_reader_copy(reader, bytes, wanted, place) == 0)
             count = (int64_t)wanted;
         else
             is_over = !cxl_reader_holds(reader);

@@ -41,11 +41,23 @@ static void die_of(int signal_number)
     raise(signal_number);
 }
 
-/* A handler that was there before may itself remember ours as its predecessor (faulthandler does) and
- * raise the signal again: the second round ends the process instead of turning in circles. A fault of
- * its own begins anew: the handler before may have jumped away, as ours does. */
+/* A mark in the bytes behind what the kernel tells of a signal, which it clears for each delivery. */
+static uint64_t *mark_of(siginfo_t *info)
+{
+    return (uint64_t *)(void *)((char *)info + sizeof *info - sizeof(uint64_t));
+}
+
+static const uint64_t HANDED_ON = UINT64_C(0x63786c667373);
+
+/* A handler that was there before may itself remember ours as its predecessor. It may hand the signal back (then the
+ * delivery is marked), or raise it again (faulthandler does): either ends the process instead of turning in circles. A
+ * fault of its own begins anew: the handler before may have jumped away, as ours does. */
 static void hand_on(int signal_number, siginfo_t *info, void *context)
 {
+    if (*mark_of(info) == HANDED_ON) {
+        die_of(signal_number);
+        return;
+    }
     bool has_handler = (previous.sa_flags & SA_SIGINFO) != 0 || previous.sa_handler != SIG_DFL;
     if (info->si_code > 0)
         handing_on = 0;
@@ -59,10 +71,12 @@ static void hand_on(int signal_number, siginfo_t *info, void *context)
         return;
     }
     handing_on++;
+    *mark_of(info) = HANDED_ON;
     if ((previous.sa_flags & SA_SIGINFO) != 0)
         previous.sa_sigaction(signal_number, info, context);
     else
         previous.sa_handler(signal_number);
+    *mark_of(info) = 0;
     handing_on--;
 }
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import mmap
-import os
 import random
 import subprocess
 import sys
@@ -15,7 +13,6 @@ import pytest
 
 from cxlfs import client
 from cxlfs.control.client import control_request
-from tests.support.cli import PROGRAM
 from tests.support.mount import MIB, Workplace
 
 PROCESSES = 8
@@ -29,13 +26,6 @@ sys.stdin.readline()
 with client.map(sys.argv[1], sys.argv[2]) as mapped:
     total = sum(mapped.view[::1 << 16])
 print(client.counts().verified_bytes, total)
-"""
-MAPS_UNCHANGED = """
-import mmap, sys
-with open(sys.argv[1], "rb") as file:
-    for _ in range(2):
-        memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-        assert sum(memory[::1 << 16]) == int(sys.argv[2])
 """
 
 pytestmark = pytest.mark.large_store
@@ -76,20 +66,6 @@ def mapped_by(count: int, path: Path, verify: str = "all") -> list[tuple[int, in
     return found
 
 
-def run_unchanged(path: Path, total: int, directory: Path, **environment: str) -> int:
-    """Bytes that an unchanged program compared."""
-    report = directory / "report"
-    subprocess.run(
-        [*PROGRAM, "run", "--", sys.executable, "-c", MAPS_UNCHANGED, path, str(total)],
-        env={**os.environ, "CXLFS_RUN_REPORT": str(report), **environment},
-        check=True,
-    )
-    counts = [json.loads(line) for line in report.read_text().splitlines()]
-    report.unlink()
-    assert sum(each["mapped_bytes"] for each in counts) == 2 * SIZE
-    return sum(each["verified_bytes"] for each in counts)
-
-
 def status(place: Workplace) -> dict[str, object]:
     (message,) = control_request(str(place.mountpoint), "status")
     return message
@@ -119,17 +95,7 @@ def test_who_asks_for_it_verifies_all(saved: tuple[Path, bytes], unmounted: Work
     assert SIZE <= compared <= SIZE + ROUNDING, "another daemon knows nothing of it"
 
 
-def test_unchanged_programs(saved: tuple[Path, bytes], tmp_path: Path) -> None:
-    path, data = saved
-    total = sum(data[:: 1 << 16])
-    assert SIZE <= run_unchanged(path, total, tmp_path) <= SIZE + ROUNDING, "mapped twice"
-    assert run_unchanged(path, total, tmp_path) == 0
-    always = run_unchanged(path, total, tmp_path, CXLFS_RUN_VERIFY="always")
-    assert 2 * SIZE <= always <= 2 * (SIZE + ROUNDING)
-    assert run_unchanged(path, total, tmp_path, CXLFS_RUN_VERIFY="off") == 0
-
-
-def test_a_mount_that_remembers_nothing(unmounted: Workplace, tmp_path: Path) -> None:
+def test_a_mount_that_remembers_nothing(unmounted: Workplace) -> None:
     unmounted.mount("verified_for=0")
     path = unmounted.mountpoint / "file"
     with client.open(path, "wb") as file:
@@ -137,8 +103,6 @@ def test_a_mount_that_remembers_nothing(unmounted: Workplace, tmp_path: Path) ->
     client.forget()
     for compared, _ in mapped_by(2, path):
         assert SIZE <= compared <= SIZE + ROUNDING
-    compared = run_unchanged(path, SIZE // (1 << 16) * ord("x"), tmp_path)
-    assert SIZE <= compared <= SIZE + ROUNDING, "a second mapping of the same process"
 
 
 def test_damage_since_is_met_by_who_verifies_and_then_by_all(

@@ -14,6 +14,7 @@ import pytest
 
 from cxlfs.errors import MediaError
 from cxlfs.native import Granularity, MappedRegion
+from tests.native.compiling import compile_program, needs_compiler
 from tests.native.test_region import ACCESSES
 
 PAGE = 4096
@@ -132,3 +133,11 @@ def test_foreign_fault_ends_the_process_as_ever(order: str, tmp_path: Path) -> N
     assert result.returncode == -signal.SIGBUS
     assert result.stdout == "alive\n"
     assert ("Fatal Python error: Bus error" in result.stderr) == (order != "none")
+
+
+@needs_compiler
+def test_handlers_that_hand_on_to_each_other_end(tmp_path: Path) -> None:
+    program = tmp_path / "chains"
+    compile_program(["chains.c"], ["persist/guard.c"], program)
+    done = subprocess.run([program], check=False, timeout=60)
+    assert done.returncode == -signal.SIGBUS

@@ -40,7 +40,7 @@ WAYS = {
     "kernel": ("write", "read"),
     "client": ("client_write", "client_read"),
     "mapped": (None, "mapped_read"),
-    "preloaded": ("write", "read"),
+    "preloaded": ("write", None),
     "tmpfs": ("write", "read"),
     "memcpy": ("memcpy", None),
     "raw": ("raw_copy", None),

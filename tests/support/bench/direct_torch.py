@@ -2,9 +2,7 @@
 what PyTorch itself does on tmpfs.
 
 Each way of saving or loading is measured in turn with what it is compared with, in a process that
-keeps the state; loads of unchanged programs in two that were started as ``cxlfs run`` does it: the
-first load of a file, which verifies it, and a later one of another process, which need not. A load
-of theirs ends when a byte of every page was looked at.
+keeps the state; saves of unchanged programs in one that was started as ``cxlfs run`` does it.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ STORE_SHARE = 3.2
 OTHERS_SHARE = 3.1
 """As in section ``frameworks``."""
 THREAD_COUNT = 2
-LOADS = ("first", "later")
 
 Action = Callable[[Path], object]
 
@@ -60,7 +57,6 @@ def measure_direct_torch(settings: Settings, say: Progress) -> Figures:
         saver = stack.enter_context(_Child(state_bytes))
         with preloading():
             unchanged = stack.enter_context(_Child(state_bytes))
-            another = stack.enter_context(_Child(0))
         names = saver.call("names", Path())
         require_memory(settings.memory, store_bytes + int(OTHERS_SHARE * state_bytes))
         yardstick = stack.enter_context(Yardstick(settings.memory, quick=settings.quick))
@@ -75,9 +71,7 @@ def measure_direct_torch(settings: Settings, say: Progress) -> Figures:
                 ("save_tmpfs", saver, "save", memory),
                 ("load_unverified", saver, "our_load_unverified", store),
                 ("load", saver, "our_load", store),
-                ("load_mmap_first", unchanged, "load_mmap", store),
-                ("load_mmap_tmpfs", another, "load_mmap", memory),
-                ("load_mmap_later", another, "load_mmap", store),
+                ("save_unchanged", unchanged, "save", store),
             ],
             [
                 ("raw_state_by_two", saver, "raw_by_two", memory),
@@ -93,9 +87,6 @@ def measure_direct_torch(settings: Settings, say: Progress) -> Figures:
                 [
                     ("safetensors_save", unchanged, "safetensors_save", store),
                     ("safetensors_save_tmpfs", unchanged, "safetensors_save", memory),
-                    ("safetensors_load_first", unchanged, "safetensors_load", store),
-                    ("safetensors_load_tmpfs", another, "safetensors_load", memory),
-                    ("safetensors_load_later", another, "safetensors_load", store),
                 ]
             )
         seconds: dict[str, list[float]] = {}
@@ -146,10 +137,10 @@ def _figures(
         for whole, before in zip(seconds["load"], seconds["load_unverified"], strict=True)
     ]
     result["verifying"] = rate_figures(verified, [each["crc32c_of_memory"] for each in raw["load"]])
-    loads = [f"{kind}_{when}" for kind in ("load_mmap", "safetensors_load") for when in LOADS]
-    for name in ("save", "dcp_save", "dcp_load", *loads):
+    besides = {"save_unchanged": "save", "safetensors_save": "safetensors_save"}
+    for name in ("save", "dcp_save", "dcp_load", *besides):
         if name in seconds:
-            beside = rates(f"{name.removesuffix('_first').removesuffix('_later')}_tmpfs")
+            beside = rates(f"{besides.get(name, name)}_tmpfs")
             place = result.setdefault(name, rate_figures(rates(name), beside))
             place["of_tmpfs"] = median_ratio(rates(name), beside)
     return result
@@ -231,10 +222,6 @@ def _actions(state_bytes: int) -> dict[str, Action]:
     state = {f"layer{i}.weight": base + i for i in range(state_bytes // TENSOR_BYTES)}
     targets: dict[str, Any] = {}
 
-    def look(loaded: dict[str, Any]) -> None:
-        for tensor in loaded.values():
-            tensor.view(torch.uint8)[::4096].sum()
-
     def dcp_save(writer: Callable[..., Any], directory: Path) -> None:
         chosen = writer(directory / "dcp", thread_count=THREAD_COUNT)
         dcp.save(state, storage_writer=chosen, no_dist=True)
@@ -265,7 +252,6 @@ def _actions(state_bytes: int) -> dict[str, Action]:
         "our_save": lambda d: ours.save(state, d / "state.pt"),
         "our_load_unverified": lambda d: ours.load(d / "state.pt", verify=False),
         "our_load": lambda d: ours.load(d / "state.pt", verify="always"),
-        "load_mmap": lambda d: look(torch.load(d / "state.pt", mmap=True)),
         "dcp_save": lambda d: dcp_save(dcp.FileSystemWriter, d),
         "our_dcp_save": lambda d: dcp_save(ours.StorageWriter, d),
         "dcp_load": lambda d: dcp_load(dcp.FileSystemReader, d),
@@ -276,7 +262,6 @@ def _actions(state_bytes: int) -> dict[str, Action]:
         safetensors = importlib.import_module("safetensors.torch")
         path = "state.safetensors"
         actions["safetensors_save"] = lambda d: safetensors.save_file(state, d / path)
-        actions["safetensors_load"] = lambda d: look(safetensors.load_file(d / path))
     return actions
 
 

@@ -161,7 +161,7 @@ def _fuse_beside_rows() -> Iterator[Row]:
 _DIRECT_MUSTS = {
     ("write", "client", 1): 0.85,
     ("write", "client", 2): 1.5,
-    ("write", "preloaded", 1): 0.6,
+    ("write", "preloaded", 1): 0.35,
     ("read", "client", 1): 0.85,
     ("read", "mapped", 1): 0.85,
 }
@@ -189,17 +189,6 @@ def _direct_rows(kind: str, ways: Iterable[str]) -> Iterator[Row]:
 def _torch_row(text: str, key: str, ratio: str = "ratio", must: float | None = None) -> Row:
     place = f"direct_torch.{key}"
     return Row(text, f"{place}.bytes_per_s", "GB/s", f"{place}.{ratio}", must)
-
-
-def _unchanged_load_rows() -> Iterator[Row]:
-    names = {
-        "load_mmap": "torch.load(mmap=True) under cxlfs run",
-        "safetensors_load": "safetensors load_file under cxlfs run",
-    }
-    whens = {"first": "the first, which verifies", "later": "a later one, of another process"}
-    for name, text in names.items():
-        for when, how in whens.items():
-            yield _torch_row(f"{text}, {how}", f"{name}_{when}", "of_tmpfs", 0.9)
 
 
 def _latency_rows() -> Iterator[Row]:
