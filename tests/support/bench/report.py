@@ -338,7 +338,7 @@ ROWS = {
         _torch_row("cxlfs.torch.save, to torch.save", "save", "of_tmpfs", 3.0),
         _torch_row("DCP save by cxlfs.torch, to PyTorch's", "dcp_save", "of_tmpfs"),
         _torch_row("DCP load by cxlfs.torch, to PyTorch's", "dcp_load", "of_tmpfs"),
-        *_unchanged_load_rows(),
+        _torch_row("torch.save under cxlfs run, to tmpfs", "save_unchanged", "of_tmpfs", 3.0),
     ),
     "of raw CRC32C of memory": (
         *_store_rows(),
