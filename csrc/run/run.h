@@ -38,7 +38,7 @@
 #define RUN_EXPORT __attribute__((visibility("default")))
 
 /* Smaller writes are the kernel's: a trip to the daemon costs as much as they do (docs/benchmarks.md). */
-enum { RUN_WRITE_FROM = 512 << 10 };
+enum { RUN_WRITE_FROM = 1 << 20 };
 /* A file that ends before this is the kernel's: a lease costs as much as it does. */
 enum { RUN_FILE_FROM = 8 << 20 };
 

@@ -38,7 +38,7 @@ from cxlfs.units import format_size
 
 HELP = """Start PROGRAM, whose large writes go from its memory into the medium by themselves.
 
-Writes of 512 KiB and more to files of 8 MiB and more are stored directly, at the speed of memory,
+Writes of 1 MiB and more to files of 8 MiB and more are stored directly, at the speed of memory,
 where the medium is mapped in large pages. Everything else is the kernel's, and means the same. The
 program must run as root or as the user of the mount's daemon, since it opens the medium itself;
 else all of its writes go through the kernel. Its children do the same. Statically linked programs,
