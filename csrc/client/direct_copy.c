@@ -47,8 +47,8 @@ static int store_chunks(filling *state, const uint8_t *bytes, uint32_t count)
     uint32_t *sums = &state->sums[state->sum_count];
     for (uint32_t i = 0; i < count; i++)
         sums[i] = client_chunk_seed(state->lease->id, state->at / chunk + i);
-    int result = cxl_media_copy_crcs(state->client->media, state->lease->room.media_offset + state->at, bytes, chunk, count,
-                                     sums);
+    uint64_t offset = state->lease->room.media_offset + state->at;
+    int result = cxl_media_copy_crcs(state->client->media, offset, bytes, chunk, count, sums);
     if (result == 0) {
         state->at += count * chunk;
         state->sum_count += count;
@@ -137,8 +137,9 @@ static int copy_counted(cxl_direct_file *file, direct_lease *lease, const placem
     if ((state_word & CXL_SLIP_CLOSED) != 0)
         return -EAGAIN;
     filling state = {.client = file->client, .lease = lease, .at = lease->room.used, .crc = lease->crc};
-    client_touch(file->client, lease->room.media_offset + lease->room.used, place->extent_offset + place->length - lease->room.used,
-                 lease->room.media_offset, lease->room.media_offset + lease->length);
+    uint64_t start = lease->room.media_offset, used = lease->room.used;
+    client_touch(file->client, start + used, place->extent_offset + place->length - used, start,
+                 start + lease->length);
     result = store_bytes(&state, NULL, place->extent_offset - lease->room.used);
     if (result == 0)
         result = store_bytes(&state, bytes, place->length);

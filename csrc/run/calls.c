@@ -98,7 +98,8 @@ RUN_EXPORT ssize_t pwritev2(int fd, const struct iovec *pieces, int count, off_t
 {
     struct iovec own[RUN_PIECES];
     ssize_t done;
-    if (flags == 0 && offset >= RUN_POSITION && take_pieces(own, pieces, count) && takes(fd, (run_bytes){own, count}, offset, &done))
+    if (flags == 0 && offset >= RUN_POSITION && take_pieces(own, pieces, count) &&
+        takes(fd, (run_bytes){own, count}, offset, &done))
         return done;
     return real_pwritev2 != NULL ? real_pwritev2(fd, pieces, count, offset, flags)
                                  : syscall(SYS_pwritev2, fd, pieces, count, offset, HIGH_HALF, flags);

@@ -1,5 +1,5 @@
-/* report.c - says what the library did: a line for each way that large writes went (CXLFS_RUN_LOG), and counts in a file
- * that all processes share (CXLFS_RUN_COUNTS), so that one that is killed has told what it did until then.
+/* report.c - says what the library did: a line for each way that large writes went (CXLFS_RUN_LOG), and counts in a
+ * file that all processes share (CXLFS_RUN_COUNTS), so that one that is killed has told what it did until then.
  *
  * Does not: print anything that was not asked for; keep a file open; use stdio, whose stack is not small.
  *

@@ -77,7 +77,7 @@ _ASAN_OPTION = "verify_asan_link_order=0"
 class RunReport(Report):
     """How large writes of all processes of a program went; sizes in bytes."""
 
-    schema: ClassVar[str] = "cxlfs.run/2"
+    schema: ClassVar[str] = "cxlfs.run/1"
 
     processes: int
     """Those that wrote in large pieces to a mount."""

@@ -108,6 +108,22 @@ def test_a_program_does_the_same(
     assert not through_kernel[2]
 
 
+def test_nothing_is_allocated_or_locked_within_a_call(
+    place: Workplace, scenes: Path, tmp_path: Path
+) -> None:
+    """So a signal handler may write, whatever it has interrupted."""
+    library = tmp_path / "forbidding.so"
+    source = ROOT / "tests/support/run_forbidding.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    expected = play(tmp_path / "forbidding", scenes, "forbidding", run=False)
+    forbidding = {"LD_PRELOAD": str(library)}
+    found = play(
+        place.mountpoint / "forbidding", scenes, "forbidding", run=True, environment=forbidding
+    )
+    assert found[:2] == expected[:2]
+    assert found[2]["direct_bytes"] > 10 * MIB
+
+
 def test_it_can_be_switched_off(place: Workplace, scenes: Path, tmp_path: Path) -> None:
     expected = play(tmp_path / "plain", scenes, "plain", run=False)
     directory, off = place.mountpoint / "off", {"CXLFS_RUN": "off"}

@@ -3,6 +3,7 @@
  * Never: depends on time, numbers of processes, or the order of threads.
  */
 #include <dirent.h>
+#include <dlfcn.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 
@@ -337,6 +338,26 @@ static void little(void)
     said("close", close(handler_fd));
 }
 
+/* Memory and locks are forbidden within each write and close, where run_forbidding.c is preloaded. */
+static void forbidding(void)
+{
+    atomic_int *forbidden = dlsym(RTLD_DEFAULT, "forbidden"), nothing;
+    forbidden = forbidden != NULL ? forbidden : &nothing;
+    for (int i = 0; i < 3; i++) {
+        int fd = make("forbidding", O_WRONLY | O_TRUNC);
+        atomic_store(forbidden, 1);
+        ssize_t first = write(fd, bytes, BYTES), second = pwrite(fd, bytes, MIB, MIB);
+        struct iovec pieces[2] = {{bytes, MIB}, {bytes + 5, MIB}};
+        ssize_t third = writev(fd, pieces, 2);
+        int closed = close(fd);
+        atomic_store(forbidden, 0);
+        said("write", first);
+        said("pwrite", second);
+        said("writev", third);
+        said("close", closed);
+    }
+}
+
 /* ------------------------------------------------------------------------------------ mappings */
 
 static void forgotten(void)
@@ -370,6 +391,7 @@ bool play_rules(const char *name)
         {"changed", changed},   {"known", known},   {"replaced", replaced}, {"counted", counted},
         {"children", children}, {"shared", shared}, {"beside", beside},     {"handled", handled},
         {"faults", faults},     {"little", little}, {"forgotten", forgotten},
+        {"forbidding", forbidding},
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
         if (strcmp(name, scenes[i].name) == 0) {
