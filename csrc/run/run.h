@@ -16,7 +16,7 @@
  *   goes through the kernel.
  * - From the flag on until it is cleared the thread is neither interrupted (all signals but synchronous ones are
  *   blocked) nor cancelled.
- * - Functions use little stack: a signal handler on a small stack may write. tests/native/test_run_library.py has limits.
+ * - Functions use little stack: a signal handler on a small stack may write (limits: tests/native/test_run_library.py).
  */
 #ifndef CXLFS_RUN_H
 #define CXLFS_RUN_H
