@@ -28,11 +28,6 @@ TRIES = 40
 """To leave out steps of a program that differs."""
 WAYS = ("tmpfs", "mount")
 UNDER_RUN = ("tmpfs", "run")
-WRONG = pytest.mark.xfail(
-    reason="cxlfs run: small stacks, stale sizes, private mappings", strict=True
-)
-MAY_BE_WRONG = pytest.mark.xfail(reason="small stacks, where these few programs have some")
-"""Both to be taken away with what they name."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +67,6 @@ def test_many_random_programs_do_the_same(ground: Playground, seed: int, mode: s
 # --- under cxlfs run ------------------------------------------------------------------------------
 
 
-@WRONG
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", SAMPLE)
@@ -82,7 +76,6 @@ def test_random_programs_do_the_same_under_run(ground: Playground, seed: int, mo
     assert ground.direct_bytes() - before > MIB, "the direct way was not taken"
 
 
-@WRONG
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("mode", WHOLE)
@@ -98,14 +91,12 @@ def assert_survives(ground: Playground, seeds: range) -> None:
         assert finding is None, "\n".join(finding.lines())
 
 
-@MAY_BE_WRONG
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_daemon_is_killed_under_random_programs(ground: Playground, seed: int) -> None:
     assert_survives(ground, range(seed, seed + KILLS))
 
 
-@WRONG
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
 def test_the_daemon_is_killed_under_many_programs(ground: Playground, seed: int) -> None:
