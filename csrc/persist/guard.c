@@ -87,6 +87,8 @@ static bool is_access_fault(const siginfo_t *info)
 
 static void on_bus_error(int signal_number, siginfo_t *info, void *context)
 {
+    if (info == NULL)       /* a handler of the program hands on what it was not told: it goes on by itself */
+        return;
     if (is_access_fault(info)) {
         uintptr_t address = (uintptr_t)info->si_addr;
         for (guard *entry = innermost; entry != NULL; entry = entry->outer) {

@@ -28,6 +28,8 @@ static const int HANDLED[] = {SIGSEGV, SIGBUS};
 static void on_fault(int number, siginfo_t *info, void *context)
 {
     (void)context;
+    if (info == NULL)       /* a handler of the program hands on what it was not told: it goes on by itself */
+        return;
     if (run_guard != NULL && info->si_code > 0)
         siglongjmp(*run_guard, 1);
     struct sigaction action;

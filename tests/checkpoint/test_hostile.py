@@ -9,7 +9,7 @@ import json
 import multiprocessing
 import os
 import pickle
-import resource
+import re
 import struct
 import subprocess
 import sys
@@ -409,4 +409,6 @@ def exercise_many(seed: int, directory: Path) -> tuple[set[str], int]:
         except Exception as error:
             error.add_note(f"--seed {seed} --only {index}: {notes}")
             raise
-    return states, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    status = Path("/proc/self/status").read_text()  # ru_maxrss has that of the process before exec
+    (peak,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return states, int(peak) << 10

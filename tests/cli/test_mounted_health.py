@@ -37,6 +37,8 @@ def test_what_a_mount_does_not_promise_is_said(run: Run, place: Workplace) -> No
         "default_permissions": False,
         "units": "auto",
         "tidy": "off",
+        "torn": "back",
+        "dedup": "off",
     }
     for text in texts:
         assert f"warning: {text}\n" in said.stderr

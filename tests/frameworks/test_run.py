@@ -39,14 +39,14 @@ class Expected:
 
 
 LIBRARIES = {
-    "numpy": Expected("numpy", 0.9),
+    "numpy": Expected("numpy", 0.4),
     "h5py": Expected("h5py", 0.5),
     "safetensors": Expected("safetensors", 0.9),
     "torch": Expected("torch", 0.9),
     "safetensors.torch": Expected("safetensors", 0.9),
     "torch.distributed.checkpoint": Expected("torch", 0.9, varies=(".metadata",)),
     "transformers": Expected("transformers", 0.9),
-    "lightning": Expected("lightning", 0.9),
+    "lightning": Expected("lightning", 0.0),
     "tensorflow": Expected(
         "tensorflow",
         0.5,

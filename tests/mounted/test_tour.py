@@ -22,7 +22,10 @@ SMALLER = {
     "--size 2G": "--size 128M",
     "60_000_000": "6_000_000",
     'import torch; torch.save(torch.rand(25_000_000), "/mnt/cxlckpt/model.pt")': (
-        f'import os; open("/mnt/cxlckpt/model.pt", "wb").write(os.urandom({SAVED_BYTES}))'
+        'import os, pickle, zipfile; file = zipfile.ZipFile("/mnt/cxlckpt/model.pt", "w"); '
+        'file.writestr("archive/data.pkl", pickle.dumps({}, 2)); '
+        'file.writestr("archive/version", "3"); '
+        f'file.writestr("archive/data/0", os.urandom({SAVED_BYTES})); file.close()'
     ),
 }
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")

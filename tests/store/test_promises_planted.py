@@ -155,7 +155,7 @@ def erased_in_memory_alone(patch: Patch) -> None:
 
 
 def held_version_gone_with_its_name(patch: Patch) -> None:
-    patch.setattr(names, "_last_of", lambda _inode: [])
+    patch.setattr(names, "last_of", lambda *_: [])
 
 
 def two_rows_with_one_key(patch: Patch) -> None:
@@ -215,7 +215,7 @@ def good_one_forgotten_at_the_next_save(patch: Patch) -> None:
 
 def marker_says_nothing(patch: Patch) -> None:
     """A set whose marker has come counts as unfinished: it goes back."""
-    patch.setattr(unit_markers, "_says_something", lambda *_: False)
+    patch.setattr(unit_markers, "says_something", lambda *_: False)
 
 
 def marker_of_an_earlier_set(patch: Patch) -> None:
