@@ -14,6 +14,7 @@ CLASS_MUTANTS_MIN = 2
 SEED = 20_260_101
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_caught(name: str) -> None:
