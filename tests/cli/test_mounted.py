@@ -415,6 +415,7 @@ def test_a_dead_mount(run: Run, place: Workplace) -> None:
     assert run("status", place.source, "--json").document["recovery"]["clean"] is False
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 @pytest.mark.parametrize("options", [[], ["allow_other"]])
 def test_a_live_mount_of_another_user_is_not_called_dead(
