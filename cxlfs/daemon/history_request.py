@@ -10,8 +10,7 @@ history has of it and of everything below it. Each answers with one ``done``: ``
 directory ``progress`` comes meanwhile.
 
 Other modules keep history (``store.past``) and bring it back (``store.past_restore``,
-``store.past_trees``). The control
-socket lets in root and the daemon's user alone.
+``store.past_trees``). The control socket lets in root and the daemon's user alone.
 """
 
 from __future__ import annotations
@@ -69,7 +68,14 @@ def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
     target = path if to is None else os.fsencode(str(to))
     above, _, name = target.rstrip(b"/").rpartition(b"/")
     parent = _live(store, above).ino
+    if not name:
+        raise UsageError(
+            "the top of the mount stays as it is",
+            next_step="name a directory below it, or another one with --to",
+        )
     at = parameters.get("at")
+    if at is not None and not isinstance(at, int):
+        raise UsageError("history: at must be a number")
     steps = _restored_tree(store, path, at, parent, name)
     if steps is not None:
         yield from _progress(target, steps)
@@ -85,7 +91,7 @@ def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
 
 
 def _restored_tree(
-    store: Store, path: bytes, at: object, parent: int, name: bytes
+    store: Store, path: bytes, at: int | None, parent: int, name: bytes
 ) -> Iterator[int] | None:
     """The steps that bring a directory back; None: the path was none."""
     if at is None:
@@ -93,8 +99,6 @@ def _restored_tree(
         if not rows or rows[-1].kind is not FileKind.DIRECTORY:
             return None
         return store.trees.bring_back(rows[-1], parent, name)
-    if not isinstance(at, int):
-        raise UsageError("history: at must be a number")
     with contextlib.suppress(NotFoundError):
         state = store.state_at(store.moments.commit(at))
         ino = state.follow(filter(None, path.split(b"/")))
@@ -217,10 +221,8 @@ def _directory_in(store: Store, directory: int, name: bytes, path: bytes) -> int
     return gone[-1].ino
 
 
-def _chosen(store: Store, path: bytes, at: object) -> Row:
+def _chosen(store: Store, path: bytes, at: int | None) -> Row:
     """The version that was there at a commit or a time; without one the newest."""
-    if at is not None and not isinstance(at, int):
-        raise UsageError("history: at must be a number")
     row = _newest(store, path) if at is None else _row_at(store, path, at)
     if row is None:
         when = "" if at is None else " of that time"

@@ -17,6 +17,7 @@ Invariants
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,8 +26,8 @@ import numpy as np
 
 from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
 from cxlfs.native.extents import MOVE_DTYPE
-from cxlfs.store.defragmenter import rests
 from cxlfs.store.namespace import FileKind
+from cxlfs.store.resting import Allowance, FilesAtRest, rests
 from cxlfs.types import ROOT_INO
 from cxlfs.units import KIB, MIB
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RATE_BYTES_PER_SECOND = 64 * MIB
-_BURST_SECONDS = 0.5
 _WINDOW_BYTES = 4 * MIB
 _BLOCK_BYTES = 64 * KIB
 """Bytes are the same by blocks of this size,"""
@@ -55,8 +55,6 @@ _REFS_MAX = 64
 """A window in more references is left to the defragmenter."""
 _BESIDE_MAX = 256
 """Names that are looked at in a directory to find what a file repeats."""
-_INODES_AT_ONCE = 256
-_REST_SECONDS = 10.0
 _PAGE_BYTES = (4 * KIB, 2 * MIB)
 
 
@@ -77,27 +75,26 @@ class Deduplicator:
         self.is_on = is_on
         self.shared_bytes = 0
         """Kept once instead of twice, since the store was opened."""
-        self._waiting: Iterator[int] | None = None
-        self._rest_until = 0.0
+        self._files: FilesAtRest[int] = FilesAtRest(volume.namespace.inodes)
+        """Seen: the commit of each file as of which it was compared."""
         self._pair: _Pair | None = None
         self._offset = 0
-        self._seen: dict[int, int] = {}
-        """The commit of each file as of which it was compared."""
-        self._allowance_bytes = 0.0
-        self._counted_to: float | None = None
+        self._allowance = Allowance()
 
     def step(self, now: float) -> bool:
         """One short piece of work (``now``: monotonic seconds); True when there is more at once.
         Raises MediaError when the store stopped writing.
         """
-        if not self.is_on or self.volume.read_only or not self._allowed(now):
+        if not self.is_on or self.volume.read_only:
+            return False
+        if not self._allowance.grow(now, RATE_BYTES_PER_SECOND):
             return False
         pair = self._pair if self._pair is not None and _is_as_it_was(self._pair) else None
         if pair is None:
             self._pair = pair = self._next(now)
             self._offset = 0
         if pair is None:
-            return self._waiting is not None
+            return self._files.is_passing
         try:
             self._compare(pair)
         except NoSpaceError:
@@ -112,39 +109,22 @@ class Deduplicator:
             self._pair = None
         return True
 
-    def _allowed(self, now: float) -> bool:
-        since = _BURST_SECONDS if self._counted_to is None else now - self._counted_to
-        self._counted_to = now
-        gained = self._allowance_bytes + since * RATE_BYTES_PER_SECOND
-        self._allowance_bytes = min(RATE_BYTES_PER_SECOND * _BURST_SECONDS, gained)
-        return self._allowance_bytes > 0
-
     # --- which ------------------------------------------------------------------------------
 
     def _next(self, now: float) -> _Pair | None:
-        """The next file that repeats another one, among a few that are looked at."""
-        if now < self._rest_until:
+        """The next file that was not compared, and what it repeats. One search in one step: each
+        looks at some hundred names.
+        """
+        inode = self._files.next(now, self._is_new)
+        if inode is None:
             return None
-        inodes = self.volume.namespace.inodes
-        if self._waiting is None:
-            self._seen = {ino: seen for ino, seen in self._seen.items() if ino in inodes}
-            self._waiting = iter([inode.ino for inode in inodes.awake()])
-        for _ in range(_INODES_AT_ONCE):
-            ino = next(self._waiting, None)
-            if ino is None:
-                self._waiting = None
-                self._rest_until = now + _REST_SECONDS
-                return None
-            inode = inodes.get(ino)
-            if inode is None or not rests(inode) or inode.content.size < _FILE_BYTES_MIN:
-                continue
-            if self._seen.get(ino) == inode.commit_lsn:
-                continue
-            self._seen[ino] = inode.commit_lsn
-            like = max(self._candidates(inode), key=lambda each: each.commit_lsn, default=None)
-            if like is not None:
-                return _Pair(inode, like, (inode.commit_lsn, like.commit_lsn))
-        return None
+        self._files.seen[inode.ino] = inode.commit_lsn
+        like = max(self._candidates(inode), key=lambda each: each.commit_lsn, default=None)
+        return None if like is None else _Pair(inode, like, (inode.commit_lsn, like.commit_lsn))
+
+    def _is_new(self, inode: Inode) -> bool:
+        is_large = inode.content.size >= _FILE_BYTES_MIN
+        return is_large and self._files.seen.get(inode.ino) != inode.commit_lsn
 
     def _candidates(self, inode: Inode) -> Iterator[Inode]:
         """What a file may repeat."""
@@ -169,11 +149,11 @@ class Deduplicator:
         above = namespace.inodes.get(inode.parent)
         if above is None or above.entries is None:
             return
-        yield from list(above.entries.values())[-_BESIDE_MAX:]
+        yield from _last_of(above.entries)
         top = namespace.inodes.get(above.parent)
         if above.ino == ROOT_INO or top is None or top.entries is None:
             return
-        for ino in list(top.entries.values())[-_BESIDE_MAX:]:
+        for ino in _last_of(top.entries):
             directory = namespace.inodes.get_awake(ino)  # directories never sleep
             if directory is not None and directory.entries is not None:
                 found = directory.entries.get(inode.name)
@@ -187,12 +167,12 @@ class Deduplicator:
         start, length = self._offset, min(_WINDOW_BYTES, pair.inode.content.size - self._offset)
         self._offset += length
         content, other = pair.inode.content, pair.like.content
-        self._allowance_bytes -= 2 * _SAMPLES * _SAMPLE_BYTES
+        self._allowance.bytes_left -= 2 * _SAMPLES * _SAMPLE_BYTES
         if not self._may_share(pair, start, length) or not _looks_alike(
             content, other, start, length
         ):
             return
-        self._allowance_bytes -= 2 * length
+        self._allowance.bytes_left -= 2 * length
         same = _equal_blocks(content.read(start, length), other.read(start, length))
         moves = [
             move
@@ -226,18 +206,14 @@ class Deduplicator:
         self, content: FileMap, other: FileMap, start: int, end: int
     ) -> Iterator[tuple[int, int, int, int, int]]:
         """Which parts of extents become which, for bytes of a range that are the same."""
-        ours, theirs = content.export(start, end - start), other.export(start, end - start)
-        for mine in ours.tolist():
-            for its in theirs.tolist():
-                first = max(mine[0], its[0])
-                last = min(mine[0] + mine[1], its[0] + its[1])
-                if first >= last:
-                    continue
-                source, target = mine[3] + first - mine[0], its[3] + first - its[0]
-                if (mine[2], source) == (its[2], target):
-                    continue
-                if self._keeps_place(first, (mine[2], source), (its[2], target)):
-                    yield mine[2], source, last - first, its[2], target
+        ours, theirs = (c.export(start, end - start).tolist() for c in (content, other))
+        while ours and theirs:  # the last of each: (file offset, length, extent, offset in it)
+            mine, its = ours[-1], theirs[-1]
+            first, last = max(mine[0], its[0]), min(mine[0] + mine[1], its[0] + its[1])
+            source, target = ((ref[2], ref[3] + first - ref[0]) for ref in (mine, its))
+            if first < last and source != target and self._keeps_place(first, source, target):
+                yield *source, last - first, *target
+            (ours if mine[0] >= its[0] else theirs).pop()
 
     def _keeps_place(self, offset: int, source: tuple[int, int], target: tuple[int, int]) -> bool:
         """Bytes that lie as in their file, by pages of some size, do so at their new place."""
@@ -247,6 +223,11 @@ class Deduplicator:
     def _media_offset(self, extent_id: int, offset: int) -> int:
         info, _ = self.volume.engine.describe(extent_id)
         return int(info["media_offset"][0]) + offset
+
+
+def _last_of(entries: dict[bytes, int]) -> Iterator[int]:
+    """The newest names of a directory."""
+    return itertools.islice(reversed(entries.values()), _BESIDE_MAX)
 
 
 def _is_as_it_was(pair: _Pair) -> bool:

@@ -20,11 +20,10 @@ import numpy as np
 
 from cxlfs.errors import CorruptionError, MediaError, NoSpaceError
 from cxlfs.store.mover import MOVE_BYTES_MAX
+from cxlfs.store.resting import Allowance, FilesAtRest, rests
 from cxlfs.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cxlfs.native.extents import Rows
     from cxlfs.native.maps import FileMap
     from cxlfs.store.mover import Mover
@@ -36,7 +35,6 @@ log = logging.getLogger(__name__)
 
 RATE_BYTES_PER_SECOND = 64 * MIB
 """Two hundredths of what one core copies and verifies; a file of 2 GiB takes half a minute."""
-_BURST_SECONDS = 0.5
 _REF_BYTES = 8
 """Looking at one reference counts as so many bytes moved."""
 _WINDOW_BYTES = MOVE_BYTES_MAX
@@ -47,9 +45,6 @@ _PIECES_MIN = 8
 _SHARED_MAX = 16
 """A file whose bytes have more references each is left alone: all of them would follow."""
 _WINDOWS_AT_ONCE = 64
-_INODES_AT_ONCE = 256
-_REST_SECONDS = 10.0
-"""Between two passes over all files."""
 _ROOM = 8
 """What can be had beside the reserve is at least this part of all segments,"""
 _ROOM_FREE = 16
@@ -63,21 +58,17 @@ class Defragmenter:
         self.volume = volume
         self.mover = mover
         self.room = room
-        self._waiting: Iterator[int] | None = None
-        """Files that this pass has not looked at."""
-        self._rest_until = 0.0
+        self._files: FilesAtRest[tuple[int, int]] = FilesAtRest(volume.namespace.inodes)
+        """Seen: commit and references of each file, as the last look left it."""
         self._current: Inode | None = None
         self._offset = 0
         self._is_busy = False
         """Something of the current file was passed over, because it was being written."""
-        self._seen: dict[int, tuple[int, int]] = {}
-        """Commit and references of each file, as the last look left it."""
-        self._allowance_bytes = 0.0
-        self._counted_to: float | None = None
+        self._allowance = Allowance()
 
     def step(self, now: float) -> bool:
         """One short piece of work (``now``: monotonic seconds); True when there is more at once."""
-        if self.volume.read_only or not self._allowed(now):
+        if self.volume.read_only or not self._allowance.grow(now, RATE_BYTES_PER_SECOND):
             return False
         inode = self._file(now)
         if inode is None or not self._has_room():
@@ -95,14 +86,6 @@ class Defragmenter:
             return True
 
     # --- when -------------------------------------------------------------------------------
-
-    def _allowed(self, now: float) -> bool:
-        most = RATE_BYTES_PER_SECOND * _BURST_SECONDS
-        since = _BURST_SECONDS if self._counted_to is None else now - self._counted_to
-        self._counted_to = now
-        gained = since * RATE_BYTES_PER_SECOND
-        self._allowance_bytes = min(most, self._allowance_bytes + gained)
-        return self._allowance_bytes > 0
 
     def _has_room(self) -> bool:
         space = self.volume.space
@@ -124,29 +107,17 @@ class Defragmenter:
         if current is not None and inodes.get(current.ino) is current and rests(current):
             return current
         self._current = None
-        if now < self._rest_until:
-            return None
-        if self._waiting is None:
-            self._seen = {ino: seen for ino, seen in self._seen.items() if ino in inodes}
-            self._waiting = iter([inode.ino for inode in inodes.awake()])
-        for _ in range(_INODES_AT_ONCE):
-            ino = next(self._waiting, None)
-            if ino is None:
-                self._waiting = None
-                self._rest_until = now + _REST_SECONDS
-                return None
-            inode = inodes.get(ino)
-            if inode is not None and rests(inode) and self._is_in_pieces(inode):
-                self._current, self._offset, self._is_busy = inode, 0, False
-                return inode
-        return None
+        found = self._files.next(now, self._is_in_pieces)
+        if found is not None:
+            self._current, self._offset, self._is_busy = found, 0, False
+        return found
 
     def _is_in_pieces(self, inode: Inode) -> bool:
         content = inode.content
         refs = content.ref_count
         if refs < _PIECES_MIN + content.allocated // MIB:
             return False
-        commit, refs_then = self._seen.get(inode.ino, (-1, 0))
+        commit, refs_then = self._files.seen.get(inode.ino, (-1, 0))
         return commit != inode.commit_lsn or refs > 2 * refs_then
 
     def _next_window(self, content: FileMap) -> int:
@@ -174,7 +145,7 @@ class Defragmenter:
                 self._end(inode)
             return True
         found = engine.live_ranges_of(content, self._offset, _WINDOW_BYTES)
-        self._allowance_bytes -= found.visited * _REF_BYTES
+        self._allowance.bytes_left -= found.visited * _REF_BYTES
         ranges = found.ranges
         if found.visited > _SHARED_MAX * refs:
             self._end(inode)
@@ -189,7 +160,7 @@ class Defragmenter:
         moved = self.mover.move(
             chosen, found.owners, lambda size: self.volume.space.cleaner_lease(size, born=0)
         )
-        self._allowance_bytes -= moved
+        self._allowance.bytes_left -= moved
         is_all = moved == int(ranges["length"].sum())
         reached = self._offset + _WINDOW_BYTES if is_all else _reached(chosen, moved)
         self._offset = max(self._offset + 1, reached)
@@ -199,17 +170,7 @@ class Defragmenter:
         """Done until the file changes; what was busy is not, and closing it need change nothing."""
         self._current = None
         if not self._is_busy:
-            self._seen[inode.ino] = (inode.commit_lsn, inode.content.ref_count)
-
-
-def rests(inode: Inode) -> bool:
-    """A committed file that nobody is changing."""
-    return (
-        inode.live is not None
-        and inode.version is None
-        and inode.links > 0
-        and not inode.uncommitted
-    )
+            self._files.seen[inode.ino] = (inode.commit_lsn, inode.content.ref_count)
 
 
 def _reached(chosen: Rows, moved: int) -> int:

@@ -125,13 +125,20 @@ class PastTrees:
         return free_name(self._namespace, parent, name, BESIDE)
 
     def _require_idle(self, target: Inode) -> None:
-        """Nobody writes in a directory. Units in it whose writers have ended are done."""
+        """Nobody writes in a directory. Units in it, or around it, whose writers have ended are
+        done.
+        """
         if target.entries is None:
             raise ExistsError("the name means a file", next_step="name another one with --to")
-        below = list(self._namespace.walk(target.ino))
-        units = {id(unit): unit for unit in map(self._units.unit_of, below) if unit is not None}
-        is_written = any(inode.version is not None or inode.uncommitted for inode in below)
-        if is_written or not all(map(self._units.end_abandoned, units.values())):
+        below, top = self._namespace.is_below, target.ino
+        files = self._verbs.versions.open_versions.values()
+        is_written = any(below(inode.parent, top) for inode in files if inode.links)
+        units = [
+            unit
+            for unit in self._units.open_units()
+            if below(unit.inode.ino, top) or below(top, unit.inode.ino)
+        ]
+        if is_written or not all(map(self._units.end_abandoned, units)):
             raise BusyError(
                 "a program is writing in the directory",
                 next_step="wait until the program has ended, or name another with --to",

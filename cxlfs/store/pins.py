@@ -339,17 +339,16 @@ class Pins:
             NoSpaceError, MediaError, ReadOnlyError: nothing has the name.
         """
         self._volume.require_writable()
-        last = path.rstrip(b"/").rpartition(b"/")[2]
         fact = _fact_at(state, [part for part in path.split(b"/") if part])
         made = Made(math.inf)
         with self._new_top(_ROOT_UID) as top:
-            for _ in self._fill(top, [last], fact, state, _ROOT_UID, made):
+            for _ in self._fill(top, [name], fact, state, _ROOT_UID, made):
                 yield made
             if made.missing:
                 raise StaleError(f"the contents of {made.missing} names are not known any more")
-            copy = self._namespace.get((top.entries or {})[last])
+            copy = self._namespace.get((top.entries or {})[name])
             with self._at_work():
-                self._names.rename(top.ino, last, parent, name, no_replace=True)
+                self._names.rename(top.ino, name, parent, name, no_replace=True)
             self._directories.difference_update(
                 each.ino for each in self._namespace.walk(copy.ino) if each.entries is not None
             )

@@ -177,3 +177,26 @@ def test_a_file_of_that_name_is_not_replaced(store: Store) -> None:
     write_file(store, 1, b"file", b"x")
     with pytest.raises(ExistsError):
         restore(store, commit, b"file")
+
+
+def test_a_unit_around_the_directory_is_asked_too(store: Store) -> None:
+    top = store.make_directory(1, b"runs", 0o755, 0, 0).ino
+    make(store, b"1", top)
+    commit = store.volume.last_lsn
+    state = store.state_at(commit)
+    store.units.set_policy(store.namespace.get(1), (policy_rule((b"runs",), (b"done",), None),))
+    store.units.writer = lambda: b"saver"
+    store.units.ending_of = lambda _writer: Ending.ALIVE
+    write_file(store, top, b"other", b"2")
+    assert store.units.has_open
+    with pytest.raises(BusyError):
+        list(store.trees.restore(b"/runs/step", state, top, b"step"))
+    store.units.ending_of = lambda _writer: Ending.WELL
+    list(store.trees.restore(b"/runs/step", state, top, b"step"))
+
+
+def test_a_whole_mount_comes_back_beside(store: Store) -> None:
+    good = make(store, b"1")
+    list(store.trees.restore(b"/", store.state_at(store.volume.last_lsn), 1, b"before"))
+    made = store.lookup(store.lookup(1, b"before").ino, b"step").ino
+    assert tree(store, made) == good
