@@ -1,4 +1,5 @@
-"""Is a file that was overwritten torn? Its bytes say so, compared with those of the version before.
+"""Is a file torn? Its bytes say so, compared with those of the version before. Of a new file that
+is another file of its series.
 
 The formats are those of single files (``formats.files``), and JSON. Other modules read the bytes
 (whoever makes the ``Source``), know how the writer ended, and decide what follows.
@@ -53,9 +54,10 @@ class Evidence(enum.StrEnum):
     """It is whole, and has every name of the version before."""
     WEAK = "weak"
     """It is whole by itself, and lacks names."""
+    BEGINNING = "beginning"
+    """It is whole by itself, and holds only the first tensors of the version before."""
     STRONG = "strong"
-    """It is empty, cut, incomplete or damaged by its own format. Or it is whole, and holds only the
-    first tensors of the version before."""
+    """It is empty, cut, incomplete or damaged by its own format."""
     UNKNOWN = "unknown"
     """It cannot be judged."""
 
@@ -128,7 +130,7 @@ def _compared(before: _Names, after: _Names) -> Verdict:
     # An interrupted saver leaves the tensors that it has written, in the order of every save.
     is_beginning = bool(before.parts) and before.parts[: len(after.parts)] == after.parts
     return Verdict(
-        Evidence.STRONG if is_beginning else Evidence.WEAK,
+        Evidence.BEGINNING if is_beginning else Evidence.WEAK,
         f"{before.what} {first}{more} of the version before is missing",
     )
 

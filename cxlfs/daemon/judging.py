@@ -1,4 +1,4 @@
-"""Asks the judge about files that were overwritten, while nobody waits for them, or at once.
+"""Asks the judge about files that may be torn, while nobody waits for them, or at once.
 
 Other modules decide which files these are and what follows (``store.overwrites``), and read the
 bytes (``judge``, in a process of its own).
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from cxlfs.store.overwrites import Question
 
 IDLE_SECONDS = 0.5
-_MEANING = {
+_OF_AN_OVERWRITE = {
     Found.NONE: Evidence.NONE,
-    Found.UNKNOWN: Evidence.NONE,
+    Found.UNKNOWN: Evidence.UNKNOWN,
     Found.WEAK: Evidence.WEAK,
+    Found.BEGINNING: Evidence.STRONG,
     Found.STRONG: Evidence.STRONG,
 }
+_OF_A_NEW_FILE = _OF_AN_OVERWRITE | {Found.WEAK: Evidence.NONE, Found.BEGINNING: Evidence.WEAK}
+"""Files of one series need not have the same names."""
 
 
 class Judging:
@@ -84,5 +87,6 @@ class Judging:
             question.name, question.new_bytes, question.old_bytes, read
         )
         with self._lock:
-            evidence = _MEANING[verdict.evidence]
+            meaning = _OF_A_NEW_FILE if question.is_new else _OF_AN_OVERWRITE
+            evidence = meaning[verdict.evidence]
             self._store.overwrites.judged(question, evidence, verdict.reason)

@@ -104,6 +104,8 @@ class Requests:
         store.units.user = lambda: self.user
         store.units.ending_of = store.overwrites.ending_of = self._ending_of
         store.units.copies_files = lambda writer: self._command(writer) in _COPYING
+        store.overwrites.copies_files = store.units.copies_files
+        store.overwrites.name_ended = self._name_ended
         store.overwrites.is_exempt = lambda writer: self._command(writer) in _CONTINUING
         store.units.returns.name_changed = self.page_cache.name_changed
         store.units.returns.content_changed = self.page_cache.content_replaced
@@ -148,13 +150,19 @@ class Requests:
     def _command(self, writer: Hashable) -> bytes:
         return self._processes.command(writer) if isinstance(writer, Process) else b""
 
+    def _name_ended(self, parent: int, name: bytes, ino: int) -> None:
+        self.page_cache.name_changed(parent, name)
+        self.returned.gone({ino})
+
     def _wait_for_judge(self, ino: int, *, reads: bool = False) -> None:
         """A process that comes after the writer of a torn file meets the version before. Raises
         UnfinishedError while it is not known whether the file is torn, and while the kernel has
-        pages of what the store has replaced.
+        pages of what the store has replaced, and StaleError where a new file has lost its name.
         """
-        if self.store.overwrites.has_any and self.store.overwrites.wait_for(ino, opens=reads):
-            raise UnfinishedError
+        if self.store.overwrites.has_any:
+            if self.store.overwrites.wait_for(ino, opens=reads):
+                raise UnfinishedError
+            self.returned.check(ino, self.caller)
         if self.page_cache.is_replacing(ino):
             raise UnfinishedError
 
@@ -174,6 +182,8 @@ class Requests:
         units = self.store.units
         if units.has_open and not self.store.read_only:
             units.settle()
+        if self.store.overwrites.has_any and self.store.overwrites.wait_below(ino):
+            raise UnfinishedError
         self.returned.check(ino, self.caller)
 
     # --- names ------------------------------------------------------------------------------

@@ -100,6 +100,7 @@ class Store:
         self.units.open_for_writing = self.files.writers
         self.history = PastVerbs(volume, self.versions, self.names)
         self.versions.units = self.units
+        self.overwrites.take_away = self.names.take_away
         self.overwrites.is_open = self.files.writers.__contains__
         self.overwrites.unit_of = self.units.unit_of
         self.overwrites.settle_units = self.units.settle
@@ -354,6 +355,8 @@ class Store:
         appends = _appends(flags)
         inode = self.names.create(parent, name, mode, uid, gid, appends=appends)
         self.units.opening(inode, appends=appends)
+        if not appends:
+            self.overwrites.creating(inode)
         handle = self.files.open(inode, flags & ~os.O_TRUNC)
         return inode.attributes(), handle.id
 

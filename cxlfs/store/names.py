@@ -34,6 +34,7 @@ from cxlfs.format.operations import (
     Operation,
     SymlinkOperation,
     UnlinkOperation,
+    XattrRemoveOperation,
     encode,
 )
 from cxlfs.native.maps import FileMap
@@ -41,6 +42,7 @@ from cxlfs.store.held import last_of
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_names import TakenName
 from cxlfs.store.past_rows import Death
+from cxlfs.store.series import UNJUDGED_XATTR
 from cxlfs.store.unit_hooks import NO_TRANSITION
 from cxlfs.store.versions import xattr_operations
 from cxlfs.types import ROOT_INO
@@ -302,6 +304,27 @@ class Names:
             inode.ctime_ns = now
         self._give_room_back(inode)
         return inode
+
+    def take_away(self, inode: Inode) -> None:
+        """End the only name of a new file that is torn: history has it, and says that it is
+        incomplete. Durable when it returns. Raises as :meth:`Volume.commit`.
+        """
+        now, flags = self.volume.now(), inode.flags | layout.INODE_INCOMPLETE
+        directory = self.namespace.get(inode.parent)
+        ops: list[Operation] = [
+            XattrRemoveOperation(inode.ino, UNJUDGED_XATTR),
+            inode.operation(flags=flags, ctime_ns=now),
+            *last_of(inode.ino, inode.links, inode.held),
+            UnlinkOperation(inode.parent, inode.name),
+            self._touched(directory, now),
+        ]
+        lsn, time_ns = self.volume.commit(ops)
+        self.volume.note_committed(ops)
+        with self.volume.applying:
+            self.namespace.remove_xattr(inode, UNJUDGED_XATTR)
+            inode.flags = flags
+            self._apply(ops, 0, Death.REMOVED, (lsn, time_ns))
+        self._give_room_back(inode)
 
     def _give_room_back(self, inode: Inode) -> None:
         """What an open file without a name was given and has not used: thousands of them may be

@@ -1,8 +1,11 @@
-"""Overwrites that may be torn: the version before is held until the new content is judged.
+"""Files that may be torn: what they replace is held until the new content is judged.
 
 A file that a program truncates, writes and closes is published at its close, as any other. Whether
 it is torn is known later: by its bytes, and by how its writer ends. Until then the version before
 is held, on the media too. It comes back when the new content is torn and its writer is gone.
+
+A new file replaces nothing, but it may follow another one of its series (``series``): then the name
+that is highest counts. It is judged by the same rules, and loses its name when it is torn.
 
 Other modules judge bytes (whoever asks for ``next_question``), watch processes (``ending_of``), and
 publish (``versions``). This one never looks at file data, but for the head of the version before.
@@ -13,6 +16,7 @@ Invariants
 - Content that is whole and has every name of the version before never goes back. Neither does
   content of a format that the judge does not know, nor a file that somebody is writing.
 - Content that goes back is kept aside, as a killed writer's is: one record exchanges the two.
+- A new file that is torn loses its name by one record, and history has it.
 - Held versions are given up, the oldest first and with an event, before a write fails for space.
   Those of files that are being filled through a mapping are not (``shared_maps``).
 """
@@ -22,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import os
 import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING
@@ -36,8 +41,11 @@ from cxlfs.format.operations import (
 )
 from cxlfs.native.extents import Counting
 from cxlfs.store.held import HELD_XATTR, Held, aside_content
+from cxlfs.store.paths import path_of
+from cxlfs.store.series import UNJUDGED, UNJUDGED_XATTR, Series, is_unjudged
 from cxlfs.store.unit_rules import Ending
 from cxlfs.store.version import Version
+from cxlfs.units import printable
 
 if TYPE_CHECKING:
     from cxlfs.native.maps import FileMap
@@ -57,6 +65,10 @@ REST_SECONDS = 0.25
 """A file is looked at when it was not written for so long, or its writer is gone."""
 WAIT_SECONDS = 5.0
 """Readers wait for the judge for so long after the writer's end."""
+_NEW_MAX = 1024
+"""New files that wait for the judge. Further ones are not judged."""
+_SETTLED_MAX = 256
+"""New files that one record says are judged."""
 _RECORD_PART = 2
 """References take at most this part of the largest record: with a new content of full length all of
 it still fits a journal."""
@@ -74,7 +86,9 @@ class Evidence(enum.Enum):
     """What the bytes say of new content, compared with the version before."""
 
     NONE = "none"
-    """It is whole, or nobody knows its format."""
+    """It is whole."""
+    UNKNOWN = "unknown"
+    """Nobody knows its format."""
     WEAK = "weak"
     """It is whole by itself, and lacks names that the version before had."""
     STRONG = "strong"
@@ -87,17 +101,22 @@ _TORN = frozenset({Evidence.WEAK, Evidence.STRONG})
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Overwrite:
-    """A file that was overwritten, while it is not decided what becomes of it.
+    """A file that was overwritten, or is new, while it is not decided what becomes of it.
 
+    ``held``: the version before; None: it is new. ``name``: directory and name that it had then.
     ``writers``: tokens of who wrote it. ``closed``: the monotonic time of its last publication.
     ``evidence``: None until the judge has answered. ``crashed``: nobody knows its writers, and all
     of them are gone. ``wanted``: a reader has opened it. ``ended``: when somebody first saw that
-    its writers are gone.
+    its writers are gone. ``before``: of a new file, the one of its series that it is compared with.
+    ``reason``: why a new file is torn.
     """
 
     inode: Inode
-    held: Held
+    held: Held | None
     closed: float
+    name: tuple[int, bytes]
+    before: Inode | None = None
+    reason: str = ""
     writers: set[Hashable] = dataclasses.field(default_factory=set)
     evidence: Evidence | None = None
     crashed: bool = False
@@ -119,13 +138,16 @@ class Question:
     new_bytes: int
     old_bytes: int
     read: Callable[[str, int, int], bytes]
+    is_new: bool = False
+    """The file has replaced nothing: what is old is another one of its series."""
 
 
 class Overwrites:
     """One for each volume. ``judges``: whether the judge knows a file of this name, from the head
     of the version before; ``changes_as_one``: whether half of a change in place spoils a file of
     this head; ``is_exempt``: a writer whose files are never judged, as a downloader that continues
-    a torn file; ``ending_of``: what became of whom a token stands for.
+    a torn file; ``copies_files``: one whose new files are not; ``ending_of``: what became of whom a
+    token stands for; ``take_away``: ends the name of a new file.
     """
 
     def __init__(self, volume: Volume, versions: Versions, mode: TornMode) -> None:
@@ -134,6 +156,9 @@ class Overwrites:
         self.mode = mode
         self._pending: dict[int, Overwrite] = {}
         """The oldest first."""
+        self._series = Series(volume.namespace, self._is_torn)
+        self._settled: list[Inode] = []
+        """New files that are whole, which the media do not say yet."""
         self._whole_asides: set[int] = set()
         """Files whose kept-aside content was whole when it went there. After an opening nobody
         knows: it is reported then."""
@@ -142,6 +167,10 @@ class Overwrites:
         self.writer: Callable[[], Hashable | None] = lambda: None
         self.is_exempt: Callable[[Hashable], bool] = lambda _writer: False
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.UNKNOWN
+        self.copies_files: Callable[[Hashable], bool] = lambda _writer: False
+        self.take_away: Callable[[Inode], None] = lambda _inode: None
+        self.name_ended: Callable[[int, bytes, int], None] = lambda _parent, _name, _ino: None
+        """A new file has lost its name."""
         self.is_open: Callable[[int], bool] = lambda _ino: False
         """A file is open for writing."""
         self.unit_of: Callable[[Inode], object | None] = lambda _inode: None
@@ -160,9 +189,20 @@ class Overwrites:
                 continue
             inode.held = held
             inode.aside.count_as(Counting.KEPT)
-            if not held.is_decided and self.mode is not TornMode.OFF:
-                overwrite = Overwrite(inode, held, self.clock(), crashed=True, ended=self.clock())
-                self._pending[inode.ino] = overwrite
+            if not held.is_decided:
+                self._add(inode, held)
+        for inode in self._volume.namespace.inodes.awake():
+            if is_unjudged(inode) and inode.ino not in self._pending:
+                self._add(inode, None)
+        for overwrite in self._pending.values():
+            overwrite.crashed, overwrite.ended = True, self.clock()
+        if self.mode is TornMode.OFF:
+            self._pending.clear()
+
+    def _add(self, inode: Inode, held: Held | None) -> Overwrite:
+        added = Overwrite(inode, held, self.clock(), (inode.parent, inode.name))
+        self._pending[inode.ino] = added
+        return added
 
     @property
     def has_any(self) -> bool:
@@ -193,6 +233,22 @@ class Overwrites:
         if overwrite is None and not self._is_judged(inode, before):
             return None
         return Held(inode.committed_mtime_ns, *self._versions.past.placed(inode))
+
+    def creating(self, inode: Inode) -> None:
+        """A program has made a new file. The record that gives it its name says so."""
+        if self.mode is TornMode.OFF or len(self._pending) >= _NEW_MAX:
+            return
+        writer = self.writer()
+        if self.unit_of(inode) is not None or (writer is not None and self.copies_files(writer)):
+            return
+        before = self._series.before(inode)
+        self._series.made(inode)
+        if before is not None and self._is_judged(inode, before.content):
+            self._volume.namespace.set_xattr(inode, UNJUDGED_XATTR, UNJUDGED)
+
+    def _is_torn(self, inode: Inode) -> bool:
+        overwrite = self._pending.get(inode.ino)
+        return overwrite is not None and overwrite.evidence in _TORN
 
     def _fits(self, content: FileMap) -> bool:
         """One record can say all of it besides another content."""
@@ -235,33 +291,36 @@ class Overwrites:
         inode.held = held
         self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
         self._pending.pop(inode.ino, None)
-        self._pending[inode.ino] = Overwrite(inode, held, self.clock())
+        self._add(inode, held)
         self.written(inode)
 
     def written(self, inode: Inode) -> None:
-        """Content was published over a version that is held already."""
+        """Content was published over a version that is held already, or in a new file."""
         held = inode.held
-        if held is None or self.mode is TornMode.OFF:
+        if self.mode is TornMode.OFF or (held is None and not is_unjudged(inode)):
             return
-        if held.is_decided:
+        if held is not None and held.is_decided:
             held.is_decided = False
             self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
-        overwrite = self._pending.get(inode.ino)
-        if overwrite is None:
-            overwrite = self._pending[inode.ino] = Overwrite(inode, held, self.clock())
+        overwrite = self._pending.get(inode.ino) or self._add(inode, held)
         overwrite.evidence, overwrite.closed = None, self.clock()
         overwrite.crashed, overwrite.ended = False, None
-        held.reason = ""
+        if held is not None:
+            held.reason = ""
         if (writer := self.writer()) is not None:
             overwrite.writers.add(writer)
 
     def forget(self, inode: Inode) -> None:
         """What was held is gone, or is something else now."""
-        self._pending.pop(inode.ino, None)
+        overwrite = self._pending.pop(inode.ino, None)
         self._whole_asides.discard(inode.ino)
-        if inode.held is not None:
-            inode.held = None
-            self._volume.namespace.remove_xattr(inode, HELD_XATTR)
+        if inode.held is None:
+            return
+        inode.held = None
+        self._volume.namespace.remove_xattr(inode, HELD_XATTR)
+        if overwrite is not None and is_unjudged(inode) and inode.links:
+            again = self._add(inode, None)  # what it has now is that of a new file
+            again.writers, again.crashed = overwrite.writers, overwrite.crashed
 
     # --- judging ----------------------------------------------------------------------------
 
@@ -272,21 +331,44 @@ class Overwrites:
         rested = self.clock() - REST_SECONDS
         for overwrite in sorted(self._pending.values(), key=lambda o: o.ended is None):
             inode = overwrite.inode
-            if overwrite.evidence is not None or inode.aside is None:
+            if overwrite.evidence is not None:
                 continue
             due = overwrite.ended is not None or overwrite.closed <= rested
-            if due and self._is_at_rest(inode):
+            if not (due and self._is_at_rest(inode)):
+                continue
+            old = self._content_before(overwrite)
+            if self._waits_for_another(overwrite):
+                continue
+            if old is not None:
                 return Question(
                     *(inode.ino, inode.commit_lsn, inode.name),
-                    *(inode.content.size, inode.aside.size),
+                    *(inode.content.size, old.size),
                     self._reader(overwrite, inode.commit_lsn),
+                    is_new=overwrite.held is None,
                 )
+            if overwrite.held is None:
+                overwrite.evidence = Evidence.NONE  # there is nothing to compare it with any more
         return None
+
+    def _content_before(self, overwrite: Overwrite) -> FileMap | None:
+        if overwrite.held is not None:
+            return overwrite.inode.aside
+        before = overwrite.before
+        if before is None or before.live is None or before.links == 0 or self._is_torn(before):
+            before = overwrite.before = self._series.before(overwrite.inode)
+        return None if before is None or not self._is_at_rest(before) else before.live
+
+    def _waits_for_another(self, overwrite: Overwrite) -> bool:
+        """What it is compared with is to be judged first."""
+        before = overwrite.before
+        other = None if before is None else self._pending.get(before.ino)
+        return other is not None and other.evidence is None
 
     def _reader(self, overwrite: Overwrite, lsn: int) -> Callable[[str, int, int], bytes]:
         def read(which: str, offset: int, length: int) -> bytes:
             inode = overwrite.inode
-            content = inode.live if which == "new" else inode.aside  # neither, once it is removed
+            # neither, once it is removed
+            content = inode.live if which == "new" else self._content_before(overwrite)
             void = inode.commit_lsn != lsn or self._pending.get(inode.ino) is not overwrite
             if void or content is None or not self._is_at_rest(inode):
                 raise CxlfsError("the file has changed meanwhile")
@@ -301,11 +383,17 @@ class Overwrites:
             return
         if not self._is_at_rest(overwrite.inode):
             return
+        held = overwrite.held
+        if held is None and evidence is Evidence.UNKNOWN and is_incomplete(overwrite.inode):
+            evidence, reason = Evidence.STRONG, "its writer was killed before it had closed it"
         overwrite.evidence = evidence
-        overwrite.held.reason = "" if evidence is Evidence.NONE else reason
-        if evidence is not Evidence.NONE and self._is_alive(overwrite):
-            message = f"it is incomplete: {reason}; the version before is kept"
-            self._volume.event("torn", message, ino=question.ino)
+        if evidence not in _TORN:
+            reason = ""
+        if held is not None:
+            held.reason = reason
+        overwrite.reason = reason
+        if reason and self._is_alive(overwrite):
+            self._volume.event("torn", _told("is", overwrite), ino=question.ino)
 
     def _is_at_rest(self, inode: Inode) -> bool:
         return inode.version is None and not self.is_open(inode.ino)
@@ -319,7 +407,7 @@ class Overwrites:
         overwrite = self._pending.get(ino)
         if overwrite is None or self._volume.read_only or self._is_alive(overwrite):
             return False
-        overwrite.wanted = overwrite.wanted or opens
+        overwrite.wanted = overwrite.wanted or opens or overwrite.held is None
         unit = self.unit_of(overwrite.inode)
         deciding = [overwrite] if unit is None else self._left_in(unit)
         for each in deciding:
@@ -335,6 +423,12 @@ class Overwrites:
         else:
             self._try_to_decide(overwrite)
         return False
+
+    def wait_below(self, directory: int) -> bool:
+        """A process lists a directory: the same for each new file in it."""
+        new = [o for o in self._pending.values() if o.held is None and o.name[0] == directory]
+        waits = {self.wait_for(overwrite.inode.ino, opens=True) for overwrite in new}
+        return True in waits
 
     def _left_in(self, unit: object) -> list[Overwrite]:
         """What writers that are gone have overwritten in a checkpoint unit."""
@@ -352,7 +446,25 @@ class Overwrites:
         worked = False
         for overwrite in list(self._pending.values()):
             worked = self._try_to_decide(overwrite) or worked
+        if self._settled:
+            self._store_settled()
         return worked
+
+    def _store_settled(self) -> None:
+        """One record says of new files that they are judged."""
+        settled, self._settled = self._settled[:_SETTLED_MAX], self._settled[_SETTLED_MAX:]
+        settled = [i for i in settled if is_unjudged(i) and i.links and i.ino not in self._pending]
+        ops: list[Operation] = [XattrRemoveOperation(i.ino, UNJUDGED_XATTR) for i in settled]
+        if not ops:
+            return
+        try:
+            self._volume.commit(ops, durable=False)
+        except CxlfsError as error:
+            log.info("new files stay to be judged: %s", error.message)
+            self._settled += settled
+            return
+        for inode in settled:
+            self._volume.namespace.remove_xattr(inode, UNJUDGED_XATTR)
 
     def _try_to_decide(self, overwrite: Overwrite) -> bool:
         """What cannot be stored now is tried again: neither a reader nor other work fails for it.
@@ -373,6 +485,11 @@ class Overwrites:
             if overwrite.evidence is not None and self._is_at_rest(overwrite.inode):
                 overwrite.crashed = True
                 self._try_to_decide(overwrite)
+        while self._settled and not self._volume.read_only:
+            before = len(self._settled)
+            self._store_settled()
+            if len(self._settled) >= before:
+                break
 
     def _endings(self, overwrite: Overwrite) -> set[Ending]:
         return {self.ending_of(writer) for writer in overwrite.writers} or {Ending.UNKNOWN}
@@ -385,8 +502,8 @@ class Overwrites:
         inode, evidence = overwrite.inode, overwrite.evidence
         if evidence is None or not self._is_at_rest(inode) or self.unit_of(inode) is not None:
             return False
-        if evidence is Evidence.NONE:
-            self.release(inode)
+        if evidence not in _TORN or not _has_its_name(overwrite):
+            self._is_whole(overwrite)
             return True
         endings = self._endings(overwrite)
         if not overwrite.crashed and Ending.ALIVE in endings:
@@ -400,21 +517,48 @@ class Overwrites:
             return False
         soon = overwrite.crashed or overwrite.ended - overwrite.closed <= WEAK_SECONDS
         goes_back = evidence is Evidence.STRONG or (failed and soon)
-        if goes_back and self.mode is TornMode.BACK:
-            self.back(inode, overwrite.held.reason)
-        else:
+        if not (goes_back and self.mode is TornMode.BACK):
             self._report(overwrite)
+        elif overwrite.held is None:
+            self._end_name(overwrite)
+        else:
+            self.back(inode, overwrite.reason)
         return True
+
+    def _is_whole(self, overwrite: Overwrite) -> None:
+        inode = overwrite.inode
+        if overwrite.held is not None:
+            self.release(inode)
+            return
+        self._pending.pop(inode.ino, None)
+        self._settled.append(inode)
 
     def _report(self, overwrite: Overwrite) -> None:
         """The content stays, and its state says that it is incomplete. One record."""
         inode, held = overwrite.inode, overwrite.held
-        held.is_decided = True
-        self._volume.commit([XattrSetOperation(inode.ino, HELD_XATTR, held.value)], durable=False)
-        self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
+        if held is not None:
+            held.is_decided = True
+            ops = [XattrSetOperation(inode.ino, HELD_XATTR, held.value)]
+            self._volume.commit(ops, durable=False)
+            self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
+        else:
+            self._settled.append(inode)
         self._pending.pop(inode.ino, None)
-        message = f"it was left incomplete: {held.reason}; the version before is kept"
-        self._volume.event("torn", message, ino=inode.ino)
+        self._volume.event("torn", _told("was left", overwrite), ino=inode.ino)
+
+    def _end_name(self, overwrite: Overwrite) -> None:
+        """A new file that is torn loses its name. Durable when it returns. Raises as
+        :meth:`Volume.commit`.
+        """
+        inode = overwrite.inode
+        path = path_of(self._volume.namespace, inode.ino) or inode.name
+        self.take_away(inode)
+        self._pending.pop(inode.ino, None)
+        self.name_ended(*overwrite.name, inode.ino)
+        self._volume.counters.reverts += 1
+        rest = "cxlfs undelete brings it back"
+        message = f"{printable(os.fsdecode(path))}: {_told('was left', overwrite)}; {rest}"
+        self._volume.event("taken-away", message)
 
     def release(self, inode: Inode) -> None:
         """The present content is wanted, and what is held is not any more. One record."""
@@ -506,6 +650,27 @@ class Overwrites:
 
     def _held(self) -> Iterator[Inode]:
         return (inode for inode in self._versions.asides.values() if inode.held is not None)
+
+
+def is_incomplete(inode: Inode) -> bool:
+    """Its writer was killed, or a write of it has failed."""
+    return bool(inode.flags & layout.INODE_INCOMPLETE)
+
+
+def _has_its_name(overwrite: Overwrite) -> bool:
+    """A new file that was renamed, or got another name, is what somebody wants."""
+    inode = overwrite.inode
+    if overwrite.held is not None:
+        return True
+    return inode.links == 1 and overwrite.name == (inode.parent, inode.name)
+
+
+def _told(verb: str, overwrite: Overwrite) -> str:
+    if overwrite.held is not None:
+        return f"it {verb} incomplete: {overwrite.reason}; the version before is kept"
+    before = overwrite.before
+    other = "" if before is None else f"; {printable(os.fsdecode(before.name))} is complete"
+    return f"it {verb} incomplete: {overwrite.reason}{other}"
 
 
 def _exchange_operations(

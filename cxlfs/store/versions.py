@@ -134,7 +134,7 @@ class Prepared:
         overwrites = self._versions.overwrites
         if self._held is not None:
             overwrites.published(inode, self._held)
-        elif inode.held is not None:
+        elif inode.held is not None or inode.xattrs is not None:
             overwrites.written(inode)
         inode.commit_lsn, inode.commit_ns = lsn, time_ns
         self._versions.end(inode)

@@ -17,7 +17,7 @@ from cxlfs.checkpoint.judge import Evidence, Verdict, is_judged, judge
 from cxlfs.checkpoint.limits import READ_BYTES
 
 NAMES = ("first", "second", "third")
-TORN = {Evidence.STRONG, Evidence.WEAK}
+TORN = {Evidence.STRONG, Evidence.BEGINNING, Evidence.WEAK}
 
 
 @dataclasses.dataclass
@@ -149,8 +149,8 @@ def test_names_that_are_missing_are_weak_evidence(saver: str) -> None:
 @pytest.mark.parametrize(
     ("saver", "evidence"),
     [
-        ("a.npz", Evidence.STRONG),
-        ("a.h5", Evidence.STRONG),
+        ("a.npz", Evidence.BEGINNING),
+        ("a.h5", Evidence.BEGINNING),
         ("a.safetensors", Evidence.WEAK),
         ("a.json", Evidence.WEAK),
     ],
@@ -203,7 +203,7 @@ def test_an_exception_in_the_middle_of_an_archive(after: int) -> None:
 
 def test_compressed_archives() -> None:
     old = npz(compressed=True)
-    assert judged("a.npz", npz(NAMES[:2], compressed=True), old).evidence is Evidence.STRONG
+    assert judged("a.npz", npz(NAMES[:2], compressed=True), old).evidence is Evidence.BEGINNING
     assert judged("a.npz", npz(NAMES[1:], compressed=True), old).evidence is Evidence.WEAK
     assert judged("a.npz", old[:-30], old).evidence is Evidence.STRONG
 

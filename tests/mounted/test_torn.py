@@ -16,6 +16,7 @@ import pytest
 from tests.support.mount import Workplace, kill, tell, wait_for_line, wait_until
 
 REVERTED = r"reverted: the previous version is back"
+TAKEN_AWAY = r"taken-away: /model-10.pkl: it was left incomplete: .*; model-9.pkl is complete"
 TORN = r"torn: it (is|was left) incomplete"
 
 SAVE = """
@@ -76,6 +77,52 @@ def test_the_next_process_loads_the_version_before(place: Workplace, how: str) -
     assert after.st_mtime_ns == before.st_mtime_ns
     place.remount()
     assert loads(path)
+
+
+def newest(directory: Path) -> Path:
+    """As a program finds it that resumes from the highest number."""
+    return max(directory.glob("model-*.pkl"), key=lambda path: int(path.stem[6:]))
+
+
+@pytest.mark.parametrize("how", ["interrupt", "exit0", "exit143", "exception", "kill"])
+def test_the_highest_number_is_never_a_torn_file(place: Workplace, how: str) -> None:
+    place.announced += [TORN, TAKEN_AWAY]
+    good_pickle(place.mountpoint / "model-9.pkl")
+    path = place.mountpoint / "model-10.pkl"
+    save = SAVE.replace("raise Stop", "os.kill(os.getpid(), 9)") if how == "kill" else SAVE
+    subprocess.run(
+        [sys.executable, "-c", save, path, how],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    assert newest(place.mountpoint).name == "model-9.pkl"
+    assert not path.exists()
+    good_pickle(path)
+    assert loads(newest(place.mountpoint))
+    place.remount()
+    assert newest(place.mountpoint) == path
+    path.unlink()
+    undelete = [Path(sys.executable).with_name("cxlfs"), "history", path, "--json"]
+    environment = {**os.environ, "CXLFS_RUNTIME_DIR": str(place.runtime)}
+    told = subprocess.run(undelete, stdout=subprocess.PIPE, env=environment, check=True)
+    states = [version["state"] for version in json.loads(told.stdout)["versions"]]
+    assert sorted(states) == ["complete", "incomplete"]
+
+
+@pytest.mark.parametrize("how", ["daemon", "unmount"])
+def test_a_torn_new_file_goes_at_the_next_mount(place: Workplace, how: str) -> None:
+    place.announced += [TORN, TAKEN_AWAY]
+    good_pickle(place.mountpoint / "model-9.pkl")
+    writer = place.python(SAVE, place.mountpoint / "model-10.pkl", "caught")
+    wait_for_line(writer)
+    if how == "daemon":
+        place.kill_daemon()
+        place.mount()
+    else:
+        place.remount()
+    assert newest(place.mountpoint).name == "model-9.pkl"
+    kill(writer, signal.SIGKILL)
 
 
 def test_a_program_that_goes_on_is_told_and_may_save_again(place: Workplace) -> None:

@@ -11,6 +11,7 @@ from cxlfs.format.operations import (
 )
 from cxlfs.store import overwrites, versions
 from cxlfs.store.overwrites import Overwrites
+from cxlfs.store.series import UNJUDGED_XATTR
 from cxlfs.store.volume import Volume
 from tests.support.mutants import Patch, mutant, nothing, on_result
 
@@ -79,3 +80,21 @@ def opening_forgets_what_is_held(patch: Patch) -> None:
 def change_in_place_leaves_the_mark(patch: Patch) -> None:
     """What a file is changed to in place still counts as an overwrite that may be torn."""
     patch.setattr(Overwrites, "keeps", lambda *_: True)
+
+
+@mutant("one/LINE/held_new_name", 7)
+def new_name_is_not_marked(patch: Patch) -> None:
+    """The media do not say that a new file may be torn: a crash leaves it."""
+    patch.setattr(versions, "xattr_operations", lambda _inode: [])
+
+
+@mutant("one/LINE/held_new_name_stays", 7)
+def new_name_judged_in_memory_alone(patch: Patch) -> None:
+    """A new file is judged anew after each opening, for ever."""
+
+    def forget(self: Overwrites) -> None:
+        for inode in self._settled:
+            self._volume.namespace.remove_xattr(inode, UNJUDGED_XATTR)
+        self._settled.clear()
+
+    patch.setattr(Overwrites, "_store_settled", forget)

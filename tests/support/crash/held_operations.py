@@ -165,8 +165,27 @@ def held_by_two_names(bench: Bench) -> None:
     judge(bench, Evidence.STRONG)
 
 
+def held_new_name(bench: Bench) -> None:
+    """A new file of a series is torn, and loses its name."""
+    holding(bench, Ending.KILLED)
+    bench.save(b"step-1", 600)
+    bench.save(b"step-2", 900)
+    judge(bench, Evidence.STRONG)
+
+
+def held_new_name_stays(bench: Bench) -> None:
+    """It is whole, and what is said of it on the media ends."""
+    holding(bench, Ending.KILLED)
+    bench.save(b"step-1", 600)
+    bench.save(b"step-2", 900)
+    judge(bench, Evidence.NONE)
+    bench.save(b"step-3", 300)
+    judge(bench, Evidence.STRONG)
+
+
 HELD_OPERATIONS = [
     held_left, held_released, held_goes_back, held_goes_back_to_much, held_reported,
     held_saved_again, held_fsync, held_staged, held_changed_in_place, held_killed_in_the_next,
     held_renamed_and_removed, held_given_up, held_restored_twice, held_by_two_names,
+    held_new_name, held_new_name_stays,
 ]  # fmt: skip
