@@ -122,9 +122,9 @@ def _judge(name: str, new: Source, old: Source) -> Verdict:
 
 def _compared(before: _Names, after: _Names) -> Verdict:
     """Both are whole by themselves."""
-    missing = before.names - after.names
-    if not missing or not after.names < before.names:
+    if before.names is None or after.names is None or not after.names < before.names:
         return Verdict(Evidence.NONE)
+    missing = before.names - after.names
     first = min(missing)[:_NAME_WORDS_MAX]
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     # An interrupted saver leaves the tensors that it has written, in the order of every save.
@@ -141,12 +141,12 @@ _Part = tuple[str, str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Names:
-    """What a whole content has names for; none where they are not listed. ``parts``: the
+    """What a whole content has names for; None where they are not listed. ``parts``: the
     tensors in the order in which they were written, if the format takes them one by one.
     """
 
     what: str
-    names: frozenset[str]
+    names: frozenset[str] | None
     parts: tuple[_Part, ...] = ()
 
 
@@ -171,18 +171,21 @@ def _examine(found: FileFormat, reader: Reader) -> _Names | None:
         raise DamagedError(reason or "it is damaged")
     if state is not State.COMPLETE:
         return None
-    listed = [] if contents.notes else contents.tensors
+    if contents.notes and not isinstance(found, NumpyArchive):
+        return _Names("tensor", None)
+    listed = contents.tensors
     parts: tuple[_Part, ...] = ()
     if isinstance(found, _WHOLE_AT_ANY_END):
         if all(tensor.offset is not None for tensor in listed):
             listed = sorted(listed, key=lambda tensor: tensor.offset or 0)
         parts = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in listed)
-    return _Names("tensor", frozenset(tensor.name for tensor in listed), parts)
+    names = frozenset(tensor.name for tensor in listed).union(contents.attributes)
+    return _Names("tensor", names, parts)
 
 
 def _read_json(reader: Reader) -> _Names:
     value = read_json(reader, "it")
-    return _Names("key", frozenset(value) if isinstance(value, dict) else frozenset())
+    return _Names("key", frozenset(value) if isinstance(value, dict) else None)
 
 
 def _head(source: Source) -> bytes:

@@ -190,6 +190,8 @@ class Contents:
     """When it was committed, where the content says so."""
     files: list[File] = dataclasses.field(default_factory=list)
     tensors: list[Tensor] = dataclasses.field(default_factory=list)
+    attributes: list[str] = dataclasses.field(default_factory=list)
+    """Names of small values beside the tensors, where the format has such."""
     regions: list[Region] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     later: list[Later] = dataclasses.field(default_factory=list)

@@ -166,9 +166,11 @@ class Lacks:
         parts = [name for name in order if matches(name, unit.rule.files)]
         marker = max((order.index(name) for name in unit.rule.done if name in order), default=-1)
         missing = [name for name in parts if name not in written]
-        if not parts or not missing or len(missing) == len(parts):
+        if not parts or len(missing) == len(parts):
             return ""
-        if marker < order.index(parts[-1]) or written != set(order[: len(written)]):
+        if not (missing or unit.rule.marker_may_stay):
+            missing = order[marker : marker + 1] if marker >= 0 else []
+        if not missing or marker < order.index(parts[-1]) or written != set(order[: len(written)]):
             return ""
         return f"a new {os.fsdecode(missing[0])}"
 

@@ -3,7 +3,7 @@
 A *unit* is a directory whose files belong together. A rule says how one is recognised, and which
 name (the *marker*) its writer publishes last. Where the order comes from, for each rule of the
 table: the saving code of the named project (transformers 5, accelerate, torch 2.13, DeepSpeed,
-Megatron-LM, Orbax, zarr 3), read or traced.
+Megatron-LM, Orbax, zarr 3, Keras 3), read or traced.
 
 Never here: inodes, time, processes, the media (``units`` has those).
 """
@@ -43,9 +43,10 @@ class Rule:
     any name that show what it is. ``also``: names that a saver writes before those, and that count
     if some of those are there. ``done``: markers in the unit; ``done_beside``: in the directory
     above. ``after``: patterns of files that may rightly be written after the marker.
-    ``always_marked``: one without a marker is not finished. ``needs``: patterns of what comes last
-    where there is no marker: needed are those that all beside have, and with each file of such a
-    name that any has, it is finished.
+    ``always_marked``: one without a marker is not finished. ``marker_may_stay``: the same marker
+    may be right for other contents of the same files. ``needs``: patterns of what comes last where
+    there is no marker: needed are those that all beside have, and with each file of such a name
+    that any has, it is finished.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Rule:
     after: tuple[bytes, ...] = ()
     needs: tuple[bytes, ...] = ()
     always_marked: bool = True
+    marker_may_stay: bool = False
     quiet_seconds: float = QUIET_SECONDS
 
     @property
@@ -116,12 +118,19 @@ TABLE: tuple[Rule, ...] = (
         after=(b"*",),  # it is written first, and once more where metadata is consolidated
         always_marked=False,
     ),
+    Rule(
+        name="keras",  # BackupAndRestore
+        files=(b"latest.weights.h5",),
+        also=(b"latest.weights.h5.bkp", b"training_metadata.json.bkp"),
+        done=(b"training_metadata.json",),
+    ),
     Rule(name="dcp", files=(b"__[0-9]*_[0-9]*.distcp",), done=(b".metadata",)),
     Rule(
         name="safetensors",
         files=(b"*-[0-9]*-of-[0-9]*.safetensors",),
         also=(b"config.json", b"generation_config.json"),
         done=(b"model.safetensors.index.json", b"diffusion_pytorch_model.safetensors.index.json"),
+        marker_may_stay=True,
     ),
 )
 

@@ -168,6 +168,38 @@ def test_the_beginning_of_a_save(saver: str, evidence: Evidence) -> None:
         assert NAMES[count] in verdict.reason
 
 
+def hdf5_with(attributes: tuple[str, ...], **options: object) -> bytes:
+    import h5py
+
+    file = io.BytesIO()
+    with h5py.File(file, "w", **options) as opened:
+        opened["group/array"] = np.arange(300.0)
+        for number, attribute in enumerate(attributes):
+            opened.attrs[attribute] = number
+            opened["group/array"].attrs[attribute * 20] = "a text"
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("count", [0, 1, 11])
+def test_attributes_that_a_saver_sets_last(count: int) -> None:
+    pytest.importorskip("h5py")
+    all_names = tuple(f"name {number}" for number in range(12))
+    old = hdf5_with(all_names)
+    verdict = judged("a.h5", hdf5_with(all_names[:count]), old)
+    assert verdict.evidence is Evidence.BEGINNING
+    assert "@name" in verdict.reason
+    assert judged("a.h5", hdf5_with(all_names), old).evidence is Evidence.NONE
+    assert judged("a.h5", hdf5_with(("other",)), old).evidence is Evidence.NONE
+
+
+def test_what_is_not_listed_is_not_missed() -> None:
+    """A file of a later version, whose names are not read, replaces one of an earlier one."""
+    pytest.importorskip("h5py")
+    old = hdf5_with(("step",))
+    assert judged("a.h5", hdf5_with(("step",), libver="latest"), old).evidence is Evidence.NONE
+    assert judged("a.json", b"[1, 2]", jsons()).evidence is Evidence.NONE
+
+
 def test_the_first_tensors_with_another_shape() -> None:
     """Another model: fewer names are meant."""
     other = io.BytesIO()

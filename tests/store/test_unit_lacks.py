@@ -265,6 +265,21 @@ def test_what_somebody_edits_stays(
     assert tree(store, b"model") == {**sharded(1), **new}
 
 
+@pytest.mark.parametrize(
+    "names",
+    [[b"latest.weights.h5", b"training_metadata.json"], [b"__0_0.distcp", b".metadata"]],
+    ids=["keras", "dcp"],
+)
+def test_all_parts_but_not_the_marker(store: Store, writers: Writers, names: list[bytes]) -> None:
+    """What the marker says holds for one save alone. That of safetensors names tensors."""
+    fill(store, writers, b"saved", dict.fromkeys(names, b'{"step": 1}'))
+    before = tree(store, b"saved")
+    writers.present = "the next"
+    save(store, find(store, b"saved").ino, {names[0]: b'{"step": 2}'}, None)
+    end_well(store, writers)
+    assert tree(store, b"saved") == before
+
+
 def test_shards_of_another_length_stay(store: Store, writers: Writers, model: int) -> None:
     """As after a change of the vocabulary."""
     new = {CONFIG: b'{"step": 2}', SHARDS[0]: b"longer than it was"}

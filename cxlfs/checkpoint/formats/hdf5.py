@@ -61,6 +61,7 @@ def take_hdf5(reader: Reader, base: int, length: int, contents: Contents) -> Non
         contents.notes.append(f"its tensors are not listed: {error}")
         return
     contents.tensors += found.tensors
+    contents.attributes += found.attributes
     if found.left_out:
         note = f"{found.left_out} objects of later versions are not listed"
         contents.notes.append(note)

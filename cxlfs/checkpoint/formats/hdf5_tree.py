@@ -25,6 +25,7 @@ _OBJECTS_MAX = 100_000
 _MESSAGES_MAX = 1000
 _DEPTH_MAX = 32
 _SPACE, _TYPE, _LAYOUT, _CONTINUED, _SYMBOLS = 0x01, 0x03, 0x08, 0x10, 0x11
+_ATTRIBUTE, _ATTRIBUTE_VERSION_MAX = 0x0C, 3
 _OF_LATER_GROUPS = (0x02, 0x06, 0x0A)
 _SHARED = 0x02
 """A flag: the message lies elsewhere."""
@@ -59,6 +60,7 @@ class _Object:
     symbols: tuple[int, int] | None = None
     chunks: tuple[int, int] | None = None
     """Address of the tree of chunks, and their dimensions."""
+    attributes: list[str] = dataclasses.field(default_factory=list)
 
 
 class _LaterVersionError(Exception):
@@ -77,6 +79,8 @@ class DataSets:
         self._undefined = (1 << 8 * sizes[0]) - 1
         self._seen: set[int] = set()
         self.tensors: list[Tensor] = []
+        self.attributes: list[str] = []
+        """``OBJECT@NAME`` of each."""
         self.left_out = 0
         """Objects of later versions."""
         self._chunks = 0
@@ -90,6 +94,7 @@ class DataSets:
             raise BeyondLimitsError("it has more objects than are looked at")
         try:
             found = self._object(address)
+            self.attributes += [f"{name}@{attribute}" for attribute in found.attributes]
             if found.symbols is not None:
                 tree, heap = found.symbols
                 names = self._heap(heap)
@@ -269,6 +274,8 @@ class DataSets:
             self._layout(body, found)
         elif kind == _SYMBOLS:
             found.symbols = self._address(body, 0), self._address(body, self._address_bytes)
+        elif kind == _ATTRIBUTE and not is_shared:
+            found.attributes.append(_attribute_name(body))
 
     def _layout(self, body: bytes, found: _Object) -> None:
         if len(body) < 2 or not 1 <= body[0] <= _LAYOUT_VERSION_MAX:
@@ -315,6 +322,17 @@ def _type(body: bytes) -> tuple[str, int]:
     if kind == _ENUMERATION and size == 1:
         return "bool", size
     return (_CLASSES[kind] if kind < len(_CLASSES) else "other"), size
+
+
+def _attribute_name(body: bytes) -> str:
+    """Section IV.A.2.m."""
+    if len(body) < 8 or not 1 <= body[0] <= _ATTRIBUTE_VERSION_MAX:
+        raise DamagedError("an attribute is damaged")
+    begin = 9 if body[0] == _ATTRIBUTE_VERSION_MAX else 8
+    size = int.from_bytes(body[2:4], "little")
+    if not size or begin + size > len(body):
+        raise DamagedError("an attribute is damaged")
+    return body[begin : begin + size].rstrip(b"\0").decode("utf-8", "replace")
 
 
 def data_sets(

@@ -178,6 +178,7 @@ class NumpyArchive:
                     found = self._stored(reader, record, tensor)
                 except BeyondLimitsError as error:  # NumPy gives its bytes, or asks another type
                     contents.notes.append(f"{name}: {error}")
+                    continue
             contents.tensors.append(found)
         return contents
 

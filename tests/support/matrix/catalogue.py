@@ -179,7 +179,6 @@ FRAMEWORKS: dict[str, Framework] = {
         program=("keras_callbacks", "backup"),
         environment="tensorflow",
         requires=("tensorflow-cpu",),
-        unit=("--unit", "backup", "--done", "training_metadata.json"),
     ),
     "flax": Framework(
         title="flax `save_checkpoint` (msgpack)",
