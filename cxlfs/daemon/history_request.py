@@ -264,18 +264,36 @@ def _is_named(row: Row, at: int) -> bool:
 
 def _only_row_at(store: Store, path: bytes, commit: int) -> Row | None:
     """Which file the path meant then is not known. What the one file had then that it may have
-    been: the one that it means now, or one that it meant later. None: it may have been several.
+    been, in any directory that the path may have led to. None: it may have been several.
     """
-    inode, rows = _versions(store, path)
-    births: dict[int, int] = {} if inode is None else {inode.ino: inode.commit_lsn}
-    for row in rows:
-        births[row.ino] = min(births.get(row.ino, row.born_lsn), row.born_lsn)
+    *above, name = filter(None, path.split(b"/"))
+    require_shown(ROOT_INO, [*above, name][0])
+    directories = {ROOT_INO}
+    for part in above:
+        directories = {ino for each in directories for ino in _maybe(store, each, part, commit)}
+    files = {ino for each in directories for ino in _maybe(store, each, name, commit)}
+    there: list[Row] = []
+    for ino in list(files):
+        rows, living = store.past.of_inode(ino), store.namespace.inodes.get(ino)
+        births = [row.born_lsn for row in rows]
+        births += [] if living is None or living.is_removed else [living.commit_lsn]
+        if min(births, default=NEVER) > commit:
+            files.discard(ino)
+        there += [row for row in rows if row.was_there(commit)]
+    return there[-1] if there and files == {there[-1].ino} else None
+
+
+def _maybe(store: Store, directory: int, name: bytes, commit: int) -> set[int]:
+    """What a name in a directory may have meant: all that ever had it and did not end before."""
+    rows = store.past.versions_of(directory, name)
     ends = {row.ino: row.died_lsn for row in rows if row.death in LAST_NAMES}
-    if inode is not None:
-        ends.pop(inode.ino, None)
-    maybe = {ino for ino, born in births.items() if born <= commit < ends.get(ino, NEVER)}
-    found = next((row for row in reversed(rows) if row.was_there(commit)), None)
-    return found if found is not None and maybe == {found.ino} else None
+    found = {row.ino for row in rows if ends.get(row.ino, NEVER) > commit}
+    for end in store.past.name_ends.of_directory(directory):
+        if end.name == name and end.until > commit:
+            found.add(end.ino)
+    above = store.namespace.inodes.get(directory)
+    living = None if above is None else (above.entries or {}).get(name)
+    return found if living is None else {*found, living}
 
 
 HANDLERS = {"history": history, "restore": restore, "undelete": undelete, "forget": forget}

@@ -234,3 +234,21 @@ def test_the_number_of_a_version_names_it_whatever_the_path_had_then(store: Stor
     write_file(store, 1, b"f", b"third")
     assert restored(store, "f", number) == NEW
     assert shown(store, "f", number) == OLD
+
+
+def test_what_another_directory_had_is_not_taken_for_what_the_path_had(
+    shop: Shop, store: Store
+) -> None:
+    """Since when names are there is not known after a crash."""
+    write_file(store, make(store, b"plain"), b"a", OLD)
+    other = make(store, b"other")
+    write_file(store, other, b"a", NEW)
+    write_file(store, 1, b"something", b"else")
+    between = now(store)
+    write_file(store, 1, b"more", b"else")
+    store = shop.reopen(store, clean=False)
+    remove_tree(store, 1, b"plain")
+    store.rename(1, b"other", 1, b"plain")
+    write_file(store, other, b"a", b"third")
+    assert restored(store, "plain/a", between) in {OLD, None}
+    assert restored(store, "other/a", between) == NEW
