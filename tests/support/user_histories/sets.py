@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import fnmatch
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Container, Hashable, Iterator
 
 from cxlfs.store.unit_rules import TABLE as RULES
 from cxlfs.store.unit_rules import (
@@ -51,13 +51,15 @@ def rule_of(directory: Directory, name: bytes | None) -> tuple[Directory, Rule] 
     return found
 
 
-def rule_beside(directory: Directory) -> Rule | None:
+def rule_beside(directory: Directory, but: Container[Directory] = ()) -> Rule | None:
     """The rule by which a directory beside this one is finished, of the same name but for its
-    numbers.
+    numbers. ``but``: not by these.
     """
     beside = directory.parent.entries if directory.parent is not None else {}
     for name, each in beside.items():
-        if not isinstance(each, Directory) or each is directory or not _is_series(name, directory):
+        if not isinstance(each, Directory) or each is directory or each in but:
+            continue
+        if not _is_series(name, directory):
             continue
         rule = rule_of_directory(name, RULES)
         for known in (rule,) if rule is not None else RULES:
@@ -139,7 +141,9 @@ class ChangeSet:
     moved: dict[File | Directory, tuple[Directory, bytes]] = dataclasses.field(default_factory=dict)
     given: dict[File | Directory, Given] = dataclasses.field(default_factory=dict)
     arrived: dict[File, set[bytes]] = dataclasses.field(default_factory=dict)
-    """Contents of files when they, or a directory above them, came into the set."""
+    """Contents of files when they, or a directory above them, came into the set, or when it began:
+    they may come back also if another user removes the name that they had then.
+    """
     went: set[Directory] = dataclasses.field(default_factory=set)
     """Directories that were moved out: they come back, with what is in them."""
     lost: dict[Path, set[bytes]] = dataclasses.field(default_factory=dict)
@@ -171,7 +175,7 @@ class ChangeSet:
         found.note(child)
         for _, file in [((), child)] if isinstance(child, File) else child.below():
             if file.committed is not None:
-                self.arrived.setdefault(file, {file.committed})
+                self.arrived.setdefault(file, {file.committed} | self.before_of(file))
 
     def not_given(self, file: File, directory: Directory, name: bytes) -> None:
         """It need not have a name, by itself or in a directory that came."""

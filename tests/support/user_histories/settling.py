@@ -146,6 +146,10 @@ class Settles:
         if file is not None and file.is_linked:
             self._changing_linked(file)
         user, found = self.present.uid, self.set_of(directory)
+        if found is not None and found.is_murky:
+            found.changed = self.now  # what anybody changes there may belong to it
+            if self.present not in found.writers:
+                self._may_follow(found)
         if appends:
             return
         if found is None:
@@ -206,6 +210,10 @@ class Settles:
             before_files=dict(below),
             apart=set(early),
         )
+        for each in list(self.sets):
+            if each.is_murky and each.place == (top.parent, top.name):
+                self.sets.remove(each)  # it has come back
+                made.is_murky = True
         self._follow(top.parent, made)
         self.sets.append(made)
         return made
@@ -215,6 +223,13 @@ class Settles:
             above = each.top.parent
             if above is parent and each is not but and self.present in each.writers:
                 each.followed = True
+
+    def _may_follow(self, murky: ChangeSet) -> None:
+        """It may be over, and the next one begins there now."""
+        for each in self.sets:
+            is_beside = each is not murky and each.top.parent is murky.top.parent
+            if is_beside and self.present in each.writers and not each.rule.expects_marker:
+                each.is_murky = True
 
     def making(self, above: Directory, name: bytes, made: Directory) -> None:
         """A directory is about to be made."""
@@ -246,10 +261,14 @@ class Settles:
         """What another user has removed does not come back."""
         self.losing(directory, name)
         found, file = self.set_of(directory), directory.entries[name]
-        if found is None or not isinstance(file, File):
+        if not isinstance(file, File):
+            return
+        is_last = len(list(self.names_of(file))) == 1
+        if found is None:
+            for each in self.sets if is_last else ():  # it had a name there, and left it
+                each.not_given(file, directory, name)
             return
         is_others = found.uid != self.present.uid
-        is_last = len(list(self.names_of(file))) == 1
         if is_last and (is_others or not found.belongs(file, name)):
             found.not_given(file, directory, name)  # it is no change of the set: removed for good
         if is_others:
@@ -271,7 +290,11 @@ class Settles:
             if directory.parent is None or (is_over and not each.is_murky):
                 self.sets.remove(each)
                 continue
+            if self._ends_before(each):
+                self._finish(each)
+                continue
             each.writers.add(self.present)
+            each.changed = self.now
             each.place = directory.parent, directory.name
             each.marked = each.followed = False
 
@@ -298,7 +321,11 @@ class Settles:
             self._crossing(child, (old_above, old_name), into, out_of)
         for each, at in ((out_of, (old_above, old_name)), (into, (above, name))):
             if each is not None and {self.present.uid, child.uid} != {each.uid}:
-                each.loose |= paths_of(each.path_of(*at), child)
+                path = each.path_of(*at)
+                each.loose |= paths_of(path, child)
+                each.loose |= {p for p in each.before if p[: len(path)] == path}
+                if into is out_of and isinstance(child, Directory):
+                    each.went.add(child)  # what was removed from it comes back where it is
 
     def _crossing(
         self,
@@ -393,6 +420,9 @@ class Settles:
         beside = each.rule.always_marked and rule_beside(each.top) == each.rule
         finished = any(self.finishers.get(w) == each.rule.name for w in each.writers)
         lacks = lacks and (finished or beside)
+        going = {other.top for other in self.sets if other is not each}
+        if lacks and not finished and rule_beside(each.top, but=going) != each.rule:
+            each.is_murky, lacks = True, False  # the one beside it may go back first
         if self._may_lack(each):
             each.is_murky = True
         if lacks and each.rule.done_beside:  # whether it is missed there is not promised
@@ -459,7 +489,7 @@ class Settles:
             top = each.top.path
             below = {c for path, c in view.items() if path[: len(top)] == top}
             self.ever_committed -= below | each.contents
-            expected.anywhere |= below | each.contents
+            expected.anywhere |= below | each.contents | {*each.before.values()}
         born = {content for each in back for content in each.contents}
         expected.anywhere |= expected.somewhere
         expected.somewhere -= born
@@ -476,7 +506,8 @@ class Settles:
             self.sets.remove(each)
             back.append(each)
         elif self.now - each.changed > MURKY_SECONDS:
-            self._finish(each)
+            if not any(file.is_dirty for _, file in each.top.below()):
+                self._finish(each)
 
     def _view(self, *, closing: bool, crashed: bool) -> Picture:
         if crashed:
@@ -599,6 +630,7 @@ class Settles:
                 file.live = contents[path]
                 if not file.is_dirty:
                     file.committed = file.live
+                file.is_linked = file.is_linked or inode.links > 1
                 above.put(path[-1], file)
 
     def _come_back(self, inode: Inode) -> File:
