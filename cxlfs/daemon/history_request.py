@@ -268,7 +268,7 @@ def _only_row_at(store: Store, path: bytes, commit: int) -> Row | None:
     """
     *above, name = filter(None, path.split(b"/"))
     require_shown(ROOT_INO, [*above, name][0])
-    directories = {ROOT_INO}
+    directories: set[int] = {ROOT_INO}
     for part in above:
         directories = {ino for each in directories for ino in _maybe(store, each, part, commit)}
     files = {ino for each in directories for ino in _maybe(store, each, name, commit)}
@@ -284,16 +284,26 @@ def _only_row_at(store: Store, path: bytes, commit: int) -> Row | None:
 
 
 def _maybe(store: Store, directory: int, name: bytes, commit: int) -> set[int]:
-    """What a name in a directory may have meant: all that ever had it and did not end before."""
-    rows = store.past.versions_of(directory, name)
-    ends = {row.ino: row.died_lsn for row in rows if row.death in LAST_NAMES}
-    found = {row.ino for row in rows if ends.get(row.ino, NEVER) > commit}
+    """What a name in a directory may have meant: all that ever had it and did not end before. What
+    got it later, or got another one later, counts only beside others: it may have had it before.
+    """
+    since: dict[int, int] = {}
+    for row in store.past.versions_of(directory, name):
+        if row.death not in LAST_NAMES:
+            since.setdefault(row.ino, 0)
+        elif row.died_lsn > commit:
+            since[row.ino] = row.named_lsn if row.named_lsn != NEVER else 0
+        else:
+            since.pop(row.ino, None)
     for end in store.past.name_ends.of_directory(directory):
         if end.name == name and end.until > commit:
-            found.add(end.ino)
+            since[end.ino] = end.since
     above = store.namespace.inodes.get(directory)
-    living = None if above is None else (above.entries or {}).get(name)
-    return found if living is None else {*found, living}
+    ino = None if above is None else (above.entries or {}).get(name)
+    if ino is not None:
+        since[ino] = store.namespace.get(ino).named_lsn
+    is_later = len(since) == 1 and min(since.values()) > commit
+    return set() if is_later else set(since)
 
 
 HANDLERS = {"history": history, "restore": restore, "undelete": undelete, "forget": forget}

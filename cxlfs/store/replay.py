@@ -119,6 +119,7 @@ class Replayer:
         self.last_time_ns = 0
         self._rules = _Rules(namespace)
         self._changes: _Changes
+        self._lsns: list[int] = []  # of the records of this batch
         self._record = 0  # whose operation is applied, and
         self._definitions = 0  # how many definitions of the batch come before that
         self._attributes: dict[int, int] = {}  # inode number: its last row of this batch
@@ -146,6 +147,7 @@ class Replayer:
             rows["operation_count"].astype(np.int64),
         )
         self._changes = _Changes(self.engine, batch, found)
+        self._lsns = rows["lsn"].tolist()
         self._attributes.clear()
         self._commits.clear()
         self._own_commits.clear()
@@ -161,7 +163,7 @@ class Replayer:
         self.engine.drop_contents(self._dropped_addresses)
         self._dropped_addresses.clear()
         self._set_attributes(found.attributes(list(self._attributes.values())).tolist())
-        self._set_commits(rows["lsn"].tolist(), rows["time_ns"].tolist())
+        self._set_commits(rows["time_ns"].tolist())
         if len(found.extents):
             self.next_extent_id = max(self.next_extent_id, int(found.extents["id"].max()) + 1)
         self.last_time_ns = int(rows["time_ns"][-1])
@@ -275,7 +277,8 @@ class Replayer:
             inode.mtime_ns = inode.committed_mtime_ns = mtime
             inode.ctime_ns = inode.committed_ctime_ns = ctime
 
-    def _set_commits(self, lsns: list[int], times_ns: list[int]) -> None:
+    def _set_commits(self, times_ns: list[int]) -> None:
+        lsns = self._lsns
         for ino, record in self._commits.items():
             inode = self.namespace.inodes[ino]
             inode.commit_lsn, inode.commit_ns = lsns[record], times_ns[record]
@@ -289,6 +292,7 @@ class Replayer:
 
     def _link(self, parent: int, name: bytes, ino: int) -> None:
         self._rules.link(parent, ino)
+        self.namespace.lsn = self._lsns[self._record]
         self.namespace.link(parent, name, ino)
 
     def _string(self, kind: int, ino: int, name: bytes, value: bytes) -> None:

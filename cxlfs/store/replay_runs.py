@@ -122,7 +122,7 @@ class Run:
         self._make(engine, records)
         contents = self._contents()
         self._change_sleepers(records)
-        self._name_objects()
+        self._name_objects(records)
         self._put_names()
         self._put_strings()
         return Applied(*self._rest(), contents, self._drop())
@@ -173,6 +173,7 @@ class Run:
         rows["commit_lsn"][published], rows["commit_ns"][published] = lsns, times
         last = self._last_links()[made]
         named = np.flatnonzero(last >= 0)
+        rows["named_lsn"][named] = self._named(last[named], records)
         parents = np.zeros(count, dtype=np.uint64)
         parents[named] = self._part.parents[last[named]]
         name_indexes = np.full(count, -1)
@@ -188,6 +189,12 @@ class Run:
         at = np.flatnonzero(self._part.is_link)
         last[self._subjects.of_links[at]] = at
         return last
+
+    def _named(self, at: Integers, records: Rows) -> npt.NDArray[np.uint64]:
+        """The records that give names; 0: an inode cannot say so."""
+        of_names = self._part.records[self._part.name_places[at]]
+        lsns: npt.NDArray[np.uint64] = records["lsn"][of_names]
+        return np.where(lsns == lsns.astype(np.uint32), lsns, np.uint64(0))
 
     def _names_at(self, at: Integers) -> list[bytes]:
         names = self._found.names
@@ -235,9 +242,10 @@ class Run:
         last = self._last_links()
         named = asleep[last[asleep] >= 0]
         parents, names = self._part.parents[last[named]], self._names_at(last[named])
-        sleeping.set_names(subjects.rows[named], parents, names)
+        by = self._named(last[named], records)
+        sleeping.set_names(subjects.rows[named], parents, names, by)
 
-    def _name_objects(self) -> None:
+    def _name_objects(self, records: Rows) -> None:
         """Names of those that were awake, and what directories have."""
         subjects, part, names = self._subjects, self._part, self._found.names
         if not len(part.names):
@@ -245,14 +253,14 @@ class Run:
         awake = np.array(list(subjects.awake), dtype=np.int64)
         last = self._last_links()[awake]
         known = (subjects.links[awake], self._subdirectories()[awake], last >= 0)
-        columns = (*known, part.parents[last], part.names[last])
-        for inode, links, more, is_named, parent, name in zip(
+        columns = (*known, part.parents[last], part.names[last], self._named(last, records))
+        for inode, links, more, is_named, parent, name, lsn in zip(
             subjects.awake.values(), *(column.tolist() for column in columns), strict=True
         ):
             inode.links = links
             inode.subdirectories += more
             if is_named:
-                inode.parent, inode.name, inode.named_lsn = parent, names[name], 0
+                inode.parent, inode.name, inode.named_lsn = parent, names[name], lsn
 
     def _put_names(self) -> None:
         """Into their directories, and out of them."""

@@ -322,11 +322,13 @@ class Sleepers:
         for columns, _, inside, part in self._parts(rows):
             columns.links[inside] = links[part]
 
-    def set_names(self, rows: Integers, parents: Numbers, names: list[bytes]) -> None:
-        """The last name of each."""
+    def set_names(
+        self, rows: Integers, parents: Numbers, names: list[bytes], lsns: Numbers
+    ) -> None:
+        """The last name of each, and the record that gave it; 0: not known."""
         for columns, _, inside, part in self._parts(rows):
             columns.parents[inside] = parents[part]
-            columns.rows["named_lsn"][inside] = 0
+            columns.rows["named_lsn"][inside] = lsns[part]
             columns.name_indexes[inside] = len(columns.names) + np.arange(len(inside))
             columns.names.extend(names[part])
 

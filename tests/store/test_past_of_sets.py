@@ -239,7 +239,7 @@ def test_the_number_of_a_version_names_it_whatever_the_path_had_then(store: Stor
 def test_what_another_directory_had_is_not_taken_for_what_the_path_had(
     shop: Shop, store: Store
 ) -> None:
-    """Since when names are there is not known after a crash."""
+    """Also after a crash."""
     write_file(store, make(store, b"plain"), b"a", OLD)
     other = make(store, b"other")
     write_file(store, other, b"a", NEW)
@@ -250,5 +250,20 @@ def test_what_another_directory_had_is_not_taken_for_what_the_path_had(
     remove_tree(store, 1, b"plain")
     store.rename(1, b"other", 1, b"plain")
     write_file(store, other, b"a", b"third")
-    assert restored(store, "plain/a", between) in {OLD, None}
+    assert restored(store, "plain/a", between) == OLD
     assert restored(store, "other/a", between) == NEW
+
+
+def test_what_got_a_name_later_is_not_taken_for_what_the_path_had(shop: Shop, store: Store) -> None:
+    """That it had another file then is forgotten: that one was renamed, and the store crashed."""
+    write_file(store, 1, b"f", OLD)
+    write_file(store, 1, b"g", NEW)
+    write_file(store, 1, b"something", b"else")
+    between = now(store)
+    store.rename(1, b"f", 1, b"away")
+    store = shop.reopen(store, clean=False)
+    store.rename(1, b"g", 1, b"f")
+    write_file(store, 1, b"f", b"third")
+    assert restored(store, "f", between) is None
+    (commit,) = [row.born_lsn for row in store.past if row.data is not None and row.name == b"f"]
+    assert restored(store, "f", commit) == NEW

@@ -299,3 +299,19 @@ def test_a_copy_that_a_reader_has_is_moved_and_kept(store: Store, rng: random.Ra
         assert bytes(copy.read(0, 9000)) == contents[name]
         store.past.give_back(ino, copy)
     assert not store.past._lent
+
+
+@pytest.mark.parametrize("count", [3, 300], ids=["one-by-one", "many-at-once"])
+def test_a_crash_forgets_no_time_of_a_name(shop: Shop, store: Store, count: int) -> None:
+    directory = store.make_directory(1, b"d", 0o755, 0, 0).ino
+    for number in range(count):
+        write_file(store, directory, b"%d" % number, b"data")
+    between = store.volume.last_lsn
+    write_file(store, directory, b"later", b"data")
+    store.rename(directory, b"0", directory, b"renamed")
+    store = shop.reopen(store, clean=False)
+    for _ in range(2):
+        state = store.state_at(between)
+        assert state.follow([b"d"]) == directory
+        assert set(state.names(directory)) == {b"%d" % number for number in range(1, count)}
+        store = shop.reopen(store, clean=True)

@@ -248,6 +248,10 @@ class ChangeSet:
 
     # --- ends -----------------------------------------------------------------------------------
 
+    def is_written(self) -> bool:
+        """Anything below its directory waits for its publication."""
+        return any(file.is_dirty for _, file in self.top.below())
+
     def outcome(
         self, endings: dict[Hashable, Ending], now: float, *, lacks_marker: bool, closing: bool
     ) -> Outcome:

@@ -147,9 +147,7 @@ class Settles:
             self._changing_linked(file)
         user, found = self.present.uid, self.set_of(directory)
         if found is not None and found.is_murky:
-            found.changed = self.now  # what anybody changes there may belong to it
-            if self.present not in found.writers:
-                self._may_follow(found)
+            self._goes_on(found)
         if appends:
             return
         if found is None:
@@ -224,8 +222,11 @@ class Settles:
             if above is parent and each is not but and self.present in each.writers:
                 each.followed = True
 
-    def _may_follow(self, murky: ChangeSet) -> None:
-        """It may be over, and the next one begins there now."""
+    def _goes_on(self, murky: ChangeSet) -> None:
+        """What anybody changes there may belong to it; or it is over, and the next one begins."""
+        murky.changed = self.now
+        if self.present in murky.writers:
+            return
         for each in self.sets:
             is_beside = each is not murky and each.top.parent is murky.top.parent
             if is_beside and self.present in each.writers and not each.rule.expects_marker:
@@ -505,9 +506,8 @@ class Settles:
         if is_over:
             self.sets.remove(each)
             back.append(each)
-        elif self.now - each.changed > MURKY_SECONDS:
-            if not any(file.is_dirty for _, file in each.top.below()):
-                self._finish(each)
+        elif self.now - each.changed > MURKY_SECONDS and not each.is_written():
+            self._finish(each)
 
     def _view(self, *, closing: bool, crashed: bool) -> Picture:
         if crashed:
