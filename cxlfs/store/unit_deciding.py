@@ -84,6 +84,8 @@ class DecidesUnits:
         self.policies = Policies(volume, mode)
         self.places = Places(self._namespace, self.policies, aside, self.opened)
         self.returns = Returns(volume, versions, aside, self.policies)
+        self.returns.goes_back = self._goes_back
+        self._closing = False
         self.lacks = Lacks(self._namespace, self.policies, self.belongs)
         self.active = self.policies.any_rule
         """Changes of names and contents concern this object."""
@@ -152,7 +154,7 @@ class DecidesUnits:
         """Decide about every open unit; True when something was decided. Raises as
         :meth:`Volume.commit`.
         """
-        self.pending = False
+        self.pending, self._closing = False, closing
         worked = False
         for unit in list(self.opened.values()):
             decision, reason = unit_rules.decide(self._facts(unit, closing=closing))
@@ -164,9 +166,18 @@ class DecidesUnits:
                 self._keep(unit)
             worked = worked or decision in {Decision.DONE, Decision.BACK}
         if not self.opened:
+            self.returns.went_back.clear()
             self._killed.clear()
             self.made_by.clear()
         return worked
+
+    def _goes_back(self, ino: int) -> bool:
+        """An open unit goes back when it is looked at now; before there are any, each one does."""
+        unit = self.opened.get(ino)
+        if unit is None:
+            return True
+        facts = self._facts(unit, closing=self._closing)
+        return unit_rules.decide(facts)[0] is Decision.BACK
 
     def _facts(self, unit: OpenUnit, *, closing: bool, but: Inode | None = None) -> Facts:
         unit.spoiled = {ino for ino in unit.spoiled if self._is_below(ino, unit)}
@@ -313,6 +324,7 @@ class DecidesUnits:
                 self._finishers[writer] = unit.rule
             while len(self._finishers) > _FINISHERS_MAX:
                 del self._finishers[next(iter(self._finishers))]
+        self.returns.went_back.pop(unit.inode.ino, None)
         ops = self.operations_for([unit], [])
         if ops:  # else the media do not name it any more
             self._volume.commit(ops, durable=durable)

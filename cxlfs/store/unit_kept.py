@@ -17,7 +17,7 @@ from cxlfs.store.unit_aside import CONTENTS, GIVEN, stands_for
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from cxlfs.store.namespace import Inode, Namespace
     from cxlfs.store.unit_aside import Aside
@@ -97,12 +97,13 @@ class Kept:
             copies[kept.inode.birth_ns] = max(kept.inode.ino, copies.get(kept.inode.birth_ns, 0))
         return lambda file: file.ino in inos or copies.get(file.birth_ns, 0) > file.ino
 
-    def is_elsewhere(self, parent: int, name: bytes, inode: Inode) -> bool:
-        """Another unit keeps a copy of the file under that name."""
-        for ino in (self._place.entries or {}).values() if self._place is not None else ():
-            home = self._namespace.find(ino, b"%d" % parent)
-            found = None if home is None else self._namespace.find(home.ino, name)
-            if found is not None and is_copy(found, inode):
+    def is_elsewhere(self, kept: KeptName, records: Iterable[OpenRecord]) -> bool:
+        """One of these units keeps a copy of the file under that name."""
+        for record in records:
+            place = self._namespace.inodes.get(record.kept)
+            home = (place.entries or {}).get(b"%d" % kept.parent) if place is not None else None
+            found = None if home is None else self._namespace.find(home, kept.name)
+            if found is not None and is_copy(found, kept.inode):
                 return True
         return False
 

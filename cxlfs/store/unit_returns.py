@@ -55,7 +55,7 @@ _PATH_NAMES = 3
 class Returns:
     """One for each open store. ``name_changed``: told of each name that means something else
     without a request for it, and ``content_changed`` of each file with another content; ``gone`` of
-    the inode numbers that have lost their name so.
+    the inode numbers that have lost their name so. ``goes_back``: whether an open unit does now.
     """
 
     def __init__(
@@ -69,6 +69,9 @@ class Returns:
         self.name_changed: Callable[[int, bytes], None] = lambda _parent, _name: None
         self.content_changed: Callable[[int], None] = lambda _ino: None
         self.gone: Callable[[set[int]], None] = lambda _inos: None
+        self.goes_back: Callable[[int], bool] = lambda _ino: True
+        self.went_back: dict[int, int] = {}
+        """When units of this mount went back, by their directories."""
 
     def left_open(self) -> list[OpenRecord]:
         """What the media say was open."""
@@ -89,6 +92,7 @@ class Returns:
         """
         path = path_of(self.namespace, record.ino)
         kept = _WayBack(self, record).go(without, stored)
+        self.went_back[record.ino] = self.volume.now()
         self.volume.counters.reverts += 1
         message = f"what was there before is back: {reason}; cxlfs history has what was written"
         if self.policies.is_directory(record.ino) or path is None:
@@ -422,14 +426,28 @@ class _WayBack:
             self._put_free(given, self._above)
 
     def _is_homeless(self, kept: KeptName) -> bool:
-        """It has no other name than the kept one, and is not there as a copy either."""
+        """It has no other name than the kept one, and is not there as a copy either, nor will be."""
         inode = kept.inode
-        if not _is_itself(inode) or not inode.is_removed or self._is_left_behind(kept.parent):
+        if not _is_itself(inode) or not inode.is_removed:
+            return False
+        if self._is_left_behind(kept.parent) and not self._has_stayed(inode, kept.parent):
             return False
         found = self._namespace.inodes.get(self._entries(kept.parent).get(kept.name, 0))
         if found is not None and is_copy(found, inode):
             return False
-        return not self._kept.is_elsewhere(kept.parent, kept.name, inode)
+        return not self._kept.is_elsewhere(kept, filter(self._goes_back, self._returns.left_open()))
+
+    def _has_stayed(self, inode: Inode, parent: int) -> bool:
+        """The unit that a file came from is done: else what was made there went back with it."""
+        directory = self._directory(parent)
+        found = None if directory is None else self._policies.outermost(directory)
+        if inode.entries is not None or found is None:
+            return False
+        return self._returns.went_back.get(found[0].ino, -1) < self._record.since_ns
+
+    def _goes_back(self, record: OpenRecord) -> bool:
+        """Another unit that puts what it has kept where it was, too."""
+        return record.ino != self._record.ino and self._returns.goes_back(record.ino)
 
     def _target(self, parent: int) -> Inode | None:
         """Where what had a name in that directory goes."""

@@ -10,9 +10,14 @@ from tests.support.shop import Shop
 from tests.support.stores import read_file, write_file
 from tests.support.unit_scenes import (
     CHECKPOINT,
+    MARKER,
+    Writers,
     find,
+    finish_work,
+    make,
     open_count,
     open_writing,
+    saved,
     tree,
 )
 from tests.support.unit_users import (
@@ -117,6 +122,34 @@ def test_what_was_moved_in_and_has_no_place_goes_beside_it(
     path = b"archive/shard-0.moved-in" if why == "the name is taken" else b"shard-0"
     assert read_file(store, find(store, path).ino) == b"the only copy"
     assert users
+
+
+@pytest.mark.parametrize("stays", ["before", "behind", "before a crash"])
+def test_what_was_moved_from_a_set_that_stays_is_there_again(
+    shop: Shop, store: Store, stays: str
+) -> None:
+    """The set keeps a copy until its end: nobody has that then."""
+    writers = Writers(store)
+    directory, old = saved(store, b"checkpoint-1")
+    other = make(store, b"checkpoint-2")
+    writers.present = "mover"
+    store.rename(directory, b"shard-0", other, b"shard-0")
+    writers.present = "next"
+    write_file(store, directory, b"shard-1", b"of the next save")
+    if stays != "behind":
+        write_file(store, directory, MARKER, b"the next state")
+    if stays == "before a crash":
+        store = shop.reopen(store, clean=False)
+    writers.endings |= dict.fromkeys(("trainer", "mover"), Ending.KILLED)
+    store.units.settle()
+    assert tree(store, b"checkpoint-2") is None
+    if stays == "behind":
+        assert open_count(store) == 1
+        write_file(store, directory, MARKER, b"the next state")
+    finish_work(store)
+    assert open_count(store) == 0
+    now = tree(store, b"checkpoint-1") or {}
+    assert (now[b"shard-0"], now[b"shard-1"]) == (old[b"shard-0"], b"of the next save")
 
 
 def test_what_was_linked_in_and_lost_its_old_name_gets_it_again(
