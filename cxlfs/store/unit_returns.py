@@ -426,7 +426,7 @@ class _WayBack:
             self._put_free(given, self._above)
 
     def _is_homeless(self, kept: KeptName) -> bool:
-        """It has no other name than the kept one, and is not there as a copy either, nor will be."""
+        """It has no other name than the kept one, and no copy is there, or will be."""
         inode = kept.inode
         if not _is_itself(inode) or not inode.is_removed:
             return False

@@ -322,10 +322,10 @@ class Units(ChangesInUnits):
         names = self._names_in(inode.parent)
         return unit_markers.is_unwritten(self.opened.beside, inode, names)
 
-    def published(self, inode: Inode, *, incomplete: bool) -> None:
-        """A file's content was published."""
+    def published(self, inode: Inode, *, incomplete: bool, moves: bool = False) -> None:
+        """A file's content was published. ``moves``: and it loses the name that it has."""
         writer = self.writer()
-        unit = self._seen(inode, writer, incomplete=incomplete)
+        unit = self._seen(inode, writer, incomplete=incomplete, moves=moves)
         if unit is None and self.opened:
             self.made_by.note(inode.ino, writer)
 
@@ -369,7 +369,9 @@ class Units(ChangesInUnits):
         unit = self.places.unit_of(inode)
         return unit if unit is not None and self.belongs(unit, inode) else None
 
-    def _seen(self, inode: Inode, writer: Hashable | None, *, incomplete: bool) -> OpenUnit | None:
+    def _seen(
+        self, inode: Inode, writer: Hashable | None, *, incomplete: bool, moves: bool = False
+    ) -> OpenUnit | None:
         unit = member = self._member_of(inode)
         if unit is not None:
             self._touch(unit, writer)
@@ -378,10 +380,10 @@ class Units(ChangesInUnits):
             if not incomplete:
                 unit.spoiled.discard(inode.ino)
                 unit.published.add(inode.ino)
-                if inode.ino not in self.open_for_writing:  # else more of it may come
+                if not moves and inode.ino not in self.open_for_writing:  # else more of it may come
                     self._look_for_end(unit, inode)
             self.pending = self.pending or unit.marked
-        elif not incomplete and self.opened.beside:
+        elif not (incomplete or moves) and self.opened.beside:
             for unit in self._named_by(inode, inode.parent, inode.name):
                 unit.marked = self.pending = True
         return member

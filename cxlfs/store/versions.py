@@ -70,6 +70,7 @@ class Prepared:
         "_inode",
         "_keeps",
         "_kept",
+        "_moves",
         "_versions",
         "number",
         "operations",
@@ -87,6 +88,7 @@ class Prepared:
         kept: KeptContent | None,
         keeps: bool,
         number: int,
+        moves: bool,
     ) -> None:
         self.operations = ops
         self.number = number
@@ -98,6 +100,7 @@ class Prepared:
         self._flags = flags
         self._held = held
         self._keeps = keeps
+        self._moves = moves
 
     def cancel(self) -> None:
         self._delta.cancel(self._inode.content)
@@ -140,7 +143,8 @@ class Prepared:
         self._versions.end(inode)
         units = self._versions.units
         if units.active:
-            units.published(inode, incomplete=bool(self._flags & layout.INODE_INCOMPLETE))
+            incomplete = bool(self._flags & layout.INODE_INCOMPLETE)
+            units.published(inode, incomplete=incomplete, moves=self._moves)
 
     def _note_what_ended(self, inode: Inode, version: Version) -> None:
         """With the content before; what a checkpoint unit keeps of it is there."""
@@ -289,7 +293,7 @@ class Versions:
     ) -> Prepared | None:
         """The operations that publish the live content; None when it is committed as it is.
 
-        ``with_name`` False: the caller links an inode that is still uncommitted afterwards.
+        ``with_name`` False: the caller gives it another name in the same record.
         ``holds`` False: the version before is wanted no more (``overwrites``). Stages a content
         that one record cannot hold. Raises NoSpaceError, MediaError, ReadOnlyError.
         """
@@ -301,7 +305,7 @@ class Versions:
         if version is None and not inode.uncommitted and flags == inode.flags:
             return None
         self.volume.require_writable()
-        if not incomplete:
+        if with_name and not incomplete:
             self.units.publishing(inode, inode.parent, inode.name)
         if not isinstance(version, Version):
             version = self._new(inode, atomic=False, now=0.0)
@@ -330,7 +334,18 @@ class Versions:
         ops.extend(_content_operations(inode, content, held, keeps=keeps))
         ops.extend(self.volume.health.removal(inode, whole=version.whole))
         ops.extend(commit_numbers.removal(inode))
-        return Prepared(self, inode, delta, ops, flags, held, kept=kept, keeps=keeps, number=number)
+        return Prepared(
+            self,
+            inode,
+            delta,
+            ops,
+            flags,
+            held,
+            kept=kept,
+            keeps=keeps,
+            number=number,
+            moves=not with_name,
+        )
 
     def replace_content(
         self, inode: Inode, source: FileMap, *, incomplete: bool, times: tuple[int, int]

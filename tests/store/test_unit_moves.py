@@ -84,6 +84,24 @@ def test_an_old_tracker_says_nothing(store: Store, users: Users) -> None:
     assert open_count(store) == 0
 
 
+def test_a_torn_marker_that_is_moved_away_says_nothing(store: Store) -> None:
+    """The rename publishes it, but not under the name that it loses."""
+    writers = Writers(store)
+    write_file(store, 1, b"taken", b"before")
+    directory = make(store, CHECKPOINT)
+    write_file(store, directory, b"shard-0", b"of the save")
+    handle = open_writing(store, directory, MARKER, b"half")
+    writers.present = "mover"
+    write_file(store, directory, b"note", b"of the save")
+    writers.endings["trainer"] = Ending.KILLED
+    store.flush(handle, writer_killed=True)
+    store.release(handle)
+    store.rename(directory, MARKER, 1, b"taken")
+    writers.endings["mover"] = Ending.WELL
+    finish_work(store)
+    assert tree(store, CHECKPOINT) is None
+
+
 @pytest.mark.parametrize("over", [False, True])
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_was_moved_in_goes_where_it_was(

@@ -103,7 +103,7 @@ class Expected:
                     self.either[path] = have | allowed | {None, before}
                 self.anywhere |= allowed
                 was_made = file is not child and isinstance(file, File) and file not in each.arrived
-                if not (each.is_murky or was_made or allowed & born):
+                if not (each.is_murky or was_made or allowed & born or file in each.left):
                     self.must.add(frozenset(allowed))
 
     def _moved_out(

@@ -144,6 +144,8 @@ class ChangeSet:
     """Contents of files when they, or a directory above them, came into the set, or when it began:
     they may come back also if another user removes the name that they had then.
     """
+    left: set[File] = dataclasses.field(default_factory=set)
+    """Files that were moved out of it."""
     went: set[Directory] = dataclasses.field(default_factory=set)
     """Directories that were moved out: they come back, with what is in them."""
     lost: dict[Path, set[bytes]] = dataclasses.field(default_factory=dict)
@@ -169,6 +171,7 @@ class ChangeSet:
         """It got a name in the set, and had another one."""
         if not self.has_old(child):
             return
+        self.left -= {child} if isinstance(child, File) else {file for _, file in child.below()}
         found = self.given.setdefault(child, Given())
         found.homes.append(home)
         found.names.append(name)
@@ -180,6 +183,11 @@ class ChangeSet:
     def not_given(self, file: File, directory: Directory, name: bytes) -> None:
         """It need not have a name, by itself or in a directory that came."""
         self.given.pop(file, None)
+        self.leaves(file, directory, name)
+
+    def leaves(self, file: File, directory: Directory, name: bytes) -> None:
+        """What becomes of it is no matter of this set any more."""
+        self.left.add(file)
         for child, given in self.given.items():
             if isinstance(child, Directory) and directory.is_in(child):
                 given.contents.pop((*directory.path[len(child.path) :], name), None)
@@ -328,7 +336,7 @@ class ChangeSet:
         files = {*self.before_files.values(), *self.published}
         files |= {file for _, file in self.top.below()}
         for path, file in root.below():
-            if file in files and file.is_linked:
+            if file in files:
                 yield path
         for given in self.given.values():
             yield from ((*above.path, name) for above, name in (*given.homes, *given.names))

@@ -335,6 +335,8 @@ class Settles:
         into: ChangeSet | None,
         out_of: ChangeSet | None,
     ) -> None:
+        if out_of is not None and isinstance(child, File):
+            out_of.leaves(child, *home)
         if out_of is not None and isinstance(child, Directory):
             out_of.went.add(child)
             if into is not None:  # which of them has it in the end is not promised
@@ -353,7 +355,8 @@ class Settles:
             return False
         if child.made <= into.began:
             return False
-        return len(child.publishers) == 1 and child.publishers <= into.writers
+        is_known = len(child.publishers) == 1 or child in into.published
+        return is_known and child.publishers <= into.writers
 
     def linking(self, file: File, old: bytes, above: Directory, name: bytes) -> None:
         """A file gets one more name."""
