@@ -285,12 +285,12 @@ def _only_row_at(store: Store, path: bytes, commit: int) -> Row | None:
 
 def _maybe(store: Store, directory: int, name: bytes, commit: int) -> set[int]:
     """What a name in a directory may have meant: all that ever had it and did not end before. What
-    got it later, or got another one later, counts only beside others: it may have had it before.
+    may have lost it before, got it later, or got another one later counts only beside others.
     """
     since: dict[int, int] = {}
     for row in store.past.versions_of(directory, name):
         if row.death not in LAST_NAMES:
-            since.setdefault(row.ino, 0)
+            since[row.ino] = 0 if row.died_lsn > commit else NEVER
         elif row.died_lsn > commit:
             since[row.ino] = row.named_lsn if row.named_lsn != NEVER else 0
         else:
