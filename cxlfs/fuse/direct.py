@@ -221,7 +221,7 @@ class Direct:
         is_write_back = bool(flags & kernel.WRITE_CACHE)
         # A page is written back through any handle that is open for writing, whatever its flags.
         appends = bool(file_flags & os.O_APPEND) and not is_write_back
-        end = self._access.appends_at(handle) if appends else None
+        end = self._access.appends_at(handle, offset) if appends else None
         written = self._requests.write_by(
             upcall.pid,
             handle,

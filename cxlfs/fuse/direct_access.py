@@ -10,8 +10,11 @@ size that it knows. Of a file whose data goes past it
 - whoever opens it next is told ESTALE, once: open(2) walks the path again then, and asks for fresh
   attributes of each name (fs/namei.c, LOOKUP_REVAL), after which it is a file like any other. Not
   where the kernel has asked meanwhile;
-- who appends does it where the file ends, not where the kernel believes that it does. A write with
-  RWF_NOAPPEND (Linux 6.9) cannot be told from one that appends, and goes to the end as well.
+- who appends does it where the file ends, not where the kernel believes that it does, until the
+  kernel has been told attributes and then appends at the end or behind it: it knows the size. From
+  there on each write goes where the kernel says, since one of io_uring or libaio can be several
+  requests, which come in any order. A write with RWF_NOAPPEND (Linux 6.9) cannot be told from one
+  that appends, and goes to the end as well.
 
 Never here: the byte layout (``direct_wire``), contents, leases (the store), errno values.
 
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -54,12 +58,14 @@ OPENING_SECONDS = 1.0
 @dataclasses.dataclass(slots=True)
 class _Grown:
     """A file that was written past the kernel since the kernel knows it. ``is_seen``: the kernel
-    was told attributes since; ``told``: the thread that got ESTALE; ``opening_until``: it opens.
+    was told attributes since; ``told``: the thread that got ESTALE; ``opening_until``: it opens;
+    ``known_from``: what appends at this offset or behind it does so where the kernel says.
     """
 
     is_seen: bool = False
     told: int | None = None
     opening_until: float = 0.0
+    known_from: int = sys.maxsize
 
 
 class DirectAccess:
@@ -228,7 +234,6 @@ class DirectAccess:
             return
         self._slips.close(ino)
         if grown.is_seen or grown.told == tid:
-            grown.is_seen = True
             grown.opening_until = 0.0
             return
         grown.told = tid
@@ -254,12 +259,18 @@ class DirectAccess:
         """
         return 0 if self._files.has_writable(ino) else CACHE_SECONDS
 
-    def appends_at(self, handle: int) -> int | None:
-        """Where a write through a handle goes that appends, if the kernel may not know."""
+    def appends_at(self, handle: int, offset: int) -> int | None:
+        """Where a write through a handle goes that appends, if the kernel may not know: it says at
+        ``offset``.
+        """
         file = self._files.get(handle)
-        if not file.appends or file.ino not in self._grown:
+        grown = self._grown.get(file.ino)
+        if not file.appends or grown is None:
             return None
-        return self._store.get_attributes(file.ino).size
+        end = self._store.get_attributes(file.ino).size
+        if grown.is_seen and offset >= end:
+            grown.known_from = min(grown.known_from, end)
+        return end if offset < grown.known_from else None
 
     def forgotten(self, ino: int) -> None:
         """The kernel has dropped the inode, and what it believed of it."""

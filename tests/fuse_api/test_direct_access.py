@@ -5,6 +5,7 @@ of files that grow without it.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import struct
@@ -208,7 +209,20 @@ def test_who_creates_what_is_there_is_sent_back_as_well(daemon: Daemon) -> None:
     daemon.close(handle)
 
 
-@pytest.mark.parametrize("believed", [0, 2, 4, 100])
+def append(daemon: Daemon, ino: int, handle: int, offset: int, text: bytes) -> None:
+    """A request of a call that appends; ``offset``: what the kernel says."""
+    write = kernel.WRITE.pack(handle, offset, len(text), 0, os.O_WRONLY | os.O_APPEND) + text
+    assert daemon.call(Opcode.WRITE, ino, write).error == 0
+
+
+def content(daemon: Daemon, ino: int) -> bytes:
+    reader = daemon.opened(ino, os.O_RDONLY)
+    found = bytes(daemon.store.read(reader, 0, 100))
+    daemon.close(reader)
+    return found
+
+
+@pytest.mark.parametrize("believed", [0, 2, 4])
 def test_who_appends_does_it_at_the_end_whatever_the_kernel_believes(
     daemon: Daemon, believed: int
 ) -> None:
@@ -217,14 +231,51 @@ def test_who_appends_does_it_at_the_end_whatever_the_kernel_believes(
     daemon.close(handle)
     daemon.attributes_seconds(ino)
     appender = daemon.opened(ino, os.O_WRONLY | os.O_APPEND)
-    for text in (b"one", b"two"):
-        write = kernel.WRITE.pack(appender, believed, 3, 0, os.O_WRONLY | os.O_APPEND) + text
-        assert daemon.call(Opcode.WRITE, ino, write).error == 0
+    for text in (b"one", b"two", b"six"):
+        append(daemon, ino, appender, believed, text)
+        believed += len(text)
     assert appender not in daemon.plane.allowed, "each of them is seen"
     daemon.close(appender)
-    reader = daemon.opened(ino, os.O_RDONLY)
-    assert bytes(daemon.store.read(reader, 0, 100)) == b"dataonetwo"
-    daemon.close(reader)
+    assert content(daemon, ino) == b"dataonetwosix"
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_one_call_that_appends_by_several_requests_does_it_in_its_order(
+    daemon: Daemon, order: tuple[int, ...]
+) -> None:
+    """The kernel sends those of io_uring and libaio at once."""
+    ino, handle = daemon.create()
+    assert daemon.program(handle).write(0, b"data")
+    daemon.close(handle)
+    daemon.attributes_seconds(ino)
+    appender = daemon.opened(ino, os.O_WRONLY | os.O_APPEND)
+    for believed in (4, 13):
+        for part in order:
+            text = (b"one", b"two", b"six")[part]
+            append(daemon, ino, appender, believed + 3 * part, text)
+    assert content(daemon, ino) == b"data" + 2 * b"onetwosix"
+    daemon.store.set_attributes(ino, size=6)
+    append(daemon, ino, appender, 6, b"end")
+    daemon.close(appender)
+    assert content(daemon, ino) == b"dataonend"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_nothing_is_lost_where_the_kernel_was_never_told_the_size(
+    daemon: Daemon, order: tuple[int, int]
+) -> None:
+    ino, handle = daemon.create()
+    assert daemon.program(handle).write(0, b"data")
+    daemon.close(handle)
+    assert daemon.open(ino, os.O_WRONLY | os.O_APPEND).error == errno.ESTALE
+    appender = daemon.opened(ino, os.O_WRONLY | os.O_APPEND)
+    for part in order:
+        append(daemon, ino, appender, 3 * part, (b"one", b"two")[part])
+    append(daemon, ino, appender, 6, b"six")
+    daemon.close(appender)
+    found = content(daemon, ino)
+    assert (found[:4], found[10:]) == (b"data", b"six")
+    assert {found[4:7], found[7:10]} == {b"one", b"two"}
 
 
 @pytest.mark.parametrize(
