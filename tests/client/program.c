@@ -136,6 +136,35 @@ static void scene_threads(const char *path)
     CHECK(cxlfs_close(file) == 0);
 }
 
+static unsigned char changing[PIECE];
+static int is_over;
+
+static void *change(void *nothing)
+{
+    while (!__atomic_load_n(&is_over, __ATOMIC_RELAXED))
+        for (size_t i = 0; i < PIECE; i += 64)
+            __atomic_fetch_xor(&changing[i], 0xff, __ATOMIC_RELAXED);
+    return nothing;
+}
+
+/* Memory changes while it is stored: some mixture is there, and can be read. */
+static void scene_changing(const char *path)
+{
+    pthread_t thread;
+    cxlfs_file *file = opened(path, O_WRONLY | O_CREAT | O_TRUNC);
+    if (pthread_create(&thread, NULL, change, NULL) != 0)
+        abort();
+    for (int i = 0; i < 40; i++)
+        CHECK(cxlfs_write(file, changing, (size_t)(PIECE - i)) == PIECE - i);
+    __atomic_store_n(&is_over, 1, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    CHECK(cxlfs_close(file) == 0);
+    cxlfs_map *map = cxlfs_map_open(path, CXLFS_MAP_VERIFY);
+    require(map, "what changed while it was stored");
+    CHECK(cxlfs_map_size(map) == 40 * PIECE - 40 * 39 / 2);
+    cxlfs_unmap(map);
+}
+
 static void scene_calls(const char *path)
 {
     cxlfs_file *file = opened(path, O_RDWR | O_CREAT | O_TRUNC);
@@ -329,6 +358,8 @@ int main(int argc, char **argv)
     }
     if (strcmp(scene, "threads") == 0)
         scene_threads(path);
+    else if (strcmp(scene, "changing") == 0)
+        scene_changing(path);
     else if (strcmp(scene, "save") == 0)
         save(path, content, SIZE);
     else if (strcmp(scene, "calls") == 0)

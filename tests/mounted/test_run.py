@@ -185,6 +185,7 @@ def test_programs_of_other_kinds_start(
     subprocess.run([*compiler, "-o", program, source], check=True)
     said, files, counts = play(place.mountpoint / "other", program, run=True)
     assert said.endswith("written 3000000\n\nended with 0"), said
+    assert ("is statically linked" in said) == ("-static" in compiler)
     assert files == {"file": hashlib.sha256(b"x" * 3_000_000).hexdigest()}
     assert (counts["direct_bytes"] == 3_000_000) == (compiler == ("musl-gcc",))
     assert not counts["reasons"] or "-fsanitize=address" in compiler, "it handles SIGSEGV"

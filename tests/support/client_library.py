@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.repository import ROOT
 
-SCENES = ("threads", "calls", "fork", "stream", "replace", "map")
+SCENES = ("threads", "changing", "calls", "fork", "stream", "replace", "map")
 """Of ``tests/client/program.c``: those that need a path alone."""
 LANGUAGES = {"c": ["cc", "-std=c11"], "c++": ["c++", "-std=c++17", "-x", "c++"]}
 LACKING = [name for name in ("cc", "c++", "pkg-config") if shutil.which(name) is None]

@@ -360,6 +360,16 @@ static void forbidding(void)
 
 /* ------------------------------------------------------------------------------------ mappings */
 
+static int map_entries(void)
+{
+    FILE *list = fopen("/proc/self/maps", "r");
+    int count = 0, letter;
+    while ((letter = fgetc(list)) != EOF)
+        count += letter == '\n';
+    fclose(list);
+    return count;
+}
+
 static void forgotten(void)
 {
     int fd = make("forgotten", O_RDWR | O_TRUNC);
@@ -375,9 +385,11 @@ static void forgotten(void)
     said("lock", mlockall(MCL_FUTURE));
     said("write", pwrite(fd, bytes + 1, BYTES, 0));
     said("close", close(fd));
+    int entries = map_entries();
     for (int i = 0; i < 200; i++)
         if (mmap(NULL, MIB, PROT_READ, MAP_PRIVATE, open("forgotten", O_RDONLY), 0) == MAP_FAILED)
             said("not mapped", i);
+    said("entries", map_entries() - entries);
     descriptors("mapped");
     said("cut", truncate("forgotten", BYTES));
 }
