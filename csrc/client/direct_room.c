@@ -328,6 +328,7 @@ static int ask_once(cxl_direct_file *file, uint64_t wanted, uint64_t file_offset
         return result;
     cxl_direct_lease answer = {
         .wanted_bytes = wanted, .file_offset = file_offset, .count = places, .flags = flags,
+        .watch = file->slip != NULL ? file->slip->watch : 0,
     };
     direct_lease *ended[CXL_DIRECT_LEASES];
     uint32_t ended_count = tell_returned(file, answer.returned_lease_ids, ended);

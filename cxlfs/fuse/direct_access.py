@@ -139,7 +139,7 @@ class DirectAccess:
         )
 
     def _lease(self, caller: Caller, handle: int, data: bytes | memoryview) -> bytes:
-        wanted_bytes, file_offset, _, _, _, count_max, flags, rest, *returned = (
+        wanted_bytes, file_offset, _, watch, _, count_max, flags, rest, *returned = (
             direct_wire.LEASE_HEAD.unpack_from(data)
         )
         if flags & ~direct_wire.LEASE_AHEAD or rest:
@@ -160,6 +160,7 @@ class DirectAccess:
             file_offset=file_offset,
             count_max=count_max,
             returned_lease_ids=returned,
+            watch=watch,
         )
         writer = self._processes.identify(caller.tid)
         if writer is not None:

@@ -214,11 +214,14 @@ class Direct:
         file_offset: int = 0,
         count_max: int = 1,
         returned_lease_ids: Sequence[int] = (),
+        watch: int | None = None,
     ) -> list[Lease]:
         """Room for what is about to be written through the handle, from ``file_offset`` on, with
         which its change begins: one lease at least, and more until they have ``wanted_bytes``, to
         be filled in this order. Nobody stores there before all of it, and the slip, is locked, and
         the watch was found after that. ``returned_lease_ids``: nobody stores into these any more.
+        ``watch``: that of the slip that the program has, 0: none. Any other one is closed: it is of
+        another process that shares the open file, and two may not append to one.
 
         Raises BadHandleError, BusyError (the file has another opener, or a write to it failed),
         NoSpaceError (a write through the kernel makes room, or says how much is missing),
@@ -232,6 +235,9 @@ class Direct:
         self.volume.require_writable()
         if inode.handles != 1:
             raise BusyError("somebody else has the file open")
+        slip = self._slips.get(inode.ino)
+        if slip is not None and watch not in (None, slip.watch):
+            slip.close()
         if self.versions.prepare_change(inode.ino):
             raise UnfinishedError
         self.files.begin_change(handle)

@@ -58,7 +58,8 @@ def test_several_leases_are_given_and_returned_at_once(daemon: Daemon) -> None:
     assert daemon.ask(handle, Command.SETTLE, settle_request(*ids[:2])).error == 0
     between = daemon.store.volume.space.available_bytes
     assert between > before
-    answer = daemon.ask(handle, Command.LEASE, lease_request(4096, returned=ids[2:]))
+    request = lease_request(4096, returned=ids[2:], watch=leases[0].watch)
+    answer = daemon.ask(handle, Command.LEASE, request)
     assert answer.error == 0
     assert leases_of(answer.data)[0].watch == leases[0].watch, "it is the same slip"
     daemon.locks.drop(program)
@@ -76,10 +77,24 @@ def test_nobody_gets_more_leases_than_an_answer_has(daemon: Daemon, count: int) 
 def test_who_has_not_locked_what_he_got_gets_no_more(daemon: Daemon) -> None:
     ino, handle = daemon.create()
     daemon.store.files.get(handle).inode.first_writer = None  # as where threads serve its data
-    assert daemon.ask(handle, Command.LEASE, lease_request(4096)).error == 0
-    assert daemon.ask(handle, Command.LEASE, lease_request(4096)).error == errno.EINVAL
+    answer = daemon.ask(handle, Command.LEASE, lease_request(4096))
+    [lease] = leases_of(answer.data)
+    more = lease_request(4096, watch=lease.watch)
+    assert daemon.ask(handle, Command.LEASE, more).error == errno.EINVAL
     assert not daemon.store.direct.is_open(ino)
     assert not daemon.locks.watches.held
+    daemon.close(handle)
+
+
+def test_processes_that_share_an_open_file_share_no_slip(daemon: Daemon) -> None:
+    """Both begin with the first descriptor: it would be that of one of them."""
+    ino, handle = daemon.create()
+    daemon.store.files.get(handle).inode.first_writer = None  # as where threads serve its data
+    one, other = daemon.program(handle), daemon.program(handle)
+    assert one.held().slip_offset != other.held().slip_offset
+    assert not one.write(0, b"one"), "its slip is closed: the kernel takes it"
+    assert other.write(0, b"other")
+    assert daemon.store.get_attributes(ino).size == 5
     daemon.close(handle)
 
 

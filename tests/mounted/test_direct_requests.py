@@ -266,8 +266,9 @@ def test_nonsense_is_refused(place: Workplace, writer: Writer) -> None:
     assert refused(descriptor, Command.SETTLE, settle_request(flags=2)) == errno.EINVAL
     assert refused(descriptor, Command.SETTLE, settle_request(2**64 - 1, flags=1)) is None
     assert refused(descriptor, Command.MAP, struct.pack("<Q", 2**64 - 1)) == errno.EINVAL
-    writer.direct.request_lease(2**64 - 1, 2**64 - 1)
-    assert refused(descriptor, Command.LEASE, lease_request(MIB)) == errno.EINVAL, "not locked"
+    watch = writer.direct.request_lease(2**64 - 1, 2**64 - 1).watch
+    more = lease_request(MIB, watch=watch)
+    assert refused(descriptor, Command.LEASE, more) == errno.EINVAL, "not locked"
     assert refused(descriptor, Command.MAP) is None
     assert refused(descriptor, Command.MAP, struct.pack("<Q", 2**64 - 1)) in (None, errno.EINVAL)
     for command in (TCGETS, Command.LEASE + (1 << 16), Command.UNMAP + 1):

@@ -54,10 +54,11 @@ def lease_request(
     count: int = 1,
     flags: int = 0,
     returned: Sequence[int] = (),
+    watch: int = 0,
 ) -> bytes:
     """LEASE."""
     none = [0] * (direct_wire.LEASES_MAX - len(returned))
-    head = wanted_bytes, file_offset, 0, 0, 0, count, flags, 0
+    head = wanted_bytes, file_offset, 0, watch, 0, count, flags, 0
     return direct_wire.LEASE_HEAD.pack(*head, *returned, *none)
 
 
@@ -163,7 +164,8 @@ class DirectFile:
 
     def request_lease(self, wanted_bytes: int = 1 << 20, file_offset: int = 0) -> Lease:
         """LEASE alone. Raises OSError."""
-        request = lease_request(wanted_bytes, file_offset)
+        watch = self.lease.watch if self.lease is not None else 0
+        request = lease_request(wanted_bytes, file_offset, watch=watch)
         [lease] = leases_of(ask(self.descriptor, Command.LEASE, request))
         return lease
 
