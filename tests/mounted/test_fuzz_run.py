@@ -19,10 +19,7 @@ from tests.support.run_fuzzing import (
     shorten,
 )
 
-SAMPLE = {"single": 16}
-"""Of pairs one program in some hundreds differs once and never again, without cxlfs run too. Why is
-not known, so the default run does not have them.
-"""
+SAMPLE = {"single": 16, "pair": 8}
 WHOLE = {"single": 5000, "pair": 1000}
 KILLS = 2
 ALL_KILLS = 200

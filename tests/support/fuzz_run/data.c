@@ -53,6 +53,52 @@ long read_somehow(unsigned way, int fd, void *bytes, size_t length, off_t offset
     }
 }
 
+long read_all(int fd, void *bytes, size_t length, off_t offset)
+{
+    size_t done = 0;
+    long got = 1;
+    while (done < length && (got > 0 || got == -EINTR)) {
+        got = answer(syscall(SYS_pread64, fd, (uint8_t *)bytes + done, length - done, offset + (off_t)done));
+        if (got == -EINTR)
+            say("interrupted, with %zu of %zu", done, length);
+        if (got > 0 && done > 0)
+            say("read in pieces: %zu of %zu, then %ld", done, length, got);
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return done > 0 ? (long)done : got;
+}
+
+static size_t same_bytes(const uint8_t *one, const uint8_t *other, size_t length)
+{
+    size_t same = 0;
+    while (same < length && one[same] == other[same])
+        same++;
+    return same;
+}
+
+int whole_blocks(int fd, const uint8_t *bytes, size_t length, int count)
+{
+    unsigned used = 0;
+    int whole = 0;
+    for (int i = 0; i < count; i++) {
+        long got = read_all(fd, target, length, (off_t)length * i);
+        size_t longest = 0;
+        int like = -1;
+        for (int k = 0; k < count; k++) {
+            size_t same = used >> k & 1 ? 0 : same_bytes(target, bytes + k * 4096, got > 0 ? (size_t)got : 0);
+            if (same > longest)
+                longest = same, like = k;
+        }
+        if (longest == length) {
+            used |= 1U << like;
+            whole++;
+        } else {
+            say("block %d: %ld bytes, the first %zu of %d", i, got, longest, like);
+        }
+    }
+    return whole;
+}
+
 static void say_read(const char *what, unsigned way, size_t length, long got)
 {
     long result = answer(got);

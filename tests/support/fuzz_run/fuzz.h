@@ -114,6 +114,11 @@ int finish_child(pid_t child);               /* waits; the signal that ended it,
 long write_somehow(unsigned way, int fd, const void *bytes, size_t length, off_t offset);
 long read_somehow(unsigned way, int fd, void *bytes, size_t length, off_t offset);
 enum { WAYS = 6 };
+/* All of it as far as the file goes, whatever pieces it comes in: a call that was interrupted, or gave fewer bytes than
+ * there were, is reported, and repeated. */
+long read_all(int fd, void *bytes, size_t length, off_t offset);
+/* How many blocks of a file are those at 4096 more of bytes each, in any order; the others are reported. */
+int whole_blocks(int fd, const uint8_t *bytes, size_t length, int count);
 
 /* --------------------------------------------------------------------------------- memory.c */
 

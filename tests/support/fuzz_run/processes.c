@@ -207,28 +207,21 @@ static void play_crowd(void)
 {
     enum { EACH = 4, BLOCKS = 2 * EACH };
     size_t length = 1 + (below(3) ? below(200 * KIB) : 256 * KIB + below(128 * KIB));
-    bool appends = below(2), used[BLOCKS] = {false};
+    bool appends = below(2);
     const uint8_t *bytes = source + below(MIB);
-    int fd = open("crowd", O_RDWR | O_CREAT | O_TRUNC | (appends ? O_APPEND : 0), 0644), whole = 0;
+    int fd = open("crowd", O_RDWR | O_CREAT | O_TRUNC | (appends ? O_APPEND : 0), 0644);
     pid_t pid = start_child(below(3));
     if (pid == 0 && appends)
         fd = open("crowd", O_RDWR | O_APPEND);
-    for (int i = 0; i < EACH; i++)
-        if (write(fd, bytes + (pid == 0 ? EACH + i : i) * 4096, length) != (long)length)
-            say("short");
+    for (int i = 0; i < EACH; i++) {
+        long written = answer(write(fd, bytes + (pid == 0 ? EACH + i : i) * 4096, length));
+        if (written != (long)length)
+            say("wrote %ld of %zu", written, length);
+    }
     if (pid == 0)
         _exit(0);
     int ended = finish_child(pid);
-    for (int i = 0; i < BLOCKS; i++) {
-        if (pread(fd, target, length, (off_t)length * i) != (long)length)
-            continue;
-        for (int k = 0; k < BLOCKS; k++)
-            if (!used[k] && memcmp(target, bytes + k * 4096, length) == 0) {
-                used[k] = true;
-                whole++;
-                break;
-            }
-    }
+    int whole = whole_blocks(fd, bytes, length, BLOCKS);
     say("%zu, appends %d: %d whole of %d, child %d, end %ld", length, appends, whole, BLOCKS, ended,
         answer(lseek(fd, 0, SEEK_END)));
     close(fd);

@@ -77,9 +77,12 @@ static void play_fallocate(void)
     off_t offset = an_offset();
     size_t length = a_length() + 1;
     unsigned way = below(5);
-    long result = way == 4   ? posix_fallocate(one->fd, offset, (off_t)length)
-                  : way == 3 ? syscall(SYS_fallocate, one->fd, 0, offset, length)
-                             : fallocate(one->fd, modes[way], offset, (off_t)length);
+    long result;
+    do                                  /* tmpfs is interrupted by the end of an io_uring, without a signal */
+        result = way == 4   ? posix_fallocate(one->fd, offset, (off_t)length)
+                 : way == 3 ? syscall(SYS_fallocate, one->fd, 0, offset, length)
+                            : fallocate(one->fd, modes[way], offset, (off_t)length);
+    while (result == EINTR || (result < 0 && errno == EINTR));
     changed(one->file);
     say("way %u, %zu at %lld = %ld", way, length, (long long)offset, answer(result));
 }

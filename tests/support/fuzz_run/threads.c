@@ -70,24 +70,14 @@ static void play_blocks(void)
     enum { BLOCKS = 8 };
     size_t length = 1 + (below(2) ? below(150 * KIB) : 256 * KIB + below(128 * KIB));
     const uint8_t *bytes = source + below(MIB);
-    int fd = open("blocks", O_RDWR | O_CREAT | O_TRUNC, 0644), whole = 0;
-    bool used[BLOCKS] = {false};
+    int fd = open("blocks", O_RDWR | O_CREAT | O_TRUNC, 0644);
     work first = {.fd = fd, .bytes = bytes, .length = length};
     work second = {.fd = fd, .bytes = bytes + (BLOCKS / 2) * 4096, .length = length};
     pthread_t thread;
     pthread_create(&thread, NULL, write_blocks, &first);
     write_blocks(&second);
     pthread_join(thread, NULL);
-    for (int i = 0; i < BLOCKS; i++) {
-        if (pread(fd, target, length, (off_t)length * i) != (long)length)
-            continue;
-        for (int k = 0; k < BLOCKS; k++)
-            if (!used[k] && memcmp(target, bytes + k * 4096, length) == 0) {
-                used[k] = true;
-                whole++;
-                break;
-            }
-    }
+    int whole = whole_blocks(fd, bytes, length, BLOCKS);
     say("%zu: %ld and %ld bytes, %d whole, end %ld", length, first.result, second.result, whole,
         answer(lseek(fd, 0, SEEK_CUR)));
     close(fd);
