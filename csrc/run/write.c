@@ -140,24 +140,32 @@ static int64_t through_kernel(writing *job, uint64_t done)
 
 /* -------------------------------------------------------------------------------- the direct way */
 
-static bool size_of(int fd, int flags, uint64_t *size)
+typedef struct {
+    uint64_t size;
+    int64_t changed;             /* time of modification */
+    uint32_t changed_ns;
+} content;
+
+static bool content_of(int fd, int flags, content *is)
 {
     struct statx found;
-    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH | flags, STATX_SIZE, &found) != 0)
+    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH | flags, STATX_SIZE | STATX_MTIME, &found) != 0)
         return false;
-    *size = found.stx_size;
+    *is = (content){found.stx_size, found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec};
     return true;
 }
 
 /* What was appended is content for everybody: the daemon takes it in before it answers, and the kernel believes the
- * answer unless another write has ended meanwhile. */
+ * answer unless another write has ended meanwhile: the size, and that mapped pages are to be dropped, for which it goes
+ * by the time. */
 static bool is_settled(const writing *job)
 {
     for (int trip = 0; trip < TRIPS_MAX; trip++) {
-        uint64_t size, known;
-        if (!size_of(job->inode_fd, AT_STATX_FORCE_SYNC, &size) || !run_is_taken(job->file))
+        content is, known;
+        if (!content_of(job->inode_fd, AT_STATX_FORCE_SYNC, &is) || !run_is_taken(job->file))
             return false;
-        if (size_of(job->inode_fd, AT_STATX_DONT_SYNC, &known) && known == size)
+        if (content_of(job->inode_fd, AT_STATX_DONT_SYNC, &known) && known.size == is.size &&
+            known.changed == is.changed && known.changed_ns == is.changed_ns)
             return true;
     }
     return false;

@@ -23,7 +23,7 @@ SCENES = (
     *("plain", "pieces", "places", "sizes", "duplicates", "unseen", "appended", "openers"),
     *("memory", "streams", "copies", "sent", "forked", "crowd", "threads", "spawned", "executed"),
     *("left_open", "signals", "mapped", "unmapped", "changed", "known", "replaced", "counted"),
-    *("children", "shared", "beside", "handled", "faults", "little", "forgotten"),
+    *("children", "shared", "beside", "handled", "faults", "little", "forgotten", "viewed"),
 )
 NOT_DIRECT = {"pieces", "streams", "sent"}
 """Too many pieces at once; libc writes past the library; the kernel sends."""

@@ -394,6 +394,38 @@ static void forgotten(void)
     said("cut", truncate("forgotten", BYTES));
 }
 
+typedef struct {
+    int fd;
+    const uint8_t *from;
+    off_t offset;
+} half;
+
+static void *write_half(void *argument)
+{
+    const half *own = argument;
+    if (pwrite(own->fd, own->from, PART, own->offset) != PART)
+        said("short", own->offset);
+    return NULL;
+}
+
+/* Threads write beside each other, and a shared mapping shows what both wrote. */
+static void viewed(void)
+{
+    int fd = make("viewed", O_RDWR | O_TRUNC), stale = 0;
+    said("grow", ftruncate(fd, 2 * PART));
+    const uint8_t *view = mmap(NULL, 2 * PART, PROT_READ, MAP_SHARED, fd, 0);
+    for (int i = 0; i < 300; i++) {
+        half first = {fd, bytes + i, 0}, second = {fd, bytes + i + 7, PART};
+        pthread_t thread;
+        pthread_create(&thread, NULL, write_half, &first);
+        write_half(&second);
+        pthread_join(thread, NULL);
+        stale += memcmp(view, first.from, PART) != 0 || memcmp(view + PART, second.from, PART) != 0;
+    }
+    said("stale", stale);
+    said("close", close(fd));
+}
+
 bool play_rules(const char *name)
 {
     static const struct {
@@ -403,7 +435,7 @@ bool play_rules(const char *name)
         {"changed", changed},   {"known", known},   {"replaced", replaced}, {"counted", counted},
         {"children", children}, {"shared", shared}, {"beside", beside},     {"handled", handled},
         {"faults", faults},     {"little", little}, {"forgotten", forgotten},
-        {"forbidding", forbidding},
+        {"forbidding", forbidding}, {"viewed", viewed},
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
         if (strcmp(name, scenes[i].name) == 0) {
