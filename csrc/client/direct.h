@@ -61,7 +61,8 @@ typedef struct {
     uint64_t slip_offset;         /* out: the file's slip, the same for every lease of it */
     uint64_t watch;               /* in: that of the slip that the program has, 0: none: any other slip of the file is
                                    * closed, since another process has it that shares the open file, and two may not
-                                   * append to one; out: a byte beyond the medium, of this slip alone. The daemon keeps it locked,
+                                   * append to one;
+                                   * out: a byte beyond the medium, of this slip alone. The daemon keeps it locked,
                                    * through an open file description of its own, until the slip is closed, and lets
                                    * nothing of it go before; the kernel unlocks it when the daemon dies, before the
                                    * next one can begin */

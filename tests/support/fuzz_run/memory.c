@@ -170,7 +170,8 @@ static void play_store(void)
 static void play_advise(void)
 {
     mapping *one = pick_mapping();
-    static const int kinds[] = {MADV_DONTNEED, MADV_DONTNEED, MADV_DONTNEED, MADV_WILLNEED, MADV_RANDOM, MADV_SEQUENTIAL};
+    static const int kinds[] = {MADV_DONTNEED, MADV_DONTNEED, MADV_DONTNEED,
+                                MADV_WILLNEED, MADV_RANDOM,   MADV_SEQUENTIAL};
     if (one == NULL)
         return;
     int advice = kinds[below(6)];
