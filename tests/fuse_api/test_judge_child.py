@@ -90,7 +90,7 @@ def test_it_answers() -> None:
         return found
 
     found = running(Judge(), work)
-    assert found == [Evidence.NONE, Evidence.STRONG, Evidence.STRONG, Evidence.STRONG]
+    assert found == [Evidence.NONE, Evidence.BEGINNING, Evidence.STRONG, Evidence.STRONG]
 
 
 def test_damaged_bytes_are_not_judged() -> None:
