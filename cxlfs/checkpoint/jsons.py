@@ -12,6 +12,8 @@ from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, IncompleteError
 from cxlfs.checkpoint.place import Place, Reader
 
+_WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+
 
 def parse_json(data: bytes, what: str, *, once: frozenset[str] | None = None) -> object:
     """Raises DamagedError, BeyondLimitsError.
@@ -39,6 +41,18 @@ def parse_json(data: bytes, what: str, *, once: frozenset[str] | None = None) ->
     except ValueError as error:
         raise DamagedError(f"{what} is not JSON: {str(error)[:80]}") from error
     return value
+
+
+def ends_early(error: BaseException | None) -> bool:
+    """Whether what :func:`parse_json` has met is the end of the text, or zeros up to there, in the
+    middle of a value.
+    """
+    if isinstance(error, json.JSONDecodeError):
+        rest = error.doc.rstrip("\0")[error.pos :].strip()
+        if not rest or error.msg.startswith("Unterminated string"):
+            return True
+        return error.msg == "Expecting value" and any(w.startswith(rest) for w in _WORDS)
+    return isinstance(error, UnicodeDecodeError) and error.reason == "unexpected end of data"
 
 
 def _refused(name: str) -> float:

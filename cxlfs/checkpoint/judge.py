@@ -19,12 +19,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cxlfs.checkpoint import limits, zips
-from cxlfs.checkpoint.formats import hdf5
+from cxlfs.checkpoint.formats import hdf5, npy
 from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
 from cxlfs.checkpoint.formats.files import FILE_FORMATS
 from cxlfs.checkpoint.formats.hdf5 import Hdf5
 from cxlfs.checkpoint.formats.npy import NumpyArchive
-from cxlfs.checkpoint.jsons import read_json
+from cxlfs.checkpoint.formats.other import SUFFIXES
+from cxlfs.checkpoint.jsons import ends_early, read_json
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
     DamagedError,
@@ -43,6 +44,10 @@ _PIECE_BYTES = MIB
 _NAME_WORDS_MAX = 200
 _JSON = ".json"
 _HAVE_DIRECTORIES = (hdf5.MAGIC, zips.MAGIC)
+_MARKS = (hdf5.MAGIC, zips.MAGIC, npy.MAGIC, b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""The last ones are pickles."""
+_SWMR = 4
+"""A flag of HDF5: readers may open the file while it grows, and it is good at any end."""
 _WHOLE_AT_ANY_END = (NumpyArchive, Hdf5)
 """Formats that take tensors one by one: wherever a saver ends, the file is whole by itself."""
 
@@ -80,6 +85,29 @@ class Source(Protocol):
         ...
 
 
+def is_judged_new(name: bytes, head: bytes) -> bool:
+    """Whether a new file is: ``head`` is that of the file of its series before, whose format its
+    first bytes show. Text never is. Of model files that nobody reads here the name is enough: they
+    count where their writer had not closed them.
+    """
+    text = name.decode("utf-8", "replace")
+    return _shown(text, head) is not None or text.endswith(SUFFIXES)
+
+
+def looks_alike(name: bytes, new: bytes, old: bytes) -> bool:
+    """Whether the first bytes of two files show the same format."""
+    text = name.decode("utf-8", "replace")
+    shown = _shown(text, old)
+    return shown is not None and _shown(text, new) == shown
+
+
+def _shown(name: str, head: bytes) -> bytes | None:
+    """The mark of a format of tensors that a file begins with."""
+    if name.endswith(".safetensors") and head[8:9] == b"{":
+        return b"{"
+    return next((mark for mark in _MARKS if head.startswith(mark)), None)
+
+
 def is_judged(name: bytes, head: bytes) -> bool:
     """Whether a file of this name can be judged, from the first bytes of the version before."""
     return _reading_of(name.decode("utf-8", "replace"), head[:HEAD_BYTES]) is not None
@@ -109,6 +137,8 @@ def _judge(name: str, new: Source, old: Source) -> Verdict:
         return Verdict(Evidence.UNKNOWN, "the version before is not whole")
     if not new.size_bytes:
         return Verdict(Evidence.STRONG, "it is empty")
+    if _is_open_for_readers(_head(new)):
+        return Verdict(Evidence.UNKNOWN, "readers may open it while it grows")
     # What is too short to be known by its first bytes is cut, if it is anything.
     reading = _reading_of(name, _head(new)) or known
     try:
@@ -183,8 +213,17 @@ def _examine(found: FileFormat, reader: Reader) -> _Names | None:
     return _Names("tensor", names, parts)
 
 
-def _read_json(reader: Reader) -> _Names:
-    value = read_json(reader, "it")
+def _is_open_for_readers(head: bytes) -> bool:
+    return head.startswith(hdf5.MAGIC) and head[8:9] in (b"\2", b"\3") and bool(head[11] & _SWMR)
+
+
+def _read_json(reader: Reader) -> _Names | None:
+    try:
+        value = read_json(reader, "it")
+    except DamagedError as error:
+        if ends_early(error.__cause__):
+            raise
+        return None  # lines of JSON, comments, another encoding
     return _Names("key", frozenset(value) if isinstance(value, dict) else None)
 
 

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from cxlfs.checkpoint.judge import Evidence as Found
-from cxlfs.checkpoint.judge import changes_as_one, is_judged
-from cxlfs.store.overwrites import Evidence
+from cxlfs.checkpoint.judge import changes_as_one, is_judged, is_judged_new, looks_alike
+from cxlfs.errors import CxlfsError
+from cxlfs.store.overwrite import Evidence
+from cxlfs.store.overwrites import HEAD_BYTES
 
 if TYPE_CHECKING:
     from cxlfs.daemon.judge import Judge
@@ -33,8 +35,8 @@ _OF_AN_OVERWRITE = {
     Found.BEGINNING: Evidence.STRONG,
     Found.STRONG: Evidence.STRONG,
 }
-_OF_A_NEW_FILE = _OF_AN_OVERWRITE | {Found.WEAK: Evidence.NONE, Found.BEGINNING: Evidence.WEAK}
-"""Files of one series need not have the same names."""
+_OF_A_NEW_FILE = _OF_AN_OVERWRITE | {Found.WEAK: Evidence.NONE, Found.BEGINNING: Evidence.NONE}
+"""Files of one series need not hold the same tensors: numbers mean ranks and layers, too."""
 
 
 class Judging:
@@ -47,6 +49,7 @@ class Judging:
         self._token: trio.lowlevel.TrioToken | None = None
         self._woken = trio.Event()
         store.overwrites.judges = is_judged
+        store.overwrites.judges_new = is_judged_new
         store.overwrites.changes_as_one = changes_as_one
         store.overwrites.on_question = self.wake
 
@@ -78,11 +81,31 @@ class Judging:
         with self._lock:
             return self._store.overwrites.next_question()
 
+    def _look(self, question: Question) -> tuple[Evidence, str] | None:
+        """What the first bytes of a new file say; None: the judge is to be asked."""
+        if not question.new_bytes:
+            return Evidence.WEAK, "it is empty"
+        try:
+            with self._lock:
+                new, old = (
+                    question.read(which, 0, min(HEAD_BYTES, size))
+                    for which, size in (("new", question.new_bytes), ("old", question.old_bytes))
+                )
+        except CxlfsError as error:
+            return Evidence.UNKNOWN, error.message
+        return None if looks_alike(question.name, new, old) else (Evidence.UNKNOWN, "")
+
     async def _answer(self, question: Question) -> None:
         def read(which: str, offset: int, length: int) -> bytes:
             with self._lock:
                 return question.read(which, offset, length)
 
+        if question.is_new:
+            early = self._look(question)
+            if early is not None:
+                with self._lock:
+                    self._store.overwrites.judged(question, *early)
+                return
         verdict = await self._judge.judge(
             question.name, question.new_bytes, question.old_bytes, read
         )

@@ -21,12 +21,14 @@ _SECTOR_BYTES = 512
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
-def entry_of(attributes: Attributes, cache_seconds: int = CACHE_SECONDS) -> pyfuse3.EntryAttributes:
-    """``cache_seconds``: of the attributes; the name is remembered as ever."""
+def entry_of(
+    attributes: Attributes, cache_seconds: int = CACHE_SECONDS, name_seconds: int = CACHE_SECONDS
+) -> pyfuse3.EntryAttributes:
+    """``cache_seconds``: of the attributes; ``name_seconds``: of the name."""
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = pyfuse3.InodeT(attributes.ino)
     entry.generation = 0  # inode numbers are never used again
-    entry.entry_timeout = CACHE_SECONDS
+    entry.entry_timeout = name_seconds
     entry.attr_timeout = cache_seconds
     entry.st_mode = pyfuse3.ModeT(attributes.mode)
     entry.st_nlink = attributes.nlink

@@ -116,10 +116,14 @@ class Direct:
         return self._entry(self._requests.find(upcall.inode, name))
 
     def _entry(self, attributes: Attributes | None, opened: bytes = b"") -> bytes | memoryview:
-        if attributes is None or not self._access.has_grown(attributes.ino):
+        if attributes is None:
             return kernel.entry_reply(attributes) + opened
+        name_seconds = self._requests.name_seconds(attributes.ino)
+        if not self._access.has_grown(attributes.ino):
+            return kernel.entry_reply(attributes, name_seconds=name_seconds) + opened
         seconds = self._access.told(attributes.ino)
-        return memoryview(kernel.entry_reply(attributes, seconds) + opened)
+        reply = kernel.entry_reply(attributes, seconds, name_seconds=name_seconds)
+        return memoryview(reply + opened)
 
     def _forget(self, upcall: Upcall) -> bytes:
         self._requests.forget_all([(upcall.inode, *kernel.NUMBER.unpack_from(upcall.arguments))])

@@ -23,7 +23,7 @@ from cxlfs.errors import (
     NotPermittedError,
     UnsupportedOperationError,
 )
-from cxlfs.fuse.attributes import absent_entry, entry_of
+from cxlfs.fuse.attributes import CACHE_SECONDS, absent_entry, entry_of
 from cxlfs.fuse.boundary import notice, request
 from cxlfs.fuse.data_plane import DataPlane
 from cxlfs.fuse.handles import Caller, Opened
@@ -74,9 +74,10 @@ class Operations(Requests, pyfuse3.Operations):
 
     def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
         """Only beside workers there are files whose sizes the kernel may not remember."""
-        if not self.data_plane.writes_past_store:
-            return entry_of(attributes)
-        return entry_of(attributes, self.direct_access.cache_seconds(attributes.ino))
+        cache_seconds = CACHE_SECONDS
+        if self.data_plane.writes_past_store:
+            cache_seconds = self.direct_access.cache_seconds(attributes.ino)
+        return entry_of(attributes, cache_seconds, self.name_seconds(attributes.ino))
 
     @notice
     def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:

@@ -28,6 +28,7 @@ from cxlfs.errors import (
 )
 from cxlfs.fuse import kernel
 from cxlfs.fuse.absences import Absences
+from cxlfs.fuse.attributes import CACHE_SECONDS
 from cxlfs.fuse.boundary import Failures
 from cxlfs.fuse.data_plane import DataPlane, HandlersOnly
 from cxlfs.fuse.direct_access import DirectAccess
@@ -149,6 +150,10 @@ class Requests:
 
     def _command(self, writer: Hashable) -> bytes:
         return self._processes.command(writer) if isinstance(writer, Process) else b""
+
+    def name_seconds(self, ino: int) -> int:
+        """How long the kernel may remember a name of an inode: not where it may go by itself."""
+        return 0 if self.store.overwrites.is_new(ino) else CACHE_SECONDS
 
     def _name_ended(self, parent: int, name: bytes, ino: int) -> None:
         self.page_cache.name_changed(parent, name)

@@ -355,7 +355,7 @@ class Store:
         appends = _appends(flags)
         inode = self.names.create(parent, name, mode, uid, gid, appends=appends)
         self.units.opening(inode, appends=appends)
-        if not appends:
+        if not (appends or flags & os.O_EXCL):  # a log, or a name that is claimed
             self.overwrites.creating(inode)
         handle = self.files.open(inode, flags & ~os.O_TRUNC)
         return inode.attributes(), handle.id
@@ -399,6 +399,7 @@ class Store:
     def fsync(self, handle: int, *, data_only: bool = False) -> None:
         """Durable publication; ``data_only`` saves nothing here: size and data are one record."""
         del data_only
+        self.overwrites.synced(self.files.get(handle).inode)
         self.files.fsync(handle)
         self.units.settle_pending()
 

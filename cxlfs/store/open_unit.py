@@ -51,6 +51,8 @@ class OpenUnit:
     writers: dict[Hashable, bool] = dataclasses.field(default_factory=dict)
     """Who has written, and whether each is a program that copies files."""
     published: set[int] = dataclasses.field(default_factory=set)
+    rewritten: bool = False
+    """One of those that is no marker has got another content since."""
     spoiled: set[int] = dataclasses.field(default_factory=set)
     unclosed: set[int] = dataclasses.field(default_factory=set)
     apart: set[int] = dataclasses.field(default_factory=set)
@@ -121,6 +123,7 @@ class OpenUnit:
             followed=False,
             writers={},
             published=set(),
+            rewritten=False,
             spoiled=set(),
             unclosed=set(),
             early=set(),

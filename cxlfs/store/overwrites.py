@@ -35,12 +35,18 @@ from cxlfs.errors import BusyError, CxlfsError, InvariantError, NoAttributeError
 from cxlfs.format import layout
 from cxlfs.format.operations import (
     Operation,
-    PromoteOperation,
     XattrRemoveOperation,
     XattrSetOperation,
 )
 from cxlfs.native.extents import Counting
-from cxlfs.store.held import HELD_XATTR, Held, aside_content
+from cxlfs.store.held import HELD_XATTR, Held
+from cxlfs.store.overwrite import (
+    Evidence,
+    Overwrite,
+    exchange_operations,
+    has_its_name,
+    told,
+)
 from cxlfs.store.paths import path_of
 from cxlfs.store.series import UNJUDGED, UNJUDGED_XATTR, Series, is_unjudged
 from cxlfs.store.unit_rules import Ending
@@ -55,7 +61,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HEAD_BYTES = 16
+HEAD_BYTES = 320
 """Of the version before, from which the judge knows whether it knows the format."""
 QUIET_SECONDS = 10.0
 """A program that ended well may have left its file for another one to complete, for so long."""
@@ -65,8 +71,8 @@ REST_SECONDS = 0.25
 """A file is looked at when it was not written for so long, or its writer is gone."""
 WAIT_SECONDS = 5.0
 """Readers wait for the judge for so long after the writer's end."""
-_NEW_MAX = 1024
-"""New files that wait for the judge. Further ones are not judged."""
+_NEW_MAX = 16_384
+"""New files that are not judged yet. Further ones are not."""
 _SETTLED_MAX = 256
 """New files that one record says are judged."""
 _RECORD_PART = 2
@@ -82,46 +88,10 @@ class TornMode(enum.Enum):
     BACK = "back"
 
 
-class Evidence(enum.Enum):
-    """What the bytes say of new content, compared with the version before."""
-
-    NONE = "none"
-    """It is whole."""
-    UNKNOWN = "unknown"
-    """Nobody knows its format."""
-    WEAK = "weak"
-    """It is whole by itself, and lacks names that the version before had."""
-    STRONG = "strong"
-    """By its own format it is cut, empty, incomplete or damaged, or it is the beginning of such a
-    save."""
-
-
 _TORN = frozenset({Evidence.WEAK, Evidence.STRONG})
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Overwrite:
-    """A file that was overwritten, or is new, while it is not decided what becomes of it.
-
-    ``held``: the version before; None: it is new. ``name``: directory and name that it had then.
-    ``writers``: tokens of who wrote it. ``closed``: the monotonic time of its last publication.
-    ``evidence``: None until the judge has answered. ``crashed``: nobody knows its writers, and all
-    of them are gone. ``wanted``: a reader has opened it. ``ended``: when somebody first saw that
-    its writers are gone. ``before``: of a new file, the one of its series that it is compared with.
-    ``reason``: why a new file is torn.
-    """
-
-    inode: Inode
-    held: Held | None
-    closed: float
-    name: tuple[int, bytes]
-    before: Inode | None = None
-    reason: str = ""
-    writers: set[Hashable] = dataclasses.field(default_factory=set)
-    evidence: Evidence | None = None
-    crashed: bool = False
-    wanted: bool = False
-    ended: float | None = None
+_NOT_TORN = frozenset({Evidence.NONE, Evidence.UNKNOWN})
+_TEXT = b".json"
+"""A text that ends early may be one that another program goes on with, or reads as it is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,6 +126,8 @@ class Overwrites:
         self.mode = mode
         self._pending: dict[int, Overwrite] = {}
         """The oldest first."""
+        self._unanswered: dict[int, Overwrite] = {}
+        """Of those the ones that the judge has not answered for."""
         self._series = Series(volume.namespace, self._is_torn)
         self._settled: list[Inode] = []
         """New files that are whole, which the media do not say yet."""
@@ -167,6 +139,7 @@ class Overwrites:
         self.writer: Callable[[], Hashable | None] = lambda: None
         self.is_exempt: Callable[[Hashable], bool] = lambda _writer: False
         self.ending_of: Callable[[Hashable], Ending] = lambda _writer: Ending.UNKNOWN
+        self.judges_new: Callable[[bytes, bytes], bool] = lambda _name, _head: True
         self.copies_files: Callable[[Hashable], bool] = lambda _writer: False
         self.take_away: Callable[[Inode], None] = lambda _inode: None
         self.name_ended: Callable[[int, bytes, int], None] = lambda _parent, _name, _ino: None
@@ -198,10 +171,12 @@ class Overwrites:
             overwrite.crashed, overwrite.ended = True, self.clock()
         if self.mode is TornMode.OFF:
             self._pending.clear()
+            self._unanswered.clear()
 
     def _add(self, inode: Inode, held: Held | None) -> Overwrite:
-        added = Overwrite(inode, held, self.clock(), (inode.parent, inode.name))
-        self._pending[inode.ino] = added
+        place = inode.parent, inode.name, inode.uid
+        added = self._pending[inode.ino] = Overwrite(inode, held, self.clock(), place)
+        self._unanswered[inode.ino] = added
         return added
 
     @property
@@ -238,13 +213,37 @@ class Overwrites:
         """A program has made a new file. The record that gives it its name says so."""
         if self.mode is TornMode.OFF or len(self._pending) >= _NEW_MAX:
             return
-        writer = self.writer()
-        if self.unit_of(inode) is not None or (writer is not None and self.copies_files(writer)):
-            return
         before = self._series.before(inode)
         self._series.made(inode)
-        if before is not None and self._is_judged(inode, before.content):
+        if before is None or self.unit_of(inode) is not None:
+            return
+        writer = self.writer()
+        if writer is not None and self.copies_files(writer):
+            return
+        head = self._head_of(before.content)
+        if head is not None and self.judges_new(inode.name, head):
             self._volume.namespace.set_xattr(inode, UNJUDGED_XATTR, UNJUDGED)
+            added = self._add(inode, None)
+            added.before = before
+            added.writers.update([] if writer is None else [writer])
+
+    def synced(self, inode: Inode) -> None:
+        """A program wants what it has written of a file so far: a new one is not judged any more.
+        Raises as :meth:`Volume.commit`.
+        """
+        if not is_unjudged(inode):
+            return
+        if not inode.uncommitted:
+            ops = [XattrRemoveOperation(inode.ino, UNJUDGED_XATTR)]
+            self._volume.commit(ops, durable=False)
+        self._volume.namespace.remove_xattr(inode, UNJUDGED_XATTR)
+        overwrite = self._pending.get(inode.ino)
+        if overwrite is not None and overwrite.held is None:
+            self._forget_question(inode.ino)
+
+    def _forget_question(self, ino: int) -> Overwrite | None:
+        self._unanswered.pop(ino, None)
+        return self._pending.pop(ino, None)
 
     def _is_torn(self, inode: Inode) -> bool:
         overwrite = self._pending.get(inode.ino)
@@ -290,7 +289,7 @@ class Overwrites:
         self._versions.asides[inode.ino] = inode
         inode.held = held
         self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
-        self._pending.pop(inode.ino, None)
+        self._forget_question(inode.ino)
         self._add(inode, held)
         self.written(inode)
 
@@ -303,6 +302,7 @@ class Overwrites:
             held.is_decided = False
             self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
         overwrite = self._pending.get(inode.ino) or self._add(inode, held)
+        self._unanswered[inode.ino] = overwrite
         overwrite.evidence, overwrite.closed = None, self.clock()
         overwrite.crashed, overwrite.ended = False, None
         if held is not None:
@@ -312,7 +312,7 @@ class Overwrites:
 
     def forget(self, inode: Inode) -> None:
         """What was held is gone, or is something else now."""
-        overwrite = self._pending.pop(inode.ino, None)
+        overwrite = self._forget_question(inode.ino)
         self._whole_asides.discard(inode.ino)
         if inode.held is None:
             return
@@ -329,16 +329,13 @@ class Overwrites:
         first; a file that was closed just now may be saved again at once.
         """
         rested = self.clock() - REST_SECONDS
-        for overwrite in sorted(self._pending.values(), key=lambda o: o.ended is None):
+        waiting = list(self._unanswered.values())
+        for overwrite in sorted(waiting, key=lambda o: o.ended is None):
             inode = overwrite.inode
-            if overwrite.evidence is not None:
-                continue
             due = overwrite.ended is not None or overwrite.closed <= rested
-            if not (due and self._is_at_rest(inode)):
+            if not (due and self._is_at_rest(inode)) or self._waits_for_another(overwrite):
                 continue
             old = self._content_before(overwrite)
-            if self._waits_for_another(overwrite):
-                continue
             if old is not None:
                 return Question(
                     *(inode.ino, inode.commit_lsn, inode.name),
@@ -346,23 +343,32 @@ class Overwrites:
                     self._reader(overwrite, inode.commit_lsn),
                     is_new=overwrite.held is None,
                 )
-            if overwrite.held is None:
-                overwrite.evidence = Evidence.NONE  # there is nothing to compare it with any more
+            if overwrite.held is None:  # there is nothing to compare it with any more
+                overwrite.evidence = Evidence.NONE
+                del self._unanswered[inode.ino]
         return None
 
     def _content_before(self, overwrite: Overwrite) -> FileMap | None:
         if overwrite.held is not None:
             return overwrite.inode.aside
-        before = overwrite.before
-        if before is None or before.live is None or before.links == 0 or self._is_torn(before):
-            before = overwrite.before = self._series.before(overwrite.inode)
+        before = self._before(overwrite)
         return None if before is None or not self._is_at_rest(before) else before.live
+
+    def _before(self, overwrite: Overwrite) -> Inode | None:
+        """The file that a new one is compared with: of torn ones the one before those."""
+        before = overwrite.before
+        while before is not None and self._is_torn(before):
+            other = self._pending[before.ino]
+            before = None if other.held is not None else other.before
+        if before is None or before.live is None or before.links == 0:
+            before = self._series.before(overwrite.inode, everywhere=overwrite.crashed)
+        overwrite.before = before
+        return before
 
     def _waits_for_another(self, overwrite: Overwrite) -> bool:
         """What it is compared with is to be judged first."""
-        before = overwrite.before
-        other = None if before is None else self._pending.get(before.ino)
-        return other is not None and other.evidence is None
+        before = None if overwrite.held is not None else self._before(overwrite)
+        return before is not None and before.ino in self._unanswered
 
     def _reader(self, overwrite: Overwrite, lsn: int) -> Callable[[str, int, int], bytes]:
         def read(which: str, offset: int, length: int) -> bytes:
@@ -384,16 +390,24 @@ class Overwrites:
         if not self._is_at_rest(overwrite.inode):
             return
         held = overwrite.held
-        if held is None and evidence is Evidence.UNKNOWN and is_incomplete(overwrite.inode):
+        if held is None and evidence in _NOT_TORN and self._was_left(overwrite.inode, evidence):
             evidence, reason = Evidence.STRONG, "its writer was killed before it had closed it"
         overwrite.evidence = evidence
+        self._unanswered.pop(question.ino, None)
         if evidence not in _TORN:
             reason = ""
         if held is not None:
             held.reason = reason
         overwrite.reason = reason
         if reason and self._is_alive(overwrite):
-            self._volume.event("torn", _told("is", overwrite), ino=question.ino)
+            self._volume.event("torn", told("is", overwrite), ino=question.ino)
+
+    @staticmethod
+    def _was_left(inode: Inode, evidence: Evidence) -> bool:
+        """By a writer that was killed: nobody knows its format, or it has holes."""
+        is_known = evidence is Evidence.NONE
+        has_holes = inode.content.allocated < inode.content.size
+        return bool(inode.flags & layout.INODE_INCOMPLETE) and (has_holes or not is_known)
 
     def _is_at_rest(self, inode: Inode) -> bool:
         return inode.version is None and not self.is_open(inode.ino)
@@ -424,9 +438,14 @@ class Overwrites:
             self._try_to_decide(overwrite)
         return False
 
+    def is_new(self, ino: int) -> bool:
+        """It is a new file that may lose its name: nobody is to remember that."""
+        overwrite = self._pending.get(ino)
+        return overwrite is not None and overwrite.held is None
+
     def wait_below(self, directory: int) -> bool:
         """A process lists a directory: the same for each new file in it."""
-        new = [o for o in self._pending.values() if o.held is None and o.name[0] == directory]
+        new = [o for o in self._pending.values() if o.held is None and o.place[0] == directory]
         waits = {self.wait_for(overwrite.inode.ino, opens=True) for overwrite in new}
         return True in waits
 
@@ -502,7 +521,7 @@ class Overwrites:
         inode, evidence = overwrite.inode, overwrite.evidence
         if evidence is None or not self._is_at_rest(inode) or self.unit_of(inode) is not None:
             return False
-        if evidence not in _TORN or not _has_its_name(overwrite):
+        if evidence not in _TORN or not has_its_name(overwrite):
             self._is_whole(overwrite)
             return True
         endings = self._endings(overwrite)
@@ -515,8 +534,9 @@ class Overwrites:
         quiet = now - max(overwrite.closed, overwrite.ended) >= QUIET_SECONDS
         if evidence is Evidence.STRONG and not (failed or overwrite.wanted or quiet):
             return False
+        is_certain = evidence is Evidence.STRONG and (failed or not inode.name.endswith(_TEXT))
         soon = overwrite.crashed or overwrite.ended - overwrite.closed <= WEAK_SECONDS
-        goes_back = evidence is Evidence.STRONG or (failed and soon)
+        goes_back = is_certain or (failed and soon)
         if not (goes_back and self.mode is TornMode.BACK):
             self._report(overwrite)
         elif overwrite.held is None:
@@ -530,7 +550,7 @@ class Overwrites:
         if overwrite.held is not None:
             self.release(inode)
             return
-        self._pending.pop(inode.ino, None)
+        self._forget_question(inode.ino)
         self._settled.append(inode)
 
     def _report(self, overwrite: Overwrite) -> None:
@@ -543,8 +563,8 @@ class Overwrites:
             self._volume.namespace.set_xattr(inode, HELD_XATTR, held.value)
         else:
             self._settled.append(inode)
-        self._pending.pop(inode.ino, None)
-        self._volume.event("torn", _told("was left", overwrite), ino=inode.ino)
+        self._forget_question(inode.ino)
+        self._volume.event("torn", told("was left", overwrite), ino=inode.ino)
 
     def _end_name(self, overwrite: Overwrite) -> None:
         """A new file that is torn loses its name. Durable when it returns. Raises as
@@ -553,11 +573,12 @@ class Overwrites:
         inode = overwrite.inode
         path = path_of(self._volume.namespace, inode.ino) or inode.name
         self.take_away(inode)
-        self._pending.pop(inode.ino, None)
-        self.name_ended(*overwrite.name, inode.ino)
+        self._forget_question(inode.ino)
+        self._series.ended(*overwrite.place[:2])
+        self.name_ended(*overwrite.place[:2], inode.ino)
         self._volume.counters.reverts += 1
         rest = "cxlfs undelete brings it back"
-        message = f"{printable(os.fsdecode(path))}: {_told('was left', overwrite)}; {rest}"
+        message = f"{printable(os.fsdecode(path))}: {told('was left', overwrite)}; {rest}"
         self._volume.event("taken-away", message)
 
     def release(self, inode: Inode) -> None:
@@ -613,7 +634,7 @@ class Overwrites:
         self._versions.leases.close(before)
         now = self._volume.now()
         keeps = held is not None or self._fits(before)
-        ops = _exchange_operations(inode, before, held, (mtime_ns, now), keeps=keeps)
+        ops = exchange_operations(inode, before, held, (mtime_ns, now), keeps=keeps)
         lsn, time_ns = self._volume.commit(ops)
         self._volume.note_committed(ops)
         self.forget(inode)
@@ -650,41 +671,3 @@ class Overwrites:
 
     def _held(self) -> Iterator[Inode]:
         return (inode for inode in self._versions.asides.values() if inode.held is not None)
-
-
-def is_incomplete(inode: Inode) -> bool:
-    """Its writer was killed, or a write of it has failed."""
-    return bool(inode.flags & layout.INODE_INCOMPLETE)
-
-
-def _has_its_name(overwrite: Overwrite) -> bool:
-    """A new file that was renamed, or got another name, is what somebody wants."""
-    inode = overwrite.inode
-    if overwrite.held is not None:
-        return True
-    return inode.links == 1 and overwrite.name == (inode.parent, inode.name)
-
-
-def _told(verb: str, overwrite: Overwrite) -> str:
-    if overwrite.held is not None:
-        return f"it {verb} incomplete: {overwrite.reason}; the version before is kept"
-    before = overwrite.before
-    other = "" if before is None else f"; {printable(os.fsdecode(before.name))} is complete"
-    return f"it {verb} incomplete: {overwrite.reason}{other}"
-
-
-def _exchange_operations(
-    inode: Inode, before: FileMap, held: Held | None, times: tuple[int, int], *, keeps: bool
-) -> list[Operation]:
-    """What the record of an exchange says; ``before``: the content that is kept aside then, if it
-    ``keeps`` it; ``times``: mtime and ctime.
-    """
-    attributes = inode.operation(mtime_ns=times[0], ctime_ns=times[1])
-    ops: list[Operation] = [attributes, PromoteOperation(inode.ino)]
-    if keeps:
-        ops.append(aside_content(inode.ino, before))
-    if held is not None:
-        ops.append(XattrSetOperation(inode.ino, HELD_XATTR, held.value))
-    else:
-        ops.append(XattrRemoveOperation(inode.ino, HELD_XATTR))
-    return ops

@@ -32,6 +32,8 @@ _NAMES_MAX = 256
 """Of a directory, that are looked at."""
 _SERIES_MAX = 1024
 """That are remembered."""
+_LAST_MAX = 4
+"""Names of each."""
 
 
 class Series:
@@ -40,40 +42,55 @@ class Series:
     def __init__(self, namespace: Namespace, is_torn: Callable[[Inode], bool]) -> None:
         self._namespace = namespace
         self._is_torn = is_torn
-        self._last: dict[tuple[int, bytes], int] = {}
-        """The last file of a series, by directory and what its names have in common."""
+        self._last: dict[tuple[int, bytes], list[bytes]] = {}
+        """The last names of a series, the newest first, by directory and what they have in common.
+        """
 
-    def before(self, inode: Inode) -> Inode | None:
-        """Another file of the series of a file that is older, the newest that is found."""
+    def before(self, inode: Inode, *, everywhere: bool = False) -> Inode | None:
+        """Another file of the series of a file that is older, the newest that is found;
+        ``everywhere``: also where the search is long.
+        """
         series = series_of(inode.name)
         directory = self._namespace.inodes.get(inode.parent)
         if series is None or directory is None or directory.entries is None:
             return None
-        last = self._last.get((inode.parent, series), 0)
-        names = itertools.islice(reversed(directory.entries.items()), _NAMES_MAX)
-        near = (ino for name, ino in names if series_of(name) == series)
-        others = map(self._namespace.inodes.get, itertools.chain([last], near))
-        return next((o for o in others if o is not None and self._fits(o, inode, series)), None)
+        last = self._last.get((inode.parent, series), [])
+        count = len(directory.entries) if everywhere else _NAMES_MAX
+        names = itertools.islice(reversed(directory.entries), count)
+        near = (name for name in names if series_of(name) == series)
+        for name in itertools.chain(last, near):
+            other = self._namespace.inodes.get(directory.entries.get(name, 0))
+            if other is not None and self._fits(other, inode):
+                return other
+        return None
 
-    def _fits(self, other: Inode, inode: Inode, series: bytes) -> bool:
+    def _fits(self, other: Inode, inode: Inode) -> bool:
         if other is inode or other.live is None or other.version is not None or other.damaged:
             return False
-        if other.parent != inode.parent or other.uid != inode.uid or other.links != 1:
+        if other.uid != inode.uid:
             return False
         if not inode.uncommitted and other.commit_lsn >= inode.commit_lsn:
             return False
         if other.uncommitted or other.flags & layout.INODE_INCOMPLETE or not other.live.size:
             return False
-        return series_of(other.name) == series and not self._is_torn(other)
+        return not self._is_torn(other)
 
     def made(self, inode: Inode) -> None:
         """A new file was made: what comes next is compared with it."""
         series = series_of(inode.name)
-        if series is not None:
-            self._last.pop((inode.parent, series), None)
-            self._last[inode.parent, series] = inode.ino
-            while len(self._last) > _SERIES_MAX:
-                del self._last[next(iter(self._last))]
+        if series is None:
+            return
+        known = self._last.pop((inode.parent, series), [])
+        names = [inode.name, *(name for name in known if name != inode.name)]
+        self._last[inode.parent, series] = names[:_LAST_MAX]
+        while len(self._last) > _SERIES_MAX:
+            del self._last[next(iter(self._last))]
+
+    def ended(self, parent: int, name: bytes) -> None:
+        """A torn file has lost its name."""
+        known = self._last.get((parent, series_of(name) or b""), [])
+        if name in known:
+            known.remove(name)
 
 
 def is_unjudged(inode: Inode) -> bool:

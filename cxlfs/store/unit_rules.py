@@ -44,7 +44,9 @@ class Rule:
     if some of those are there. ``done``: markers in the unit; ``done_beside``: in the directory
     above. ``after``: patterns of files that may rightly be written after the marker.
     ``always_marked``: one without a marker is not finished. ``marker_may_stay``: the same marker
-    may be right for other contents of the same files. ``needs``: patterns of what comes last where
+    may be right for other contents of the same files. ``temporary``: patterns of names
+    that a saver removes in a save. If there are some, it removes others only before it saves again.
+    ``needs``: patterns of what comes last where
     there is no marker: needed are those that all beside have, and with each file of such a name
     that any has, it is finished.
     """
@@ -59,6 +61,7 @@ class Rule:
     needs: tuple[bytes, ...] = ()
     always_marked: bool = True
     marker_may_stay: bool = False
+    temporary: tuple[bytes, ...] = ()
     quiet_seconds: float = QUIET_SECONDS
 
     @property
@@ -73,6 +76,10 @@ class Rule:
     @property
     def ends_with_each_file(self) -> bool:
         return has_pattern(self.done)
+
+    def may_be_rewritten(self, name: bytes) -> bool:
+        """Within one save."""
+        return name in self.done or matches(name, self.temporary)
 
     def ends_with(self, name: bytes) -> bool:
         """Where each file is a checkpoint: one of that name is."""
@@ -117,6 +124,7 @@ TABLE: tuple[Rule, ...] = (
         done=(b"zarr.json", b".zmetadata"),
         after=(b"*",),  # it is written first, and once more where metadata is consolidated
         always_marked=False,
+        temporary=(b"*.partial",),
     ),
     Rule(
         name="keras",  # BackupAndRestore

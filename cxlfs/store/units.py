@@ -63,6 +63,8 @@ class Units(ChangesInUnits):
         """Something in a directory is about to change. Raises NoSpaceError (whoever is ``removing``
         goes on without), MediaError.
         """
+        if removing and name is not None:
+            self._end_cleared(directory, name)
         if not self._goes_on(directory, name):
             self._may_begin(directory, name, 0, removing=removing)
 
@@ -146,6 +148,25 @@ class Units(ChangesInUnits):
             return False
         self._touch(unit, writer)
         return True
+
+    def _end_cleared(self, directory: Inode, name: bytes) -> None:
+        """A saver begins to remove what it has saved, to save again: that is finished. It is if
+        each file was written once, and this is the first one to go. Raises as
+        :meth:`Volume.commit`.
+        """
+        unit = self.places.unit_of(directory)
+        if unit is None or not unit.rule.temporary or unit.rewritten:
+            return
+        inode = self._namespace.find(directory.ino, name)
+        if inode is None or inode.ino not in unit.published:
+            return
+        if unit_rules.matches(name, unit.rule.temporary):
+            return
+        is_whole = self.writer() in unit.writers and not (unit.spoiled or unit.kept)
+        if is_whole and not self._is_busy(unit, None):
+            self._done(unit)
+        else:
+            unit.rewritten = True
 
     def _ends_before(self, unit: OpenUnit, writer: Hashable | None) -> bool:
         """Somebody else begins to write where those who wrote so far have ended well, or somebody
@@ -334,7 +355,7 @@ class Units(ChangesInUnits):
         is known since :meth:`changing`.
         """
         if inode.live is not None and not inode.uncommitted:
-            self._seen(inode, None, incomplete=False)
+            self._seen(inode, None, incomplete=False, is_content=False)
             self.closed(inode)
 
     def closed(self, inode: Inode) -> None:
@@ -370,8 +391,15 @@ class Units(ChangesInUnits):
         return unit if unit is not None and self.belongs(unit, inode) else None
 
     def _seen(
-        self, inode: Inode, writer: Hashable | None, *, incomplete: bool, moves: bool = False
+        self,
+        inode: Inode,
+        writer: Hashable | None,
+        *,
+        incomplete: bool,
+        moves: bool = False,
+        is_content: bool = True,
     ) -> OpenUnit | None:
+        """A file of a unit, perhaps, has another content, or (``is_content`` False) name."""
         unit = member = self._member_of(inode)
         if unit is not None:
             self._touch(unit, writer)
@@ -379,6 +407,8 @@ class Units(ChangesInUnits):
                 unit.unclosed.add(inode.ino)
             if not incomplete:
                 unit.spoiled.discard(inode.ino)
+                if is_content and inode.ino in unit.published:
+                    unit.rewritten |= not unit.rule.may_be_rewritten(inode.name)
                 unit.published.add(inode.ino)
                 if not moves and inode.ino not in self.open_for_writing:  # else more of it may come
                     self._look_for_end(unit, inode)

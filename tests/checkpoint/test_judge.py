@@ -13,7 +13,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cxlfs.checkpoint.judge import Evidence, Verdict, is_judged, judge
+from cxlfs.checkpoint.formats.base import HEAD_BYTES
+from cxlfs.checkpoint.judge import (
+    Evidence,
+    Verdict,
+    is_judged,
+    is_judged_new,
+    judge,
+    looks_alike,
+)
 from cxlfs.checkpoint.limits import READ_BYTES
 
 NAMES = ("first", "second", "third")
@@ -266,3 +274,79 @@ def test_formats_are_known_by_their_beginning() -> None:
 def test_bytes_that_cannot_be_read_are_not_judged() -> None:
     assert judge("a.npy", Broken(npy()), Bytes(npy())).evidence is Evidence.UNKNOWN
     assert judge("a.npy", Bytes(npy()), Broken(npy())).evidence is Evidence.UNKNOWN
+
+
+# --- what is judged at all ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a": 1}\n{"b": 2}\n',
+        b'{"a": 1, // a comment\n"b": 2}',
+        b"\xef\xbb\xbf{}",
+        '{"a": "é"}'.encode("latin-1"),
+        '{"a": 1}'.encode("utf-16"),
+        b"{{ template }}",
+    ],
+)
+def test_text_that_is_no_json_is_not_torn(text: bytes) -> None:
+    assert judged("a.json", text, jsons()).evidence is Evidence.UNKNOWN
+
+
+@pytest.mark.parametrize("length", range(1, 60, 3))
+def test_json_that_ends_early_is(length: int) -> None:
+    whole = '{"first": [1, 2.5, true, null, "é\\n"], "second": {"a": -1e5}}'.encode()
+    assert judged("a.json", whole[:length], whole).evidence is Evidence.STRONG
+
+
+def torch_zip(archive: str) -> bytes:
+    """As far as its first bytes tell it."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as opened:
+        opened.writestr(f"{archive}/data.pkl", pickle.dumps({"a": 1}, protocol=2))
+        opened.writestr(f"{archive}/version", "3\n")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pth.tar", "ckpt-1", "model", "last.model", "a.pt"])
+def test_archives_of_torch_are_known_by_content(name: str) -> None:
+    whole = torch_zip("a" * 200)
+    assert is_judged(name.encode(), whole[:HEAD_BYTES])
+    assert judged(name, whole[:-30], whole).evidence is Evidence.STRONG
+    assert judged(name, whole, whole).evidence is Evidence.NONE
+
+
+def test_other_archives_are_not() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as opened:
+        opened.writestr("document/content.xml", "<xml/>")
+    assert not is_judged(b"a.docx", file.getvalue()[:HEAD_BYTES])
+
+
+def test_new_files_are_judged_by_content_alone() -> None:
+    for name, head in (
+        (b"a.json", jsons()),
+        (b"a.npy", b"1 2 3"),
+        (b"a.h5", b"text"),
+        (b"checkpoint_1", b"\x82\xa1a\x01"),
+    ):
+        assert not is_judged_new(name, head[:HEAD_BYTES])
+    for name, head in ((b"a.npz", npz()), (b"a.npy", npy()), (b"a.pkl", pickled())):
+        assert is_judged_new(name, head[:HEAD_BYTES])
+        assert looks_alike(name, head[:HEAD_BYTES], head[:HEAD_BYTES])
+        assert not looks_alike(name, b"header " + head[:HEAD_BYTES], head[:HEAD_BYTES])
+    assert is_judged_new(b"a.ubj", b"{L")
+
+
+def test_hdf5_that_readers_follow_while_it_grows() -> None:
+    """In SWMR mode it is good wherever its writer ends."""
+    h5py = pytest.importorskip("h5py")
+    file = io.BytesIO()
+    with h5py.File(file, "w", libver="latest") as opened:
+        opened.create_dataset("a", (0,), "f4", maxshape=(None,), chunks=(100,))
+        opened.swmr_mode = True
+        opened["a"].resize((50,))
+        opened.flush()
+        left = file.getvalue()
+    assert judged("a.h5", left, file.getvalue()).evidence is Evidence.UNKNOWN

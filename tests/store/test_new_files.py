@@ -8,7 +8,8 @@ import pytest
 
 from cxlfs.errors import NotFoundError
 from cxlfs.store import Store
-from cxlfs.store.overwrites import QUIET_SECONDS, REST_SECONDS, WEAK_SECONDS, Evidence, TornMode
+from cxlfs.store.overwrite import Evidence
+from cxlfs.store.overwrites import QUIET_SECONDS, REST_SECONDS, WEAK_SECONDS, TornMode
 from cxlfs.store.series import UNJUDGED_XATTR
 from cxlfs.store.unit_rules import Ending
 from tests.support.shop import Shop, close, open_for_overwrite
@@ -45,8 +46,10 @@ class Trial:
         overwrites.ending_of = lambda _writer: self.ending
         overwrites.clock = lambda: self.now
 
-    def save(self, name: bytes, data: bytes, *, killed: bool = False, uid: int = 0) -> int:
-        attributes, handle = self.store.create(1, name, 0o644, uid, 0, os.O_WRONLY)
+    def save(
+        self, name: bytes, data: bytes, *, killed: bool = False, uid: int = 0, flags: int = 0
+    ) -> int:
+        attributes, handle = self.store.create(1, name, 0o644, uid, 0, os.O_WRONLY | flags)
         self.store.write(handle, 0, data)
         close(self.store, handle, killed=killed)
         return attributes.ino
@@ -185,7 +188,7 @@ def test_programs_that_copy_and_formats_that_nobody_knows(trial: Trial) -> None:
     trial.store.overwrites.copies_files = lambda _writer: True
     trial.save(b"a-2.pt", TORN)
     trial.store.overwrites.copies_files = lambda _writer: False
-    trial.store.overwrites.judges = lambda name, _head: not name.endswith(b".log")
+    trial.store.overwrites.judges_new = lambda name, _head: not name.endswith(b".log")
     trial.save(b"run-1.log", WHOLE)
     trial.save(b"run-2.log", TORN, killed=True)
     assert trial.settle() == [b"a-1.pt", b"a-2.pt", b"run-1.log", b"run-2.log"]
@@ -272,3 +275,72 @@ def test_the_file_before_is_removed_meanwhile(trial: Trial) -> None:
     trial.save(b"a-2.pt", TORN)
     trial.store.unlink(1, b"a-0.pt")
     assert trial.settle() == [b"a-2.pt"], "nothing is better"
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_what_a_program_has_synced_stays(trial: Trial, is_published: bool) -> None:
+    """It wants that to be there whatever happens."""
+    _attributes, handle = trial.store.create(1, b"a-2.pt", 0o644, 0, 0, os.O_WRONLY)
+    trial.store.write(handle, 0, TORN)
+    if is_published:
+        trial.store.commits.commit_all()
+    trial.store.fsync(handle)
+    trial.store.write(handle, len(TORN), TORN)
+    close(trial.store, handle, killed=True)
+    trial.ending = Ending.KILLED
+    assert trial.settle() == [b"a-1.pt", b"a-2.pt"]
+    trial.reopen()
+    assert trial.settle() == [b"a-1.pt", b"a-2.pt"]
+
+
+def test_a_name_that_is_claimed_stays(trial: Trial) -> None:
+    """Two programs that open it with O_EXCL never both get it."""
+    trial.save(b"a-2.pt", TORN, flags=os.O_EXCL)
+    trial.ending = Ending.KILLED
+    assert trial.settle() == [b"a-1.pt", b"a-2.pt"]
+
+
+def test_what_was_given_to_another_user_stays(trial: Trial) -> None:
+    ino = trial.save(b"a-2.pt", TORN)
+    trial.store.set_attributes(ino, uid=1000)
+    trial.ending = Ending.KILLED
+    assert trial.settle() == [b"a-1.pt", b"a-2.pt"]
+
+
+def test_a_killed_writer_leaves_holes(trial: Trial) -> None:
+    """As NumPy's open_memmap does: by its format it is whole."""
+    _attributes, handle = trial.store.create(1, b"a-2.pt", 0o644, 0, 0, os.O_WRONLY)
+    trial.store.write(handle, 0, WHOLE)
+    trial.store.set_attributes(trial.store.lookup(1, b"a-2.pt").ino, size=1 << 20)
+    close(trial.store, handle, killed=True)
+    trial.ending = Ending.KILLED
+    assert trial.settle() == [b"a-1.pt"]
+
+
+def test_a_link_to_the_file_before_changes_nothing(trial: Trial) -> None:
+    trial.store.link(trial.store.lookup(1, b"a-1.pt").ino, 1, b"best.pt")
+    trial.save(b"a-2.pt", TORN)
+    trial.ending = Ending.KILLED
+    assert trial.settle() == [b"a-1.pt", b"best.pt"]
+
+
+def test_many_other_names_between(trial: Trial) -> None:
+    for number in range(600):
+        trial.store.make_directory(1, b"log%d" % number, 0o755, 0, 0)
+    for number in range(2, 9):
+        trial.ending = Ending.ALIVE
+        trial.save(b"a-%d.pt" % number, TORN)
+        trial.ending = Ending.KILLED
+        assert b"a-%d.pt" % number not in trial.settle()
+    trial.save(b"a-9.pt", TORN)
+    trial.reopen()
+    assert b"a-9.pt" not in trial.settle()
+
+
+def test_many_torn_ones_at_once(trial: Trial) -> None:
+    for number in range(2, 1502):
+        trial.save(b"a-%d.pt" % number, b"torn")
+    trial.ending = Ending.KILLED
+    for _ in range(2):
+        names = trial.settle()
+    assert names == [b"a-1.pt"]

@@ -11,11 +11,12 @@ from cxlfs.daemon.history_request import HANDLERS
 from cxlfs.errors import BusyError, NoAttributeError, NoSpaceError, NotFoundError
 from cxlfs.media import Granularity
 from cxlfs.store import Store
+from cxlfs.store.overwrite import Evidence
 from cxlfs.store.overwrites import (
+    HEAD_BYTES,
     QUIET_SECONDS,
     REST_SECONDS,
     WEAK_SECONDS,
-    Evidence,
     Question,
     TornMode,
 )
@@ -403,7 +404,7 @@ def test_a_downloader_continues_what_it_left(trial: Trial) -> None:
 
 
 def test_formats_that_nobody_knows_are_not_held(trial: Trial) -> None:
-    trial.store.overwrites.judges = lambda name, head: (name, head) != (b"a.pt", OLD[:16])
+    trial.store.overwrites.judges = lambda name, head: (name, head) != (b"a.pt", OLD[:HEAD_BYTES])
     trial.save(TORN)
     assert not trial.store.versions.asides
 

@@ -17,7 +17,8 @@ from cxlfs.errors import CorruptionError
 from cxlfs.native.extents import Counting
 from cxlfs.native.maps import FileMap
 from cxlfs.store import Store, names, past_loading, unit_markers, unit_members, unit_rules
-from cxlfs.store.overwrites import Evidence, Overwrites, TornMode
+from cxlfs.store.overwrite import Evidence
+from cxlfs.store.overwrites import Overwrites, TornMode
 from cxlfs.store.past import Past
 from cxlfs.store.past_archive import Archive
 from cxlfs.store.past_rows import Row

@@ -9,7 +9,8 @@ import pytest
 
 from cxlfs.errors import NoSpaceError
 from cxlfs.store import Store
-from cxlfs.store.overwrites import REST_SECONDS, Evidence, TornMode
+from cxlfs.store.overwrite import Evidence
+from cxlfs.store.overwrites import REST_SECONDS, TornMode
 from cxlfs.store.unit_rules import Ending
 from tests.support.shop import Shop, close, create, fill, open_for_overwrite, until_no_space
 from tests.support.stores import read_file, write_file

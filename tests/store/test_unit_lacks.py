@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cxlfs.store import Store
-from cxlfs.store.overwrites import REST_SECONDS, Evidence, TornMode
+from cxlfs.store.overwrite import Evidence
+from cxlfs.store.overwrites import REST_SECONDS, TornMode
 from cxlfs.store.unit_rules import Ending, UnitsMode
-from tests.support.shop import Shop
+from tests.support.shop import Shop, close
 from tests.support.stores import read_file, write_file
 from tests.support.unit_scenes import (
     Tree,
@@ -16,6 +17,7 @@ from tests.support.unit_scenes import (
     in_history,
     make,
     open_count,
+    open_writing,
     remove_tree,
     save,
     tree,
@@ -207,6 +209,62 @@ def test_a_directory_that_is_only_removed_stays_so(store: Store, writers: Writer
     remove_tree(store, 1, b"a.zarr")
     end_well(store, writers)
     assert tree(store, b"a.zarr") is None
+
+
+def clear(store: Store, name: bytes, parent: int = 1) -> None:
+    """As ``rm -r``, each file by itself."""
+    directory = store.lookup(parent, name).ino
+    for each, ino in list((store.namespace.get(directory).entries or {}).items()):
+        if store.namespace.get(ino).entries is None:
+            store.unlink(directory, each)
+        else:
+            clear(store, each, directory)
+    store.remove_directory(parent, name)
+
+
+@pytest.mark.parametrize("step", ["cleared", "in mid-save", "saved", "cut"])
+def test_a_saver_that_clears_its_own_group_had_finished_it(
+    shop: Shop, store: Store, writers: Writers, step: str
+) -> None:
+    """Nothing comes last, and it saves again before the group was quiet for a while."""
+    group(store, {b"x": 2, b"y": 2}, marked=False)
+    first = tree(store, b"a.zarr")
+    clear(store, b"a.zarr")
+    if step != "cleared":
+        group(store, {b"x": 2, b"y": 2 if step == "saved" else 1}, marked=False)
+    if step == "cut":
+        store = shop.reopen(store, units=UnitsMode.AUTO)
+    else:
+        writers.endings[writers.present] = Ending.KILLED
+        store.units.settle()
+    assert tree(store, b"a.zarr") == first
+    assert open_count(store) == 0
+
+
+@pytest.mark.parametrize("how", ["temporary", "rewritten", "renamed over", "busy", "another"])
+def test_what_a_saver_removes_in_mid_save(store: Store, writers: Writers, how: str) -> None:
+    """That is no sign of an end, and nothing that comes later is."""
+    group(store, {b"x": 2}, marked=False)
+    top = find(store, b"a.zarr").ino
+    write_file(store, top, b"zarr.1.partial", b"{}")
+    home = find(store, b"a.zarr/x/c").ino
+    handle = None
+    if how == "rewritten":
+        write_file(store, home, b"0", b"another chunk")
+    elif how == "renamed over":
+        write_file(store, home, b"0.partial", b"another chunk")
+        store.rename(home, b"0.partial", home, b"0")
+    elif how == "busy":
+        handle = open_writing(store, home, b"1", b"more")
+    elif how == "another":
+        writers.present = "another"
+    store.unlink(top, b"zarr.1.partial" if how == "temporary" else b"zarr.json")
+    if handle is not None:
+        close(store, handle)
+    writers.endings |= dict.fromkeys(("trainer", "another"), Ending.KILLED)
+    store.units.settle()
+    assert tree(store, b"a.zarr") is None
+    assert open_count(store) == 0
 
 
 # --- over one that is there -----------------------------------------------------------------------

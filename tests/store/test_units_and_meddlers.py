@@ -9,7 +9,8 @@ import os
 import pytest
 
 from cxlfs.store import Store
-from cxlfs.store.overwrites import Evidence, TornMode
+from cxlfs.store.overwrite import Evidence
+from cxlfs.store.overwrites import TornMode
 from cxlfs.store.unit_rules import QUIET_UNMARKED_SECONDS, Ending, UnitsMode
 from tests.support.shop import Shop, close
 from tests.support.stores import write_file

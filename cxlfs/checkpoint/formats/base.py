@@ -45,7 +45,8 @@ class FileFormat(Protocol):
         ...
 
 
-HEAD_BYTES = 16
+HEAD_BYTES = 320
+"""With the name of the first file in a zip archive."""
 
 
 def is_cut(head: bytes, magic: bytes) -> bool:

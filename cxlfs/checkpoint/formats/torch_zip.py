@@ -45,7 +45,7 @@ class TorchZip:
 
     def recognises(self, name: str, head: bytes) -> bool:
         if head.startswith(zips.MAGIC):
-            return name.endswith((*SUFFIXES, ".bin", ".pkl"))
+            return name.endswith((*SUFFIXES, ".bin", ".pkl")) or _begins_with_pickle(head)
         if name.endswith(SUFFIXES):
             return True  # whatever it begins with: it must not be passed over
         return _OTHER_NAMES.fullmatch(name) is not None and is_cut(head, zips.MAGIC)
@@ -95,6 +95,12 @@ class TorchZip:
         contents.step, contents.epoch = progress_of(found.value)
         contents.root = found.value
         refine(contents)
+
+
+def _begins_with_pickle(head: bytes) -> bool:
+    """Whatever the file is called: its first record is the pickle, in a directory."""
+    name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+    return name.endswith(b"/" + _PICKLE.encode())
 
 
 def _is_plain(record: Record) -> bool:

@@ -7,7 +7,8 @@ store. ``tape`` compares what is held, too.
 from __future__ import annotations
 
 from cxlfs.errors import NotFoundError
-from cxlfs.store.overwrites import REST_SECONDS, Evidence, TornMode
+from cxlfs.store.overwrite import Evidence
+from cxlfs.store.overwrites import REST_SECONDS, TornMode
 from cxlfs.store.unit_rules import Ending
 from tests.support.crash.bench import Bench
 from tests.support.crash.operations import BIG, TRUNCATE, commit_periodically

@@ -11,7 +11,7 @@ import functools
 from cxlfs.errors import NoSpaceError, NotFoundError
 from cxlfs.format import layout
 from cxlfs.store.namespace import Inode
-from cxlfs.store.overwrites import Evidence
+from cxlfs.store.overwrite import Evidence
 from cxlfs.store.unit_rules import Ending
 from tests.support.crash.bench import Bench
 from tests.support.crash.held_operations import holding, judge

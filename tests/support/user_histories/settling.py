@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterator
 from cxlfs.media import MemoryMedia
 from cxlfs.store import Store, StoreOptions
 from cxlfs.store.namespace import Inode
-from cxlfs.store.overwrites import QUIET_SECONDS, REST_SECONDS, Evidence, TornMode
+from cxlfs.store.overwrite import Evidence
+from cxlfs.store.overwrites import QUIET_SECONDS, REST_SECONDS, TornMode
 from cxlfs.store.unit_rules import Ending, UnitsMode, matches
 from tests.support.stores import format_small, read_file
 from tests.support.unit_scenes import finish_work
