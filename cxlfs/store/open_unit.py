@@ -32,6 +32,9 @@ class OpenUnit:
     since_ns: int
     changed: float
     kept_in: Inode | None = None
+    began_ino: int = 0
+    """The first inode number that was not given when it began: ``first_ino`` may be less where its
+    directory was empty."""
     uid: int = UNKNOWN
     """Whose changes belong to it."""
     lsn: int = 0

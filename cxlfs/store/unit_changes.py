@@ -198,7 +198,8 @@ class ChangesInUnits(DecidesUnits):
         """A file that comes from elsewhere is a part of the save: one of those who write it has
         made the file since the unit began.
         """
-        if inode.ino < self.kept.first_of(unit, target) or inode.ino in unit.came:
+        first_ino = max(unit.began_ino, self.kept.first_of(unit, target))
+        if inode.ino < first_ino or inode.ino in unit.came:
             return False
         return self.made_by.of(inode.ino) in unit.writers
 

@@ -231,6 +231,7 @@ class Units(ChangesInUnits):
     def _new(self, directory: Inode, rule: Rule, first_ino: int) -> OpenUnit:
         now = self._volume.now()
         unit = OpenUnit(directory, rule, first_ino, now, self.clock(), uid=self._uid())
+        unit.began_ino = self._namespace.next_ino
         self._touch(unit, self.writer())
         return unit
 

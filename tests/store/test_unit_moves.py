@@ -170,6 +170,22 @@ def test_what_was_moved_from_a_set_that_stays_is_there_again(
     assert (now[b"shard-0"], now[b"shard-1"]) == (old[b"shard-0"], b"of the next save")
 
 
+def test_what_is_older_than_a_set_that_begins_in_an_empty_directory(store: Store) -> None:
+    """It is no part of that, whoever made it."""
+    writers = Writers(store)
+    directory = make(store, CHECKPOINT)
+    writers.now += 31
+    store.units.settle()
+    make(store, b"checkpoint-6")
+    writers.present = "mover"
+    write_file(store, 1, b"best", b"the only copy")
+    write_file(store, directory, b"shard-0", b"half")
+    store.rename(1, b"best", directory, b"best")
+    writers.endings |= dict.fromkeys(("trainer", "mover"), Ending.KILLED)
+    store.units.settle()
+    assert read_file(store, find(store, b"best").ino) == b"the only copy"
+
+
 def test_what_was_linked_in_and_lost_its_old_name_gets_it_again(
     store: Store, users: Users, back: Back
 ) -> None:
