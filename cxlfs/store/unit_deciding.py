@@ -166,7 +166,6 @@ class DecidesUnits:
                 self._keep(unit)
             worked = worked or decision in {Decision.DONE, Decision.BACK}
         if not self.opened:
-            self.returns.went_back.clear()
             self._killed.clear()
             self.made_by.clear()
         return worked
@@ -324,7 +323,6 @@ class DecidesUnits:
                 self._finishers[writer] = unit.rule
             while len(self._finishers) > _FINISHERS_MAX:
                 del self._finishers[next(iter(self._finishers))]
-        self.returns.went_back.pop(unit.inode.ino, None)
         ops = self.operations_for([unit], [])
         if ops:  # else the media do not name it any more
             self._volume.commit(ops, durable=durable)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -28,6 +29,9 @@ PLACE_XATTR: Final = HIDDEN_PREFIX + b"place"
 """On the directory where the store keeps what units may want back: the store made it."""
 STAND_IN_XATTR: Final = HIDDEN_PREFIX + b"stand-in"
 """There, on what stands for a directory: the inode number of that."""
+TAKEN_BACK_XATTR: Final = HIDDEN_PREFIX + b"taken-back"
+"""On a file that was made in a unit which went back, and lay in another one then: the inode number
+of its directory, and when. Units that were open then do not bring it there."""
 
 UNITS_MAX = 64
 """Of one user."""
@@ -38,6 +42,7 @@ ATTRIBUTE_BYTES_MAX = 8192
 QUIET_SECONDS_MAX = 86_400.0
 _NUMBER_MAX = 1 << 62
 _DIGITS_MAX = 18
+_TAKEN_BACK = struct.Struct("<QQ")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +93,19 @@ def decode_unit(name: bytes, value: bytes) -> OpenRecord | None:
         return None
     lists = (tuple(_number(item) for item in _list(fields[n])) for n in (4, 5, 6))
     return OpenRecord(ino, kept, since_ns, uid, first_ino, *lists)
+
+
+def encode_taken_back(ino: int, when_ns: int) -> bytes:
+    """Of TAKEN_BACK_XATTR."""
+    return _TAKEN_BACK.pack(ino, when_ns)
+
+
+def decode_taken_back(value: bytes) -> tuple[int, int]:
+    """Two numbers; (0, 0): nothing, or no sense."""
+    if len(value) != _TAKEN_BACK.size:
+        return 0, 0
+    ino, when_ns = _TAKEN_BACK.unpack(value)
+    return ino, when_ns
 
 
 def encode_policies(policies: Mapping[int, tuple[Rule, ...]]) -> bytes:

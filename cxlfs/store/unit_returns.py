@@ -37,7 +37,12 @@ from cxlfs.store.paths import path_of
 from cxlfs.store.unit_aside import MOVED_IN, free_name, stands_for
 from cxlfs.store.unit_kept import Kept, KeptName, is_copy
 from cxlfs.store.unit_members import is_others, never_belongs, path_below
-from cxlfs.store.unit_record import OpenRecord
+from cxlfs.store.unit_record import (
+    TAKEN_BACK_XATTR,
+    OpenRecord,
+    decode_taken_back,
+    encode_taken_back,
+)
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -70,8 +75,6 @@ class Returns:
         self.content_changed: Callable[[int], None] = lambda _ino: None
         self.gone: Callable[[set[int]], None] = lambda _inos: None
         self.goes_back: Callable[[int], bool] = lambda _ino: True
-        self.went_back: dict[int, int] = {}
-        """When units of this mount went back, by their directories."""
 
     def left_open(self) -> list[OpenRecord]:
         """What the media say was open."""
@@ -92,7 +95,6 @@ class Returns:
         """
         path = path_of(self.namespace, record.ino)
         kept = _WayBack(self, record).go(without, stored)
-        self.went_back[record.ino] = self.volume.now()
         self.volume.counters.reverts += 1
         message = f"what was there before is back: {reason}; cxlfs history has what was written"
         if self.policies.is_directory(record.ino) or path is None:
@@ -167,6 +169,7 @@ class _WayBack:
         self._put_outside()
         self._flush()
         self._put_contents()
+        self._note_elsewhere()
         self._say([*self._policy(), *without])
         self._flush(durable=True)
         stored(without)
@@ -430,20 +433,34 @@ class _WayBack:
         inode = kept.inode
         if not _is_itself(inode) or not inode.is_removed:
             return False
-        if self._is_left_behind(kept.parent) and not self._has_stayed(inode, kept.parent):
+        if self._was_taken_back(kept):
+            return False
+        if inode.entries is not None and self._is_left_behind(kept.parent):
             return False
         found = self._namespace.inodes.get(self._entries(kept.parent).get(kept.name, 0))
         if found is not None and is_copy(found, inode):
             return False
         return not self._kept.is_elsewhere(kept, filter(self._goes_back, self._returns.left_open()))
 
-    def _has_stayed(self, inode: Inode, parent: int) -> bool:
-        """The unit that a file came from is done: else what was made there went back with it."""
-        directory = self._directory(parent)
-        found = None if directory is None else self._policies.outermost(directory)
-        if inode.entries is not None or found is None:
+    def _was_taken_back(self, kept: KeptName) -> bool:
+        """The unit that a file was made in, and came from, has gone back since."""
+        ino, when_ns = decode_taken_back((kept.inode.xattrs or {}).get(TAKEN_BACK_XATTR, b""))
+        if self._directory(ino) is None or when_ns < self._record.since_ns:
             return False
-        return self._returns.went_back.get(found[0].ino, -1) < self._record.since_ns
+        return self._namespace.is_below(kept.parent, ino)
+
+    def _note_elsewhere(self) -> None:
+        """What was made here and lies in other units has no place to go back to."""
+        value = encode_taken_back(self._record.ino, self._volume.now())
+        for record in self._returns.left_open():
+            if record.ino == self._record.ino:
+                continue
+            for kept in Kept(self._namespace, self._returns.aside, record).names():
+                inode = kept.inode
+                if not self._kept.is_inside(kept.parent) or self._is_apart(inode):
+                    continue
+                if inode.live is not None and self._record.is_new(inode.ino):
+                    self._say([XattrSetOperation(inode.ino, TAKEN_BACK_XATTR, value)])
 
     def _goes_back(self, record: OpenRecord) -> bool:
         """Another unit that puts what it has kept where it was, too."""
@@ -568,7 +585,7 @@ class _WayBack:
                 taken.append(TakenName(op.parent, op.name, inode, since, number))
             elif isinstance(op, LinkOperation):
                 namespace.link(op.parent, op.name, op.ino)
-            elif isinstance(op, XattrSetOperation) and op.name == COMMIT_XATTR:
+            elif isinstance(op, XattrSetOperation) and op.name in {COMMIT_XATTR, TAKEN_BACK_XATTR}:
                 namespace.set_xattr(namespace.get(op.ino), op.name, op.value)
         for ino in removed:
             if not namespace.get(ino).is_removed:

@@ -170,6 +170,51 @@ def test_what_was_moved_from_a_set_that_stays_is_there_again(
     assert (now[b"shard-0"], now[b"shard-1"]) == (old[b"shard-0"], b"of the next save")
 
 
+@pytest.mark.parametrize("how", ["killed", "crash"])
+def test_what_others_moved_from_a_set_that_went_back_is_there_again(
+    shop: Shop, store: Store, users: Users, how: str
+) -> None:
+    become(users, ALICE)
+    directory, old = saved_by_alice(store)
+    write_file(store, directory, b"shard-0", b"half")
+    become(users, BOB)
+    create(store, directory, b"note", BOB, b"of bob")
+    other = directory_of(store, BOB, b"checkpoint-6")
+    store.rename(directory, b"note", other, b"note")
+    if how == "crash":
+        store = shop.reopen(store, clean=False)
+    for uid in (ALICE, BOB):
+        users.endings[uid] = Ending.KILLED
+        store.units.settle()
+    assert open_count(store) == 0
+    assert tree(store, CHECKPOINT) == {**old, b"note": b"of bob"}
+
+
+@pytest.mark.parametrize("how", ["killed", "crash", "crash in between"])
+def test_what_was_made_in_a_set_and_moved_to_another_goes_with_both(
+    shop: Shop, store: Store, how: str
+) -> None:
+    writers = Writers(store)
+    directory, old = saved(store, b"checkpoint-1")
+    write_file(store, directory, b"more", b"half")
+    writers.present = "next"
+    other = make(store, b"checkpoint-2")
+    writers.present = "mover"
+    store.rename(directory, b"more", other, b"more")
+    if how != "crash":
+        writers.endings |= dict.fromkeys(("trainer", "mover"), Ending.KILLED)
+        store.units.settle()
+        assert open_count(store) == 1
+    if how == "killed":
+        writers.endings["next"] = Ending.KILLED
+        store.units.settle()
+    else:
+        store = shop.reopen(store, clean=False)
+    finish_work(store)
+    assert open_count(store) == 0
+    assert tree(store, b"") == {b"checkpoint-1/" + name: data for name, data in old.items()}
+
+
 def test_what_is_older_than_a_set_that_begins_in_an_empty_directory(store: Store) -> None:
     """It is no part of that, whoever made it."""
     writers = Writers(store)
