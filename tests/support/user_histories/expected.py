@@ -31,6 +31,8 @@ class Expected:
     """Of each file that got a name: one of these has one."""
     going: list[Directory] = dataclasses.field(default_factory=list)
     """Directories of all sets that go back now."""
+    was: dict[File, set[bytes]] = dataclasses.field(default_factory=dict)
+    """What files were before the sets began that go back."""
     committed: set[bytes] = dataclasses.field(default_factory=set)
     """Contents that had a name then."""
 
@@ -76,6 +78,8 @@ class Expected:
     def _other_names(self, each: ChangeSet, root: Directory, view: Picture, top: Path) -> None:
         """A link outside sees the file as it is, or as it was."""
         was = {f: each.before[path] for path, f in each.before_files.items() if path in each.before}
+        for file, content in was.items():
+            self.was.setdefault(file, set()).add(content)
         for path, file in root.below():
             if path[: len(top)] == top or path not in view:
                 continue
@@ -95,7 +99,9 @@ class Expected:
                 places |= {path for path, file in root.below() if file is child}
             for rest, contents in given.contents.items():
                 file = child if isinstance(child, File) else child.find(rest)
-                allowed = contents | (each.before_of(file) if isinstance(file, File) else set())
+                allowed = set(contents)
+                if isinstance(file, File):
+                    allowed |= each.before_of(file) | self.was.get(file, set())
                 for place in places:
                     path = (*place, *rest)
                     before = each.before.get(path[len(each.top.path) :])
@@ -103,7 +109,8 @@ class Expected:
                     self.either[path] = have | allowed | {None, before}
                 self.anywhere |= allowed
                 was_made = file is not child and isinstance(file, File) and file not in each.arrived
-                if not (each.is_murky or was_made or allowed & born or file in each.left):
+                may_go = allowed & born or given.files[rest] & each.left
+                if not (each.is_murky or was_made or may_go):
                     self.must.add(frozenset(allowed))
 
     def _moved_out(

@@ -90,13 +90,14 @@ def _is_series(name: bytes, directory: Directory) -> bool:
 @dataclasses.dataclass(eq=False)
 class Given:
     """Of what got a name in a set, and had another one: ``homes`` that it lost, the first one
-    first; ``names`` that it got; ``contents`` that it had since.
+    first; ``names`` that it got; ``contents`` that it had since, and the ``files`` that had them.
     """
 
     homes: list[tuple[Directory, bytes]] = dataclasses.field(default_factory=list)
     names: list[tuple[Directory, bytes]] = dataclasses.field(default_factory=list)
     contents: dict[Path, set[bytes]] = dataclasses.field(default_factory=dict)
     """By the path below it; of a file: the empty one."""
+    files: dict[Path, set[File]] = dataclasses.field(default_factory=dict)
 
     def note(self, child: File | Directory) -> None:
         """What is in it now."""
@@ -104,6 +105,7 @@ class Given:
         for path, file in below:
             if file.committed is not None:
                 self.contents.setdefault(path, set()).add(file.committed)
+                self.files.setdefault(path, set()).add(file)
 
 
 @dataclasses.dataclass(eq=False)
@@ -144,8 +146,10 @@ class ChangeSet:
     """Contents of files when they, or a directory above them, came into the set, or when it began:
     they may come back also if another user removes the name that they had then.
     """
+    gone: set[bytes] = dataclasses.field(default_factory=set)
+    """What was published in sets that have gone back since."""
     left: set[File] = dataclasses.field(default_factory=set)
-    """Files that were moved out of it."""
+    """Files that were moved out of it: what becomes of them is no matter of this set any more."""
     went: set[Directory] = dataclasses.field(default_factory=set)
     """Directories that were moved out: they come back, with what is in them."""
     lost: dict[Path, set[bytes]] = dataclasses.field(default_factory=dict)
@@ -171,26 +175,20 @@ class ChangeSet:
         """It got a name in the set, and had another one."""
         if not self.has_old(child):
             return
+        is_first = child not in self.given
         self.left -= {child} if isinstance(child, File) else {file for _, file in child.below()}
         found = self.given.setdefault(child, Given())
         found.homes.append(home)
         found.names.append(name)
         found.note(child)
         for _, file in [((), child)] if isinstance(child, File) else child.below():
-            if file.committed is not None:
+            if file.committed is not None and is_first:
                 self.arrived.setdefault(file, {file.committed} | self.before_of(file))
 
-    def not_given(self, file: File, directory: Directory, name: bytes) -> None:
+    def not_given(self, file: File) -> None:
         """It need not have a name, by itself or in a directory that came."""
         self.given.pop(file, None)
-        self.leaves(file, directory, name)
-
-    def leaves(self, file: File, directory: Directory, name: bytes) -> None:
-        """What becomes of it is no matter of this set any more."""
         self.left.add(file)
-        for child, given in self.given.items():
-            if isinstance(child, Directory) and directory.is_in(child):
-                given.contents.pop((*directory.path[len(child.path) :], name), None)
 
     def has_old(self, child: File | Directory) -> bool:
         """It was there when the set began, or comes from elsewhere."""
@@ -211,8 +209,10 @@ class ChangeSet:
     def losing(self, path: Path, file: File) -> None:
         """A name is taken: what others wrote into the file, and a log, come back with all."""
         is_apart = path in self.foreign or file in self.apart or is_log_name(path[-1])
-        if is_apart and file.committed is not None:
-            self.lost.setdefault(path, set()).add(file.committed)
+        if not is_apart or file.committed is None:
+            return
+        for each in (path, *(p for p, was in self.before_files.items() if was is file)):
+            self.lost.setdefault(each, set()).add(file.committed)
 
     def members(self) -> list[tuple[Path, File]]:
         return [(p, f) for p, f in self.top.below() if self.belongs(f, p[-1])]
@@ -248,7 +248,8 @@ class ChangeSet:
     def _is_marker(self, name: bytes, file: File) -> bool:
         if file.uid != self.uid or file.born <= self.began:
             return False
-        self.is_murky = self.is_murky or file.is_linked
+        others = self.published - {file} or {file}
+        self.is_murky = self.is_murky or file.is_linked or all(f.is_linked for f in others)
         if not file.live and not may_be_empty(name):
             return False
         self.is_murky = self.is_murky or is_torn(file.live)

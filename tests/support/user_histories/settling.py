@@ -270,21 +270,23 @@ class Settles:
         if found is not None and isinstance(file, File):
             found.losing(found.path_of(directory, name), file)
 
+    def dying(self, directory: Directory, name: bytes) -> None:
+        """The same, and it gets no other one."""
+        self.losing(directory, name)
+        found, file = self.set_of(directory), directory.entries.get(name)
+        if not isinstance(file, File) or len(list(self.names_of(file))) != 1:
+            return
+        if found is None:
+            for each in self.sets:  # it had a name there, and left it
+                each.not_given(file)
+        elif found.uid != self.present.uid or not found.belongs(file, name):
+            found.not_given(file)  # it is no change of the set: removed for good
+
     def unlinking(self, directory: Directory, name: bytes) -> None:
         """What another user has removed does not come back."""
-        self.losing(directory, name)
+        self.dying(directory, name)
         found, file = self.set_of(directory), directory.entries[name]
-        if not isinstance(file, File):
-            return
-        is_last = len(list(self.names_of(file))) == 1
-        if found is None:
-            for each in self.sets if is_last else ():  # it had a name there, and left it
-                each.not_given(file, directory, name)
-            return
-        is_others = found.uid != self.present.uid
-        if is_last and (is_others or not found.belongs(file, name)):
-            found.not_given(file, directory, name)  # it is no change of the set: removed for good
-        if is_others:
+        if found is not None and isinstance(file, File) and found.uid != self.present.uid:
             path = found.path_of(directory, name)
             if file is found.before_files.get(path):
                 found.before.pop(path, None)
@@ -294,7 +296,8 @@ class Settles:
 
     def removing(self, directory: Directory) -> None:
         found = self.set_of(directory)
-        if found is not None and directory.uid != found.uid and directory is not found.top:
+        is_others = found is not None and {directory.uid, self.present.uid} != {found.uid}
+        if found is not None and is_others and directory is not found.top:
             found.removed_of_others.add(directory.path[len(found.top.path) :])
         for each in list(self.sets):
             if each.top is not directory or each.place is not None:
@@ -348,7 +351,7 @@ class Settles:
         out_of: ChangeSet | None,
     ) -> None:
         if out_of is not None and isinstance(child, File):
-            out_of.leaves(child, *home)
+            out_of.left.add(child)
         if out_of is not None and isinstance(child, Directory):
             out_of.went.add(child)
             if into is not None:  # which of them has it in the end is not promised
@@ -367,8 +370,7 @@ class Settles:
             return False
         if child.made <= into.began:
             return False
-        is_known = len(child.publishers) == 1 or child in into.published
-        return is_known and child.publishers <= into.writers
+        return len(child.publishers) == 1 and child.publishers <= into.writers
 
     def linking(self, file: File, old: bytes, above: Directory, name: bytes) -> None:
         """A file gets one more name."""
@@ -407,7 +409,9 @@ class Settles:
 
     def published_by_kill(self, file: File) -> None:
         """What a killed writer had begun is there, unfinished: a change as any other."""
-        for above, name in self.names_of(file):
+        names = list(self.names_of(file))
+        self.note_publisher(file, names)
+        for above, name in names:
             found = self.set_of(above)
             if found is not None and found.belongs(file, name):
                 found.changed = self.now
@@ -435,6 +439,8 @@ class Settles:
         lacks = each.is_new and each.place is None and not each.marked
         beside = each.rule.always_marked and rule_beside(each.top) == each.rule
         finished = any(self.finishers.get(w) == each.rule.name for w in each.writers)
+        if lacks and not beside and any(self._may_have_marker(other, each) for other in self.sets):
+            each.is_murky = True
         lacks = lacks and (finished or beside)
         going = {other.top for other in self.sets if other is not each}
         if lacks and not finished and rule_beside(each.top, but=going) != each.rule:
@@ -447,6 +453,11 @@ class Settles:
         if each.is_new and not each.marked and each.writers & maybe:
             each.is_murky = True
         return each.outcome(self.endings, self.now, lacks_marker=lacks, closing=closing)
+
+    def _may_have_marker(self, other: ChangeSet, each: ChangeSet) -> bool:
+        """It shows the marker that another one lacks once it goes back."""
+        is_beside = other is not each and other.top.parent is each.top.parent
+        return is_beside and any((done,) in other.before for done in each.rule.done)
 
     def _may_lack(self, each: ChangeSet) -> bool:
         """Its writers are gone without its marker. What is promised then of a set that is compared
@@ -500,7 +511,9 @@ class Settles:
             expected.go_back(each, self.root, view)
         for each in back:
             others = [other.contents for other in {*back, *murky} - {each}]
-            expected.give_back(each, self.root, set().union(*others))
+            expected.give_back(each, self.root, each.gone.union(*others))
+        for each in self.sets:
+            each.gone = each.gone.union(*(other.contents for other in back))
         for each in murky:
             top = each.top.path
             below = {c for path, c in view.items() if path[: len(top)] == top}

@@ -143,7 +143,7 @@ class World(Settles):
         self.begin(process, f"{verb} {path.decode()} {new.decode()}")
         self.changing(old_above, old_name)
         self.changing(above, name)
-        self.losing(above, name)
+        (self.losing if exchange else self.dying)(above, name)
         self.store.rename(old_above.ino, old_name, above.ino, name, exchange=exchange)
         self.moving(child, old_above, old_name, above, name)
         if exchange and other is not None:
