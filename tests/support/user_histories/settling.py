@@ -241,7 +241,8 @@ class Settles:
             return
         for each in self.sets:
             is_beside = each is not murky and each.top.parent is murky.top.parent
-            if is_beside and self.present in each.writers and not each.rule.expects_marker:
+            expects = each.rule.expects_marker and each.place is None
+            if is_beside and self.present in each.writers and not expects:
                 each.is_murky = True
 
     def making(self, above: Directory, name: bytes, made: Directory) -> None:
