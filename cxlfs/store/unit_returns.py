@@ -347,7 +347,8 @@ class _WayBack:
 
     def _put_inside(self) -> None:
         """Each name in a directory of the unit means again what it meant. Where a directory stays
-        that has the name of one which has nothing, what was below comes into that.
+        that has the name of one which has nothing, what was below comes into that. Where another
+        file stays, what has no other name gets one like it.
         """
         instead = self._instead = self._find_instead()
         for kept in list(self._kept.names()):
@@ -364,7 +365,8 @@ class _WayBack:
                     continue  # it did not leave, or is back as it was
                 self._take(to, kept.name, found)
                 found = None
-            if found is not None and found is not inode and inode.entries:
+            lost = inode.entries or (inode.live is not None and inode.is_removed)
+            if found is not None and found is not inode and lost:
                 self._put_free(kept, to)
             elif found is None and not self._namespace.is_below(to, inode.ino):
                 self._put(kept, to, kept.name)

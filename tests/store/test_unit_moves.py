@@ -215,6 +215,18 @@ def test_what_was_made_in_a_set_and_moved_to_another_goes_with_both(
     assert tree(store, b"") == {b"checkpoint-1/" + name: data for name, data in old.items()}
 
 
+def test_what_stays_takes_no_name_from_what_was_there(store: Store, users: Users) -> None:
+    become(users, ALICE)
+    directory, old = saved_by_alice(store)
+    store.unlink(directory, b"shard-0")
+    become(users, BOB)
+    create(store, directory, b"shard-0", BOB, b"of bob")
+    users.endings[ALICE] = Ending.KILLED
+    store.units.settle()
+    now = {**old, b"shard-0": b"of bob", b"shard-0.moved-in": old[b"shard-0"]}
+    assert tree(store, CHECKPOINT) == now
+
+
 def test_what_is_older_than_a_set_that_begins_in_an_empty_directory(store: Store) -> None:
     """It is no part of that, whoever made it."""
     writers = Writers(store)

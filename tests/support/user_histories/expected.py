@@ -57,6 +57,8 @@ class Expected:
                 self.anywhere.add(content)
         for path, allowed in each.goes_back(now).items():
             self.either[*top, *path] = self.either.get((*top, *path), set()) | allowed
+            if allowed != {was := each.before.get(path)}:  # or as NAME.moved-in
+                self.anywhere |= {content for content in (*allowed, was) if content is not None}
         self._other_names(each, root, view, top)
         for child, place in each.moved.items():
             self._moved_out(each, child, place, root, view)
