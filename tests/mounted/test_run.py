@@ -191,6 +191,60 @@ def test_programs_of_other_kinds_start(
     assert not counts["reasons"] or "-fsanitize=address" in compiler, "it handles SIGSEGV"
 
 
+KERNELS = """
+import os, resource, signal
+data = bytes(range(256)) * 8192
+def attempt(name, flags, write, mode=0o644):
+    fd = os.open(name, flags | os.O_CREAT, mode)
+    os.fchmod(fd, mode)
+    try: print(name, write(fd), os.fstat(fd).st_size, oct(os.fstat(fd).st_mode))
+    except OSError as error: print(name, error.errno, os.fstat(fd).st_size)
+    os.close(fd)
+def limited(fd):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, resource.RLIM_INFINITY))
+    try: return os.write(fd, data), os.write(fd, data)
+    finally: resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+def whole(fd): return os.write(fd, data)
+attempt("appended", os.O_WRONLY | os.O_APPEND, whole)
+attempt("durable", os.O_WRONLY | os.O_DSYNC, whole)
+attempt("all-durable", os.O_WRONLY | os.O_SYNC, whole)
+attempt("read-only", os.O_RDONLY, whole)
+attempt("set-id", os.O_WRONLY, whole, 0o6755)
+attempt("durable-once", os.O_WRONLY, lambda fd: os.pwritev(fd, [data], 0, os.RWF_DSYNC))
+attempt("pieces", os.O_WRONLY, lambda fd: os.writev(fd, [data[:200_000]] * 17))
+"""
+USERS = """
+fd = os.open("users", os.O_WRONLY | os.O_CREAT, 0o644)
+print(os.write(fd, data))
+os.fchmod(fd, 0o6755)
+print(os.write(fd, data))
+os.fchmod(fd, 0o644)
+os.seteuid(65534)
+print(os.write(fd, data))
+os.seteuid(0)
+attempt("limited", os.O_WRONLY, limited)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_means_more_than_storing_is_the_kernels(place: Workplace, tmp_path: Path) -> None:
+    """Each of these writes, and no byte of it is stored directly; without a reason beside them
+    the same write is.
+    """
+    place.mountpoint.chmod(0o777)
+    command = (sys.executable, "-c", KERNELS)
+    expected = play(tmp_path / "kernels", *command, run=False)
+    found = play(place.mountpoint / "kernels", *command, run=True)
+    assert found[:2] == expected[:2]
+    assert found[2].get("direct_bytes", 0) == 0, found
+    command = (sys.executable, "-c", KERNELS.partition('attempt("appended')[0] + USERS)
+    expected = play(tmp_path / "users", *command, run=False)
+    found = play(place.mountpoint / "users", *command, run=True)
+    assert found[:2] == expected[:2]
+    assert found[2]["direct_bytes"] == 2 * (2 * MIB), "the first of each"
+
+
 # --- Python, and what is written with it ----------------------------------------------------------
 
 NUMPY = """

@@ -18,7 +18,7 @@ from tests.support.mount import MIB, Workplace, fast_directory, workplace
 from tests.support.run_fuzzing import large_pages
 from tests.support.run_programs.suites import Suite
 
-STORE_BYTES = 2048 * MIB
+STORE_BYTES = 6144 * MIB
 PLACES = ("tmpfs", "mount", "run", "run-all")
 EVERY_WRITE = {"CXLFS_RUN_FROM": "1"}
 EXPECTED_OF = {"mount": "tmpfs", "run": "mount", "run-all": "mount"}
@@ -140,13 +140,13 @@ def differences(place: str, part: str, expected: Result, found: Result) -> list[
 
 
 @contextlib.contextmanager
-def ground() -> Iterator[Ground]:
+def ground(*, store_bytes: int = STORE_BYTES) -> Iterator[Ground]:
     with contextlib.ExitStack() as stack:
         below = fast_directory()
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=below)))
         scratch.chmod(0o755)
-        huge = stack.enter_context(large_pages(STORE_BYTES + 64 * MIB))
-        place = stack.enter_context(workplace(size_bytes=STORE_BYTES, below=huge))
+        huge = stack.enter_context(large_pages(store_bytes + 64 * MIB))
+        place = stack.enter_context(workplace(size_bytes=store_bytes, below=huge))
         place.announced.append(r"reverted: the previous version is back: the writer was killed")
         place.mount()
         yield Ground(place, scratch)
