@@ -362,6 +362,7 @@ int main(int count, char **arguments)
     if (count != 2)
         return 2;
     fill();
+    errno = 0;
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
         if (strcmp(arguments[1], scenes[i].name) == 0) {
             scenes[i].play();

@@ -27,14 +27,16 @@ enum { MIB = 1 << 20, BYTES = 3 * MIB + 12345 };
 
 extern uint8_t *bytes;
 
+/* With errno of what has failed; what succeeds leaves errno as it was. */
 static inline void said(const char *what, long long result)
 {
     int error = errno;
     printf("%s %lld", what, result);
-    if (result < 0)
+    if (error != 0)
         printf(" %s", strerrorname_np(error));
     printf("\n");
     fflush(stdout);
+    errno = 0;
 }
 
 static inline int make(const char *name, int flags)
