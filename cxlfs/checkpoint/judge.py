@@ -24,7 +24,8 @@ from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
 from cxlfs.checkpoint.formats.files import FILE_FORMATS
 from cxlfs.checkpoint.formats.hdf5 import Hdf5
 from cxlfs.checkpoint.formats.npy import NumpyArchive
-from cxlfs.checkpoint.formats.other import SUFFIXES
+from cxlfs.checkpoint.formats.other import SUFFIXES, Other
+from cxlfs.checkpoint.formats.torch_legacy import MAGIC as TORCH_LEGACY
 from cxlfs.checkpoint.jsons import ends_early, read_json
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
@@ -44,8 +45,8 @@ _PIECE_BYTES = MIB
 _NAME_WORDS_MAX = 200
 _JSON = ".json"
 _HAVE_DIRECTORIES = (hdf5.MAGIC, zips.MAGIC)
-_MARKS = (hdf5.MAGIC, zips.MAGIC, npy.MAGIC, b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""The last ones are pickles."""
+_MARKS = (hdf5.MAGIC, zips.MAGIC, npy.MAGIC, TORCH_LEGACY)
+"""No pickle: a log of pickles begins like one, and so does other data."""
 _SWMR = 4
 """A flag of HDF5: readers may open the file while it grows, and it is good at any end."""
 _WHOLE_AT_ANY_END = (NumpyArchive, Hdf5)
@@ -91,7 +92,19 @@ def is_judged_new(name: bytes, head: bytes) -> bool:
     count where their writer had not closed them.
     """
     text = name.decode("utf-8", "replace")
-    return _shown(text, head) is not None or text.endswith(SUFFIXES)
+    return _shown(text, head) is not None or is_unread(name)
+
+
+def is_unread(name: bytes) -> bool:
+    """Whether it is the name of a model file that nobody reads here."""
+    return name.decode("utf-8", "replace").endswith(SUFFIXES)
+
+
+def shows_format(name: bytes) -> bool:
+    """Whether the name alone says what a file should hold."""
+    text = name.decode("utf-8", "replace")
+    found = next((each for each in FILE_FORMATS if each.recognises(text, b"")), None)
+    return found is not None and not isinstance(found, Other)
 
 
 def looks_alike(name: bytes, new: bytes, old: bytes) -> bool:
@@ -218,13 +231,14 @@ def _is_open_for_readers(head: bytes) -> bool:
 
 
 def _read_json(reader: Reader) -> _Names | None:
+    """Its keys are not compared: programs drop some, and end with an error for other reasons."""
     try:
-        value = read_json(reader, "it")
+        read_json(reader, "it")
     except DamagedError as error:
         if ends_early(error.__cause__):
             raise
         return None  # lines of JSON, comments, another encoding
-    return _Names("key", frozenset(value) if isinstance(value, dict) else None)
+    return _Names("key", None)
 
 
 def _head(source: Source) -> bytes:

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from cxlfs.checkpoint.judge import Evidence as Found
-from cxlfs.checkpoint.judge import changes_as_one, is_judged, is_judged_new, looks_alike
+from cxlfs.checkpoint.judge import (
+    changes_as_one,
+    is_judged,
+    is_judged_new,
+    is_unread,
+    looks_alike,
+    shows_format,
+)
 from cxlfs.errors import CxlfsError
 from cxlfs.store.overwrite import Evidence
 from cxlfs.store.overwrites import HEAD_BYTES
@@ -35,8 +42,9 @@ _OF_AN_OVERWRITE = {
     Found.BEGINNING: Evidence.STRONG,
     Found.STRONG: Evidence.STRONG,
 }
-_OF_A_NEW_FILE = _OF_AN_OVERWRITE | {Found.WEAK: Evidence.NONE, Found.BEGINNING: Evidence.NONE}
+_OF_A_NEW_FILE = dict.fromkeys(Found, Evidence.NONE) | {Found.STRONG: Evidence.STRONG}
 """Files of one series need not hold the same tensors: numbers mean ranks and layers, too."""
+_NOTHING = Evidence.NONE, ""
 
 
 class Judging:
@@ -83,17 +91,19 @@ class Judging:
 
     def _look(self, question: Question) -> tuple[Evidence, str] | None:
         """What the first bytes of a new file say; None: the judge is to be asked."""
+        if is_unread(question.name):
+            return Evidence.UNKNOWN, "its format is not read here"
         if not question.new_bytes:
-            return Evidence.WEAK, "it is empty"
+            return (Evidence.WEAK, "it is empty") if shows_format(question.name) else _NOTHING
         try:
             with self._lock:
                 new, old = (
                     question.read(which, 0, min(HEAD_BYTES, size))
                     for which, size in (("new", question.new_bytes), ("old", question.old_bytes))
                 )
-        except CxlfsError as error:
-            return Evidence.UNKNOWN, error.message
-        return None if looks_alike(question.name, new, old) else (Evidence.UNKNOWN, "")
+        except CxlfsError:
+            return _NOTHING
+        return None if looks_alike(question.name, new, old) else _NOTHING
 
     async def _answer(self, question: Question) -> None:
         def read(which: str, offset: int, length: int) -> bytes:

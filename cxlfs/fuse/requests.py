@@ -56,7 +56,7 @@ _COPYING = _CONTINUING | {
     *(b"cp", b"mv", b"install", b"ln", b"mkdir", b"dd", b"cat", b"tee", b"scp", b"sftp-server"),
     *(b"tar", b"bsdtar", b"cpio", b"unzip", b"7z", b"sh", b"bash", b"dash", b"zsh", b"fish"),
     *(b"aws", b"gsutil", b"gcloud", b"azcopy", b"rclone", b"s3cmd", b"s5cmd", b"mc", b"git"),
-    *(b"smbd", b"nfsd", b"cxlfs"),
+    *(b"smbd", b"nfsd", b"cxlfs", b"split", b"csplit", b"head", b"tail", b"truncate"),
 }
 """Programs that make files of what others have written, and perhaps not of all of it."""
 _KILLED = frozenset({Ending.KILLED, Ending.INTERRUPTED})

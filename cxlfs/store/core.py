@@ -362,6 +362,8 @@ class Store:
 
     def open_file(self, ino: int, flags: int) -> int:
         inode = self.namespace.get(ino)
+        if flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_TRUNC:
+            self.overwrites.wanted_as_it_is(inode)
         self.units.opening(inode, appends=_appends(flags))
         return self.files.open(inode, flags).id
 
@@ -399,7 +401,7 @@ class Store:
     def fsync(self, handle: int, *, data_only: bool = False) -> None:
         """Durable publication; ``data_only`` saves nothing here: size and data are one record."""
         del data_only
-        self.overwrites.synced(self.files.get(handle).inode)
+        self.overwrites.wanted_as_it_is(self.files.get(handle).inode)
         self.files.fsync(handle)
         self.units.settle_pending()
 

@@ -112,11 +112,18 @@ class Names:
             raise NotFoundError("no such name")
         return inode
 
-    def _changing(self, directory: Inode, name: bytes, *, removing: bool = False) -> None:
+    def _changing(
+        self,
+        directory: Inode,
+        name: bytes,
+        *,
+        removing: bool = False,
+        given: Inode | None = None,
+    ) -> None:
         """Checkpoint units hear of it first."""
         units = self.versions.units
         if units.active:
-            units.changing(directory, name, removing=removing)
+            units.changing(directory, name, removing=removing, given=given)
 
     def _dying(self, directory: Inode, name: bytes, inode: Inode | None) -> list[Operation]:
         """What a checkpoint unit keeps of a name that is about to be taken from ``inode``: behind
@@ -285,6 +292,8 @@ class Names:
         inode = self.find(parent, name)
         if inode.entries is not None:
             raise IsDirectoryError("a directory")
+        if self.versions.units.active:
+            self.versions.units.unlinking(directory, name)
         self._changing(directory, name, removing=True)
         now = self.volume.now()
         if inode.uncommitted:
@@ -450,7 +459,7 @@ class Names:
         if len(new_name) > len(name):
             self.require_metadata_room()
         self._changing(source_directory, name, removing=True)
-        self._changing(target_directory, new_name)
+        self._changing(target_directory, new_name, given=inode)
         self.versions.units.publishing(inode, new_parent, new_name)
         if exchange and target is not None:
             self._exchange(source_directory, name, inode, target_directory, new_name, target)

@@ -55,7 +55,9 @@ class OpenUnit:
     """Who has written, and whether each is a program that copies files."""
     published: set[int] = dataclasses.field(default_factory=set)
     rewritten: bool = False
-    """One of those that is no marker has got another content since."""
+    """A file that is no marker has got another content, or was removed, since one was published."""
+    edited: bool = False
+    """A file that was there has been changed in place."""
     spoiled: set[int] = dataclasses.field(default_factory=set)
     unclosed: set[int] = dataclasses.field(default_factory=set)
     apart: set[int] = dataclasses.field(default_factory=set)
@@ -127,6 +129,7 @@ class OpenUnit:
             writers={},
             published=set(),
             rewritten=False,
+            edited=False,
             spoiled=set(),
             unclosed=set(),
             early=set(),

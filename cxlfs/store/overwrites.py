@@ -227,11 +227,11 @@ class Overwrites:
             added.before = before
             added.writers.update([] if writer is None else [writer])
 
-    def synced(self, inode: Inode) -> None:
-        """A program wants what it has written of a file so far: a new one is not judged any more.
-        Raises as :meth:`Volume.commit`.
+    def wanted_as_it_is(self, inode: Inode) -> None:
+        """A program wants what is written of a file so far, or goes on with it: a new one is not
+        judged any more. Raises as :meth:`Volume.commit`.
         """
-        if not is_unjudged(inode):
+        if not is_unjudged(inode) or self._volume.read_only:
             return
         if not inode.uncommitted:
             ops = [XattrRemoveOperation(inode.ino, UNJUDGED_XATTR)]
@@ -421,7 +421,7 @@ class Overwrites:
         overwrite = self._pending.get(ino)
         if overwrite is None or self._volume.read_only or self._is_alive(overwrite):
             return False
-        overwrite.wanted = overwrite.wanted or opens or overwrite.held is None
+        overwrite.wanted = overwrite.wanted or opens
         unit = self.unit_of(overwrite.inode)
         deciding = [overwrite] if unit is None else self._left_in(unit)
         for each in deciding:
@@ -532,6 +532,7 @@ class Overwrites:
             overwrite.ended = now
         failed = overwrite.crashed or bool(endings - {Ending.WELL, Ending.UNKNOWN})
         quiet = now - max(overwrite.closed, overwrite.ended) >= QUIET_SECONDS
+        quiet = quiet and overwrite.held is not None  # another program may go on with a new file
         if evidence is Evidence.STRONG and not (failed or overwrite.wanted or quiet):
             return False
         is_certain = evidence is Evidence.STRONG and (failed or not inode.name.endswith(_TEXT))

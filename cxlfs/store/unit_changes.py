@@ -52,8 +52,8 @@ class ChangesInUnits(DecidesUnits):
         if owner is not None:
             return [] if self.is_others(owner) else self._keep_stray(owner, inode)
         unit = self._unit_in(directory)
-        if unit is not None and inode.ino in unit.published:
-            unit.rewritten |= not unit.rule.may_be_rewritten(name)
+        if unit is not None and unit.published and inode.entries is None:
+            unit.rewritten = unit.rewritten or not unit.rule.may_be_rewritten(name)
         if unit is None or not self._is_old_member(unit, directory, name, inode):
             return []
         return self.keep_name(unit, directory.ino, name, inode)

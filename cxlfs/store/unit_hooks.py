@@ -42,7 +42,16 @@ class UnitHooks(Protocol):
 
     active: bool
 
-    def changing(self, directory: Inode, name: bytes | None, *, removing: bool) -> None: ...
+    def changing(
+        self,
+        directory: Inode,
+        name: bytes | None,
+        *,
+        removing: bool,
+        given: Inode | None = None,
+    ) -> None: ...
+
+    def unlinking(self, directory: Inode, name: bytes) -> None: ...
 
     def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool: ...
 
@@ -66,7 +75,9 @@ class UnitHooks(Protocol):
 
     def is_unwritten_marker(self, inode: Inode) -> bool: ...
 
-    def published(self, inode: Inode, *, incomplete: bool, moves: bool = False) -> None: ...
+    def published(
+        self, inode: Inode, *, incomplete: bool, moves: bool = False, whole: bool = True
+    ) -> None: ...
 
     def linked(self, inode: Inode) -> None: ...
 
@@ -89,7 +100,16 @@ class NoUnits:
 
     active = False
 
-    def changing(self, directory: Inode, name: bytes | None, *, removing: bool) -> None: ...
+    def changing(
+        self,
+        directory: Inode,
+        name: bytes | None,
+        *,
+        removing: bool,
+        given: Inode | None = None,
+    ) -> None: ...
+
+    def unlinking(self, directory: Inode, name: bytes) -> None: ...
 
     def changing_content(self, inode: Inode, *, in_steps: bool = False) -> bool:
         del inode, in_steps
@@ -131,7 +151,9 @@ class NoUnits:
         del inode
         return False
 
-    def published(self, inode: Inode, *, incomplete: bool, moves: bool = False) -> None: ...
+    def published(
+        self, inode: Inode, *, incomplete: bool, moves: bool = False, whole: bool = True
+    ) -> None: ...
 
     def linked(self, inode: Inode) -> None: ...
 

@@ -6,7 +6,8 @@ Other modules know whether its writers are gone, and what follows (``unit_rules`
 Invariants
 - A set is said to lack something only where a whole one shows it, and where it holds nothing that
   the whole one does not have. What its own bytes call whole, or its marker, is never asked for.
-- What programs that copy files leave out is nobody's mistake.
+- What programs that copy files leave out is nobody's mistake. Who changes a file in place means
+  that change alone.
 - With what was there before a set is compared once, until something changes in it.
 """
 
@@ -46,7 +47,7 @@ class Lacks:
         """What is missing in a unit that has no marker, for people; empty: nothing that is known.
         Its directory is there.
         """
-        if all(unit.writers.values()):
+        if unit.edited or all(unit.writers.values()):
             return ""
         if unit.is_new and not unit.replaces:
             return self._beside(unit)

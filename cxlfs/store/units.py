@@ -58,15 +58,19 @@ class Units(ChangesInUnits):
     # --- changes --------------------------------------------------------------------------------
 
     def changing(
-        self, directory: Inode, name: bytes | None = None, *, removing: bool = False
+        self,
+        directory: Inode,
+        name: bytes | None = None,
+        *,
+        removing: bool = False,
+        given: Inode | None = None,
     ) -> None:
-        """Something in a directory is about to change. Raises NoSpaceError (whoever is ``removing``
-        goes on without), MediaError.
+        """Something in a directory is about to change; ``given``: a file gets that name. Raises
+        NoSpaceError (whoever is ``removing`` goes on without), MediaError.
         """
-        if removing and name is not None:
-            self._end_cleared(directory, name)
         if not self._goes_on(directory, name):
-            self._may_begin(directory, name, 0, removing=removing)
+            changed = 0 if given is None or given.entries is not None else given.ino
+            self._may_begin(directory, name, changed, removing=removing)
 
     def _may_begin(
         self, directory: Inode, name: bytes | None, changed: int, *, removing: bool = False
@@ -149,9 +153,10 @@ class Units(ChangesInUnits):
         self._touch(unit, writer)
         return True
 
-    def _end_cleared(self, directory: Inode, name: bytes) -> None:
-        """A saver begins to remove what it has saved, to save again: that is finished. It is if
-        each file was written once, and this is the first one to go. Raises as
+    def unlinking(self, directory: Inode, name: bytes) -> None:
+        """A file is about to be removed. A saver that begins to remove what it has saved, to save
+        again, has finished that: if nobody else wrote in the unit, each file was made in it and
+        written once, and nothing was removed since the first of them. Raises as
         :meth:`Volume.commit`.
         """
         unit = self.places.unit_of(directory)
@@ -162,7 +167,8 @@ class Units(ChangesInUnits):
             return
         if unit_rules.matches(name, unit.rule.temporary):
             return
-        is_whole = self.writer() in unit.writers and not (unit.spoiled or unit.kept)
+        alone = unit.writers.keys() == {self.writer()}
+        is_whole = alone and not (unit.spoiled or unit.kept)
         if is_whole and not self._is_busy(unit, None):
             self._done(unit)
         else:
@@ -198,6 +204,8 @@ class Units(ChangesInUnits):
         unit.apart = {ino for ino in early if not rule.is_policy or ino in self._appended}
         unit.early = early - unit.apart
         unit.fresh = {ino for ino in unit.early if self._namespace.get(ino).uncommitted}
+        if changed in self.open_for_writing and self._namespace.get(changed).uncommitted:
+            unit.fresh.add(changed)  # by its writer, under another name
         ops = self.operations_for([], [unit])
         self._volume.commit(ops, durable=False)
         self.stored(ops, [], [unit])
@@ -344,10 +352,17 @@ class Units(ChangesInUnits):
         names = self._names_in(inode.parent)
         return unit_markers.is_unwritten(self.opened.beside, inode, names)
 
-    def published(self, inode: Inode, *, incomplete: bool, moves: bool = False) -> None:
-        """A file's content was published. ``moves``: and it loses the name that it has."""
+    def published(
+        self, inode: Inode, *, incomplete: bool, moves: bool = False, whole: bool = True
+    ) -> None:
+        """A file's content was published. ``moves``: and it loses the name that it has; ``whole``:
+        nothing of the content before is in it.
+        """
         writer = self.writer()
         unit = self._seen(inode, writer, incomplete=incomplete, moves=moves)
+        if unit is not None and inode.ino < unit.first_ino and inode.ino not in unit.fresh:
+            unit.rewritten = unit.rewritten or not unit.rule.may_be_rewritten(inode.name)
+            unit.edited |= not whole
         if unit is None and self.opened:
             self.made_by.note(inode.ino, writer)
 
@@ -409,7 +424,7 @@ class Units(ChangesInUnits):
             if not incomplete:
                 unit.spoiled.discard(inode.ino)
                 if is_content and inode.ino in unit.published:
-                    unit.rewritten |= not unit.rule.may_be_rewritten(inode.name)
+                    unit.rewritten = unit.rewritten or not unit.rule.may_be_rewritten(inode.name)
                 unit.published.add(inode.ino)
                 if not moves and inode.ino not in self.open_for_writing:  # else more of it may come
                     self._look_for_end(unit, inode)

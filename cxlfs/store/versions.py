@@ -144,7 +144,7 @@ class Prepared:
         units = self._versions.units
         if units.active:
             incomplete = bool(self._flags & layout.INODE_INCOMPLETE)
-            units.published(inode, incomplete=incomplete, moves=self._moves)
+            units.published(inode, incomplete=incomplete, moves=self._moves, whole=version.whole)
 
     def _note_what_ended(self, inode: Inode, version: Version) -> None:
         """With the content before; what a checkpoint unit keeps of it is there."""

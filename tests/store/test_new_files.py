@@ -131,11 +131,14 @@ def test_what_is_whole_stays_and_is_the_next_measure(trial: Trial, killed: bool)
     assert trial.asked[-1] == (b"a-3.pt", WHOLE if killed else second)
 
 
-def test_a_good_end_decides_later_or_when_somebody_looks(trial: Trial) -> None:
-    trial.save(b"a-2.pt", TORN)
+def test_a_good_end_decides_when_somebody_lists_the_directory(trial: Trial) -> None:
+    ino = trial.save(b"a-2.pt", TORN)
     trial.ending = Ending.WELL
-    assert b"a-2.pt" in trial.settle()
     trial.now += QUIET_SECONDS
+    assert b"a-2.pt" in trial.settle()
+    trial.store.overwrites.wait_for(ino, opens=False)
+    assert b"a-2.pt" in trial.settle(), "another program may go on with it"
+    assert not trial.store.overwrites.wait_below(1)
     assert b"a-2.pt" not in trial.settle()
     trial.save(b"a-2.pt", TORN)
     assert trial.store.overwrites.wait_below(1), "who lists the directory waits for the judge"
@@ -344,3 +347,14 @@ def test_many_torn_ones_at_once(trial: Trial) -> None:
     for _ in range(2):
         names = trial.settle()
     assert names == [b"a-1.pt"]
+
+
+def test_a_file_that_another_program_goes_on_with_stays(trial: Trial) -> None:
+    ino = trial.save(b"a-2.pt", TORN)
+    trial.ending = Ending.WELL
+    trial.judge()
+    close(trial.store, trial.store.open_file(ino, os.O_WRONLY | os.O_APPEND))
+    assert not trial.store.overwrites.wait_below(1)
+    assert trial.settle() == [b"a-1.pt", b"a-2.pt"]
+    trial.reopen()
+    assert trial.settle() == [b"a-1.pt", b"a-2.pt"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from cxlfs.store import Store
@@ -241,7 +243,72 @@ def test_a_saver_that_clears_its_own_group_had_finished_it(
     assert open_count(store) == 0
 
 
-@pytest.mark.parametrize("how", ["temporary", "rewritten", "renamed over", "busy", "another"])
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("first", [b"x", b"zarr.json"])
+def test_a_group_of_which_a_part_changed_is_cleared(
+    store: Store, writers: Writers, first: bytes, *, marked: bool
+) -> None:
+    """What is removed before the changed file goes was finished earlier: it comes back."""
+    group(store, {b"x": 2, b"y": 1}, marked=marked)
+    writers.now += 100.0
+    store.units.settle()
+    top = find(store, b"a.zarr").ino
+    write_file(store, top, b"zarr.json", b'{"attributes": 1}')
+    whole = tree(store, b"a.zarr")
+    before = whole if first == b"zarr.json" or marked else None
+    if first == b"x":
+        clear(store, b"x", top)
+    store.unlink(top, b"zarr.json")
+    writers.endings[writers.present] = Ending.KILLED
+    store.units.settle()
+    left = tree(store, b"a.zarr") or {}
+    assert set(left) == set(whole or {})
+    if before is not None:
+        assert {left[name] for name in left if b"c/" in name} == {b"chunk of x", b"chunk of y"}
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_file_that_is_renamed_before_it_is_closed(
+    store: Store, writers: Writers, model: int, *, closes: bool
+) -> None:
+    """As safetensors does: the unit begins with the rename, and the file belongs to it."""
+    before = tree(store, b"model")
+    for shard in SHARDS[:2]:
+        handle = store.create(model, b".tmp-a", 0o644, 5, 6, os.O_RDWR)[1]
+        store.write(handle, 0, (before or {})[shard].replace(b"1", b"2"))
+        if closes:
+            close(store, handle)
+        store.rename(model, b".tmp-a", model, shard)
+        if not closes:
+            close(store, handle)
+    writers.endings[writers.present] = Ending.KILLED
+    store.units.settle()
+    left = tree(store, b"model") or {}
+    assert left.pop(b".tmp-a", None) is None or closes  # it was there before the unit began
+    assert left == before
+
+
+@pytest.mark.parametrize(
+    "names", [[b"latest.weights.h5", b"training_metadata.json"], [b"__0_0.distcp", b".metadata"]]
+)
+def test_a_part_that_somebody_edits_in_place_stays(
+    store: Store, writers: Writers, names: list[bytes]
+) -> None:
+    fill(store, writers, b"saved", dict.fromkeys(names, b'{"step": 1}'))
+    writers.present = "an editor"
+    directory = find(store, b"saved").ino
+    handle = store.open_file(store.lookup(directory, names[0]).ino, os.O_RDWR)
+    store.write(handle, 9, b"5")
+    close(store, handle)
+    end_well(store, writers)
+    writers.now += 100.0
+    store.units.settle()
+    assert (tree(store, b"saved") or {})[names[0]] == b'{"step": 5}'
+
+
+@pytest.mark.parametrize(
+    "how", ["temporary", "renamed", "rewritten", "renamed over", "busy", "another"]
+)
 def test_what_a_saver_removes_in_mid_save(store: Store, writers: Writers, how: str) -> None:
     """That is no sign of an end, and nothing that comes later is."""
     group(store, {b"x": 2}, marked=False)
@@ -258,7 +325,10 @@ def test_what_a_saver_removes_in_mid_save(store: Store, writers: Writers, how: s
         handle = open_writing(store, home, b"1", b"more")
     elif how == "another":
         writers.present = "another"
-    store.unlink(top, b"zarr.1.partial" if how == "temporary" else b"zarr.json")
+    if how == "renamed":
+        store.rename(top, b"zarr.json", top, b"zarr.json.old")
+    else:
+        store.unlink(top, b"zarr.1.partial" if how == "temporary" else b"zarr.json")
     if handle is not None:
         close(store, handle)
     writers.endings |= dict.fromkeys(("trainer", "another"), Ending.KILLED)

@@ -33,10 +33,24 @@ SHORT = (
     "safetensors",
     "deepspeed",
     "lightning",
+    "xgboost",
     "hdf5-a",
+    "zarr",
 )
 """The rows of the README's table, after SIGKILL of the trainer."""
-SHORT_PLACES = ("cxlfs-policies", "ext4", "tmpfs")
+SHORT_PLACES = ("cxlfs", "ext4", "tmpfs")
+EVENTS = {
+    "trainer": "SIGKILL",
+    "daemon": "SIGKILL of the daemon",
+    "interrupt": "Ctrl-C",
+    "terminate": "SIGTERM",
+    "exit-0": "handler, exit 0",
+    "exit-143": "handler, exit 143",
+    "exception": "exception",
+    "caught": "exception, caught, exit 0",
+    "full": "full store",
+}
+"""Columns of the table of one place, as people call them."""
 _OF_EVENT = {
     "daemon": ", daemon killed",
     "exit-0": ", handler, exit code 0",
@@ -97,6 +111,17 @@ def make_short(outcomes: Iterable[Document]) -> str:
     for name in SHORT:
         cells = [cell(found.get((name, "trainer", place))) for place in SHORT_PLACES]
         lines.append(_row([FRAMEWORKS[name].title, *cells]))
+    return "\n".join(lines)
+
+
+def make_place(outcomes: Iterable[Document], place: str) -> str:
+    """All that was tried at one place: a row for each framework, a column for each event."""
+    found = {(o["framework"], o["event"]): o for o in outcomes if o["place"] == place}
+    lines = [_row(["framework", *EVENTS.values()]), _row(["---"] * (1 + len(EVENTS)))]
+    for name in FRAMEWORKS:
+        cells = [cell(found.get((name, event))) for event in EVENTS]
+        if any(cells):
+            lines.append(_row([FRAMEWORKS[name].title, *cells]))
     return "\n".join(lines)
 
 

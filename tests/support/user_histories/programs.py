@@ -149,7 +149,8 @@ def save_zarr(writer: Writer, top: bytes, number: int, how: str) -> Program:
     yield
     for name in (b"c/0", b"c/1"):
         yield from writer.save(path + b"/" + name, how=how)
-    yield from writer.save(path + b"/zarr.json", how=how)
+    # It is written over. To remove what was saved begins the next save.
+    yield from writer.save(path + b"/zarr.json", how="plain" if how == "anew" else how)
 
 
 def save_orbax(writer: Writer, top: bytes, number: int, how: str) -> Program:
