@@ -27,7 +27,7 @@ SIZE_BYTES = 192 * MIB
 FILLER = "filler"
 _ANNOUNCED = (
     r"reverted: the previous version is back",
-    r"torn|restored|taken-away",
+    r"torn|restored|taken-away|given-up",
     r"unit-back: what was (there before|removed) is back",
     r"no room|No space|ENOSPC|not-published",
 )
