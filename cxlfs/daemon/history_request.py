@@ -30,6 +30,8 @@ from cxlfs.store.past_rows import LAST_NAMES, NEVER, Row
 from cxlfs.store.past_state import SHOWN_NS, TIME_NS_MIN
 from cxlfs.types import ROOT_INO
 
+_TURNS_MAX = 500
+"""Of others, that the kernel has to forget names."""
 _PROGRESS_EVERY = 100
 
 
@@ -78,7 +80,7 @@ def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
         raise UsageError("history: at must be a number")
     steps = _restored_tree(store, path, at, parent, name)
     if steps is not None:
-        yield from _progress(target, steps)
+        yield from _progress(store, target, steps)
         return
     inode = store.history.restore(_chosen(store, path, at), parent, name)
     yield {
@@ -108,12 +110,16 @@ def _restored_tree(
     return None
 
 
-def _progress(path: bytes, steps: Iterator[int]) -> Iterator[Message]:
+def _progress(store: Store, path: bytes, steps: Iterator[int]) -> Iterator[Message]:
     count = 0
     for step, made in enumerate(steps):
         count = max(count, made)
         if step % _PROGRESS_EVERY == 0:
             yield {"message_type": "progress", "count": count}
+    for _ in range(_TURNS_MAX):  # who asks next by the path is to find what is there now
+        if not store.history.is_telling():
+            break
+        yield {"message_type": "progress", "count": count}
     yield {"message_type": "done", "path": os.fsdecode(path), "count": count}
 
 
@@ -132,7 +138,7 @@ def undelete(store: Store, parameters: Mapping[str, object]) -> Iterator[Message
     if not gone:
         raise NotFoundError(f"history has nothing of {os.fsdecode(path)}")
     if gone[-1].kind is FileKind.DIRECTORY:
-        yield from _progress(path, store.trees.undelete(gone[-1]))
+        yield from _progress(store, path, store.trees.undelete(gone[-1]))
         return
     store.history.undelete(gone[-1])
     yield {"message_type": "done", "path": os.fsdecode(path), "count": 1}

@@ -127,6 +127,10 @@ class PageCache:
         self._started = True
         threading.Thread(target=self._run, name="cxlfs-invalidate", daemon=True).start()
 
+    def is_invalidating(self) -> bool:
+        """The kernel is yet to be told something."""
+        return self._started and not self._stopped and (self._busy or bool(self._pending))
+
     def quiesce(self, seconds_max: float) -> bool:
         """Begin no invalidation any more; True when none is at work. Waits for one that is."""
         with self._changed:

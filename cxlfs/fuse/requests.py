@@ -112,6 +112,7 @@ class Requests:
         store.units.returns.content_changed = self.page_cache.content_replaced
         store.units.returns.gone = self.returned.gone
         store.history.changed = self.page_cache.name_changed
+        store.history.is_telling = self.page_cache.is_invalidating
         self._directories: dict[int, int] = {}
 
     def on_store_event(self, event: StoreEvent) -> None:

@@ -52,10 +52,12 @@ def save(directory: Path, step: int, *, done: bool = True) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"step-{step}.npz"
     np.savez(path, w=np.arange(1000.0))
-    if not done:  # a file of its own: the store brings back what a torn one replaces
+    if not done:  # a file of its own, and synced: the store takes nothing back of such a one
         cut = path.read_bytes()[:3000]
         path.unlink()
-        path.write_bytes(cut)
+        with path.open("wb") as file:
+            file.write(cut)
+            os.fsync(file.fileno())
     return path
 
 

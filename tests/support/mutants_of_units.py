@@ -142,10 +142,10 @@ def marker_alone_ends_a_unit(patch: Patch) -> None:
     """A marker counts although nothing was published before it."""
     original = units.Units._seen
 
-    def eager(self: units.Units, inode: Any, *others: Any, incomplete: bool) -> None:
+    def eager(self: units.Units, inode: Any, *others: Any, **options: Any) -> Any:
         for unit in self.opened.values():
             unit.published.add(0)
-        original(self, inode, *others, incomplete=incomplete)
+        return original(self, inode, *others, **options)
 
     patch.setattr(units.Units, "_seen", eager)
 
