@@ -23,6 +23,7 @@ Invariants
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import logging
@@ -89,7 +90,6 @@ class TornMode(enum.Enum):
 
 
 _TORN = frozenset({Evidence.WEAK, Evidence.STRONG})
-_NOT_TORN = frozenset({Evidence.NONE, Evidence.UNKNOWN})
 _TEXT = b".json"
 """A text that ends early may be one that another program goes on with, or reads as it is."""
 
@@ -126,8 +126,10 @@ class Overwrites:
         self.mode = mode
         self._pending: dict[int, Overwrite] = {}
         """The oldest first."""
-        self._unanswered: dict[int, Overwrite] = {}
-        """Of those the ones that the judge has not answered for."""
+        self._unanswered = collections.OrderedDict[int, Overwrite]()
+        """Of those the ones that the judge has not answered for: first what somebody waits for."""
+        self._new_in: dict[int, dict[int, Overwrite]] = {}
+        """Of those the new ones, by directory and inode number."""
         self._series = Series(volume.namespace, self._is_torn)
         self._settled: list[Inode] = []
         """New files that are whole, which the media do not say yet."""
@@ -170,13 +172,15 @@ class Overwrites:
         for overwrite in self._pending.values():
             overwrite.crashed, overwrite.ended = True, self.clock()
         if self.mode is TornMode.OFF:
-            self._pending.clear()
-            self._unanswered.clear()
+            for ino in list(self._pending):
+                self._forget_question(ino)
 
     def _add(self, inode: Inode, held: Held | None) -> Overwrite:
         place = inode.parent, inode.name, inode.uid
         added = self._pending[inode.ino] = Overwrite(inode, held, self.clock(), place)
         self._unanswered[inode.ino] = added
+        if held is None:
+            self._new_in.setdefault(inode.parent, {})[inode.ino] = added
         return added
 
     @property
@@ -243,7 +247,13 @@ class Overwrites:
 
     def _forget_question(self, ino: int) -> Overwrite | None:
         self._unanswered.pop(ino, None)
-        return self._pending.pop(ino, None)
+        overwrite = self._pending.pop(ino, None)
+        if overwrite is not None and overwrite.held is None:
+            beside = self._new_in[overwrite.place[0]]
+            del beside[ino]
+            if not beside:
+                del self._new_in[overwrite.place[0]]
+        return overwrite
 
     def _is_torn(self, inode: Inode) -> bool:
         overwrite = self._pending.get(inode.ino)
@@ -329,8 +339,7 @@ class Overwrites:
         first; a file that was closed just now may be saved again at once.
         """
         rested = self.clock() - REST_SECONDS
-        waiting = list(self._unanswered.values())
-        for overwrite in sorted(waiting, key=lambda o: o.ended is None):
+        for overwrite in list(self._unanswered.values()):
             inode = overwrite.inode
             due = overwrite.ended is not None or overwrite.closed <= rested
             if not (due and self._is_at_rest(inode)) or self._waits_for_another(overwrite):
@@ -361,7 +370,7 @@ class Overwrites:
             other = self._pending[before.ino]
             before = None if other.held is not None else other.before
         if before is None or before.live is None or before.links == 0:
-            before = self._series.before(overwrite.inode, everywhere=overwrite.crashed)
+            before = self._series.before(overwrite.inode, after_crash=overwrite.crashed)
         overwrite.before = before
         return before
 
@@ -390,7 +399,7 @@ class Overwrites:
         if not self._is_at_rest(overwrite.inode):
             return
         held = overwrite.held
-        if held is None and evidence in _NOT_TORN and self._was_left(overwrite.inode, evidence):
+        if held is None and evidence not in _TORN and self._was_left(overwrite.inode, evidence):
             evidence, reason = Evidence.STRONG, "its writer was killed before it had closed it"
         overwrite.evidence = evidence
         self._unanswered.pop(question.ino, None)
@@ -426,6 +435,8 @@ class Overwrites:
         deciding = [overwrite] if unit is None else self._left_in(unit)
         for each in deciding:
             each.ended = self.clock() if each.ended is None else each.ended
+            if each.inode.ino in self._unanswered:
+                self._unanswered.move_to_end(each.inode.ino, last=False)
         if overwrite.inode.version is not None:
             return False  # somebody else writes it already
         # The RELEASE of its writer comes behind the writer's end.
@@ -445,7 +456,7 @@ class Overwrites:
 
     def wait_below(self, directory: int) -> bool:
         """A process lists a directory: the same for each new file in it."""
-        new = [o for o in self._pending.values() if o.held is None and o.place[0] == directory]
+        new = list(self._new_in.get(directory, {}).values())
         waits = {self.wait_for(overwrite.inode.ino, opens=True) for overwrite in new}
         return True in waits
 

@@ -44,9 +44,9 @@ class PastVerbs:
         self.names = names
         self.past = versions.past
         self.changed: Callable[[int, bytes], None] = lambda _parent, _name: None
+        """Called with a directory and a name that means something without a request for it."""
         self.is_telling: Callable[[], bool] = lambda: False
         """Somebody is yet to be told of names that changed."""
-        """Called with a directory and a name that means something without a request for it."""
         self._reborn: dict[int, int] = {}
         """Directories that were made anew: the inode number before, and now."""
 

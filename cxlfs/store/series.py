@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 UNJUDGED_XATTR: Final = XATTR_HIDDEN_PREFIX + b"unjudged"
 """On a new file of a series: it may be torn. The value is :data:`UNJUDGED`."""
 UNJUDGED: Final = b"1"
-_NAMES_MAX = 256
-"""Of a directory, that are looked at."""
+_NAMES_MAX, _NAMES_MAX_ONCE = 256, 4096
+"""Of a directory, that are looked at: by whoever makes a file, and once after a crash."""
 _SERIES_MAX = 1024
 """That are remembered."""
 _LAST_MAX = 4
@@ -46,17 +46,17 @@ class Series:
         """The last names of a series, the newest first, by directory and what they have in common.
         """
 
-    def before(self, inode: Inode, *, everywhere: bool = False) -> Inode | None:
-        """Another file of the series of a file that is older, the newest that is found;
-        ``everywhere``: also where the search is long.
+    def before(self, inode: Inode, *, after_crash: bool = False) -> Inode | None:
+        """Another file of the series of a file that is older, the newest that is found. After a
+        crash nothing is remembered, and the search is longer.
         """
         series = series_of(inode.name)
         directory = self._namespace.inodes.get(inode.parent)
         if series is None or directory is None or directory.entries is None:
             return None
         last = self._last.get((inode.parent, series), [])
-        count = len(directory.entries) if everywhere else _NAMES_MAX
-        names = itertools.islice(reversed(directory.entries), count)
+        names_max = _NAMES_MAX_ONCE if after_crash else _NAMES_MAX
+        names = itertools.islice(reversed(directory.entries), names_max)
         near = (name for name in names if series_of(name) == series)
         for name in itertools.chain(last, near):
             other = self._namespace.inodes.get(directory.entries.get(name, 0))

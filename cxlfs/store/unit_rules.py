@@ -204,6 +204,7 @@ def rule_of_contents(names: Collection[bytes]) -> Rule | None:
     return None
 
 
+@functools.lru_cache(maxsize=_NAMES_KNOWN)
 def series_of(name: bytes) -> bytes | None:
     """What the names of one series of directories have in common, as ``step-`` of ``step-10`` and
     ``step-20``; None: there is no number in it.
