@@ -44,8 +44,15 @@ WAYS = {
     "tmpfs": ("write", "read"),
     "memcpy": ("memcpy", None),
     "raw": ("raw_copy", None),
+    "kernel_large": ("write", None),
+    "preloaded_large": ("write", None),
+    "raw_large": ("raw_copy", None),
 }
 """Kinds of jobs for writers and readers."""
+LARGE_BYTES = 16 * MIB
+"""What one call of the ways named large writes: savers write a tensor in one call."""
+UNDER_RUN = ("preloaded", "preloaded_large")
+IN_MEMORY = ("tmpfs", "memcpy", "raw", "raw_large")
 FILES = {"mapped": "client"}
 """Whose files are read, where not one's own."""
 MAP_TIMES = 5
@@ -88,19 +95,19 @@ def _measure(  # noqa: PLR0917  what one run needs
         for kind, count, way in _cases():
             yardstick.sample()
             say(f"direct: {label}: {count} {kind}, {way}")
-            directory = memory if way in {"tmpfs", "memcpy", "raw"} else store
+            directory = memory if way in IN_MEMORY else store
             job = WAYS[way][kind == "read"]
             jobs = [
                 Job(
                     str(job),
                     str(directory / f"{FILES.get(way, way)}-{i}"),
-                    MIB,
+                    LARGE_BYTES if way.endswith("_large") else MIB,
                     file_bytes,
                     sync=False,
                 )
                 for i in range(count)
             ]
-            rate = bytes_per_second(jobs, (under if way == "preloaded" else plain).run(jobs))
+            rate = bytes_per_second(jobs, (under if way in UNDER_RUN else plain).run(jobs))
             if run:
                 rates.setdefault((kind, way, count), []).append(rate)
         if run:
@@ -119,6 +126,9 @@ def _measure(  # noqa: PLR0917  what one run needs
         for way in ("client", "preloaded"):
             ratio = median_ratio(rates["write", way, count], beside)
             result["write"][way][str(count)]["of_kernel"] = ratio
+        for way in ("kernel_large", "preloaded_large", "raw_large"):
+            ratio = median_ratio(rates["write", way, count], rates["write", "raw_large", 1])
+            result["write"][way][str(count)]["ratio"] = ratio
     result["map_s"] = statistics.median(opened)
     return result
 

@@ -6,7 +6,7 @@ Every row names its place in the JSON document, so that a table can be made agai
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cxlfs.units import KIB, MIB
@@ -162,6 +162,7 @@ _DIRECT_MUSTS = {
     ("write", "client", 1): 0.85,
     ("write", "client", 2): 1.5,
     ("write", "preloaded", 1): 0.35,
+    ("write", "preloaded_large", 1): 0.85,
     ("read", "client", 1): 0.85,
     ("read", "mapped", 1): 0.85,
 }
@@ -174,16 +175,20 @@ _DIRECT_WAYS = {
     "memcpy": "memcpy into shared memory",
     "raw": "non-temporal copy into shared memory",
 }
+_DIRECT_LARGE_WAYS = {
+    "kernel_large": "through the kernel",
+    "preloaded_large": "unchanged under cxlfs run",
+    "raw_large": "non-temporal copy into shared memory",
+}
 
 
-def _direct_rows(kind: str, ways: Iterable[str]) -> Iterator[Row]:
-    for way in ways:
-        text = _DIRECT_WAYS[way]
+def _direct_rows(kind: str, ways: Mapping[str, str], call: str = "1 MiB") -> Iterator[Row]:
+    for way, text in ways.items():
         for count in (1, 2):
             what = f"{count} {kind}{'r' if kind == 'write' else 'er'}{'s' * (count > 1)}"
             key = f"direct.{kind}.{way}.{count}"
             must = _DIRECT_MUSTS.get((kind, way, count))
-            yield Row(f"{what}, 1 MiB, {text}", f"{key}.bytes_per_s", "GB/s", f"{key}.ratio", must)
+            yield Row(f"{what}, {call}, {text}", f"{key}.bytes_per_s", "GB/s", f"{key}.ratio", must)
 
 
 def _torch_row(text: str, key: str, ratio: str = "ratio", must: float | None = None) -> Row:
@@ -313,6 +318,21 @@ def _unit_rows() -> Iterator[Row]:
             yield Row(f"{text}, in a unit: times that", f"{key}.ratio", "ratio", None, UNIT_MAX)
 
 
+def _history_rows() -> Iterator[Row]:
+    ways = {"over": "over one name", "rename": "by rename"}
+    for size in ("4K", "1M", "64M"):
+        for way, text in ways.items():
+            key = f"history.{size}.{way}"
+            what = f"save of {size}iB {text}, store full of versions"
+            yield Row(f"{what}, without history", f"{key}.without_s", "us")
+            yield Row(f"{what}, with history: times that", f"{key}.ratio", "ratio", None, 1.02)
+    for way in ("without", "with"):
+        what = f"saves of 64 KiB, store 95 % full, {way} history"
+        yield Row(f"{what}, median", f"history.full.{way}.p50_s", "us")
+        yield Row(f"{what}, p99", f"history.full.{way}.p99_s", "us")
+        yield Row(f"{what}, slowest", f"history.full.{way}.worst_s", "us")
+
+
 ROWS = {
     "of the raw copy": (
         *_data_rows(),
@@ -328,6 +348,7 @@ ROWS = {
         *_fuse_time_rows(),
         *_latency_rows(),
         *_unit_rows(),
+        *_history_rows(),
         Row("a file mapped by the client library, unverified", "direct.map_s", "us"),
         Row("cxlfs.torch.load, nothing verified", "direct_torch.load_unverified_s", "us"),
     ),
@@ -342,12 +363,15 @@ ROWS = {
     ),
     "of raw CRC32C of memory": (
         *_store_rows(),
-        *_direct_rows("read", ("mapped",)),
+        *_direct_rows("read", {"mapped": _DIRECT_WAYS["mapped"]}),
         _torch_row("cxlfs.torch.load, what verifying adds", "verifying", must=0.8),
         _torch_row("DCP load by cxlfs.torch", "dcp_load"),
     ),
     "of the raw read with CRC32C": tuple(
-        _direct_rows("read", [way for way in _DIRECT_WAYS if way != "mapped"])
+        _direct_rows("read", {way: text for way, text in _DIRECT_WAYS.items() if way != "mapped"})
+    ),
+    "of one writer's raw copy in such calls": tuple(
+        _direct_rows("write", _DIRECT_LARGE_WAYS, "16 MiB")
     ),
     "of two copying threads": (_torch_row("DCP save by cxlfs.torch", "dcp_save", "of_two_copies"),),
     "of the fresh file": (*_fragmentation_rows(), *_first_write_rows()),

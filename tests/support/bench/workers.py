@@ -25,7 +25,7 @@ from cxlfs.media import open_media
 from cxlfs.units import MIB
 
 COUNTS = (1, 2, 4)
-BLOCK_BYTES_MAX = 8 * MIB
+BLOCK_BYTES_MAX = 16 * MIB
 SCATTER_BYTES = MIB
 PATIENCE_SECONDS = 600.0
 
