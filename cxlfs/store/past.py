@@ -161,13 +161,22 @@ class Past:
             return
         content.count_as(Counting.PAST)
         death = Death.OVERWRITTEN if whole else Death.CHANGED
-        row = Row(key, died_ns, death, inode, parent, inode.name, content)
-        self._add(self._born(row, inode))
+        row = self._born(Row(key, died_ns, death, inode, parent, inode.name, content), inode)
+        row.ended_lsn = self._ended(row, inode)
+        self._add(row)
 
     def _born(self, row: Row, inode: Inode) -> Row:
         """With the record that put the content in its place."""
         row.born_lsn, row.born_ns = self.placed(inode)
         return row
+
+    def _ended(self, row: Row, inode: Inode) -> int:
+        """The record until which the row's name surely had its content."""
+        if row.parent == inode.parent:
+            return row.ended_lsn
+        return (
+            row.born_lsn
+        )  # users lost that name before, since the store keeps it: when is not known
 
     def outlived(
         self,
@@ -190,7 +199,7 @@ class Past:
         row = Row(key, died_ns, Death.OVERWRITTEN, inode, parent, inode.name, content)
         row.mtime_ns, row.born_lsn, row.born_ns = held.mtime_ns, held.commit_lsn, held.commit_ns
         row.flags = 0
-        row.ended_lsn = held.ended_lsn or held.commit_lsn
+        row.ended_lsn = min(held.ended_lsn or held.commit_lsn, self._ended(row, inode))
         self._add(row)
 
     def died(

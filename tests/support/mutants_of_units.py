@@ -29,9 +29,9 @@ def unit_opened_behind_the_change(patch: Patch) -> None:
     """A change of content opens the unit only when it is published."""
     published = units.Units.published
 
-    def late(self: units.Units, inode: Any, *, incomplete: bool) -> None:
+    def late(self: units.Units, inode: Any, **told: bool) -> None:
         units.Units.changing(self, self._namespace.get(inode.parent), inode.name)
-        published(self, inode, incomplete=incomplete)
+        published(self, inode, **told)
 
     patch.setattr(units.Units, "changing_content", nothing)
     patch.setattr(units.Units, "published", late)

@@ -228,6 +228,7 @@ class ChangeSet:
         """A member was closed, or got this name."""
         if directory is self.top and name in self.rule.done and self._is_marker(name, file):
             self.marked = self.marked or bool(self.published - {file})
+            self.is_murky = self.is_murky or bool(self.went)  # what is in those may count
         if directory is self.top and self.is_new and matches(name, self.rule.needs):
             self._look_beside(file)
 

@@ -284,6 +284,13 @@ class Settles:
         elif found.uid != self.present.uid or not found.belongs(file, name):
             found.not_given(file)  # it is no change of the set: removed for good
 
+    def clearing(self, directory: Directory, name: bytes) -> None:
+        """A saver that begins to remove what it has saved may have finished that."""
+        found, file = self.set_of(directory), directory.entries.get(name)
+        if found is None or not found.rule.temporary or found.writers != {self.present}:
+            return
+        found.is_murky = found.is_murky or file in found.published
+
     def unlinking(self, directory: Directory, name: bytes) -> None:
         """What another user has removed does not come back."""
         self.dying(directory, name)

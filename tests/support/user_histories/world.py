@@ -107,6 +107,7 @@ class World(Settles):
     def unlink(self, process: Process, path: bytes) -> None:
         above, name, _ = self._file(path)
         self.begin(process, f"unlink {path.decode()}")
+        self.clearing(above, name)
         self.changing(above, name)
         self.unlinking(above, name)
         self.store.unlink(above.ino, name)
