@@ -297,7 +297,6 @@ int cxl_maps_move(cxl_engine *engine, cxl_map *const *maps, uint64_t map_count, 
 /* Many maps at once (image load): maps[i] takes refs [first[i], first[i+1]), owner owners[i], sizes[i]. */
 int cxl_maps_import(cxl_engine *engine, uint64_t map_count, const uint64_t *owners, const uint64_t *sizes,
                     const uint64_t *first, const cxl_ref *refs, cxl_map **out, uint64_t *bad);
-void cxl_maps_free(cxl_map *const *maps, uint64_t map_count); /* cxl_map_free of many */
 /* The published state of many maps (image): references of all of them in order (counts[i] each), and every
  * published extent that anything holds, once, by id, with its published length and checksums (also those
  * that only a lease or another map holds: later deltas name them as known). -EINVAL when a reference is

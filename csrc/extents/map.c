@@ -177,14 +177,6 @@ void cxl_map_free(cxl_map *map)
     map_destroy(map);
 }
 
-void cxl_maps_free(cxl_map *const *maps, uint64_t map_count)
-{
-    for (uint64_t i = 0; i < map_count; i++) {
-        __builtin_prefetch(maps[smaller(i + AHEAD, map_count - 1)], 1);
-        cxl_map_free(maps[i]);
-    }
-}
-
 /* ---------------------------------------------------------------------------------- questions */
 
 uint64_t cxl_map_size(cxl_map *map)

@@ -230,21 +230,20 @@ class Engine:
             raise bad_input(code, "extent", extent_id)
 
     def replay(
-        self, infos: Rows, changes: Rows, contents: list[FileMap | int], data: bytes | bytearray
+        self, infos: Rows, changes: Rows, contents: list[FileMap], data: bytes | bytearray
     ) -> ReplayStop | None:
         """:meth:`define` and ``FileMap.replay`` in the order of the records in ``data``.
 
         Change i (CHANGE_DTYPE) is one of ``contents[i]`` behind its first ``definitions`` of
-        ``infos``, or of that which :meth:`import_contents` made there; checksums and references
-        stand in ``data``. None: all took effect. Else what comes before the stop did. Raises
-        OutOfMemoryError.
+        ``infos``; checksums and references stand in ``data``. None: all took effect. Else what
+        comes before the stop did. Raises OutOfMemoryError.
         """
         rows = ffi.from_buffer("cxl_extent_info[]", np.ascontiguousarray(infos))
         list_ = ffi.from_buffer("cxl_change[]", np.ascontiguousarray(changes))
         invariant(infos.dtype == EXTENT_INFO_DTYPE, "definitions have the layout of C")
         invariant(changes.dtype == CHANGE_DTYPE, "changes have the layout of C")
         invariant(len(list_) == len(contents), "a content for each change")
-        addresses = [each if isinstance(each, int) else each.address for each in contents]
+        addresses = [content.address for content in contents]
         maps = ffi.from_buffer("cxl_map *[]", np.array(addresses, dtype=np.uintp))
         defined, changed = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         code = lib.cxl_engine_replay(
@@ -436,11 +435,6 @@ class Engine:
         )
 
     # -------------------------------------------------------------------------- maps in one go
-
-    def drop_contents(self, addresses: Sequence[int]) -> None:
-        """Those that :meth:`import_contents` made there, and nobody took over."""
-        maps = np.array([] if self.closed else addresses, dtype=np.uintp)
-        lib.cxl_maps_free(ffi.from_buffer("cxl_map *[]", maps), len(maps))
 
     def import_contents(
         self,

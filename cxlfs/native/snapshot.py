@@ -43,26 +43,10 @@ def references_of(
     Raises OutOfMemoryError, InvariantError (one is not published).
     """
     handles = ffi.new("cxl_map *[]", FileMap.handles(maps) or [ffi.NULL])
-    return _references(handles, len(maps), references_max)
-
-
-def references_at(
-    engine: Engine, contents: npt.NDArray[np.uintp]
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows]:
-    """The same of contents that nobody has taken over yet, see ``Engine.import_contents``."""
-    if engine.closed:
-        raise InvariantError("the engine is closed")
-    handles = ffi.from_buffer("cxl_map *[]", np.ascontiguousarray(contents))
-    return _references(handles, len(contents), LEFT_OUT)
-
-
-def _references(
-    handles: Any, number_of_maps: int, references_max: int
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Rows]:
-    sizes, counts = np.zeros((2, number_of_maps), dtype=np.uint64)
+    sizes, counts = np.zeros((2, len(maps)), dtype=np.uint64)
     outs = [ffi.from_buffer("uint64_t[]", each) for each in (sizes, counts)]
     refs, number = ffi.new("cxl_ref **"), ffi.new("uint64_t *")
-    code = lib.cxl_maps_references(handles, number_of_maps, references_max, *outs, refs, number)
+    code = lib.cxl_maps_references(handles, len(maps), references_max, *outs, refs, number)
     if code != 0:
         raise failure(code, "export references")
     return sizes, counts, take_array(refs[0], number[0], REF_DTYPE)

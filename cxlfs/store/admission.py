@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 class Admission(RecordRules):
     """One for each volume."""
 
-    __slots__ = ("_asides", "_checks", "_get_awake", "_inodes", "_links", "_made", "_names")
+    __slots__ = ("_asides", "_checks", "_inodes", "_links", "_made", "_names")
 
     def __init__(self, namespace: Namespace) -> None:
         super().__init__()
         self._inodes = namespace.inodes
-        self._get_awake = namespace.inodes.get_awake
         self._made: dict[int, int] = {}
         """Mode of each inode that the record has made."""
         self._links: dict[int, tuple[int, int]] = {}
@@ -84,18 +83,12 @@ class Admission(RecordRules):
 
     def _committed(self, ino: int) -> Inode | None:
         """Return an inode if the journal knows it."""
-        inode = self._get_awake(ino) or self._inodes.get(ino)
+        inode = self._inodes.get(ino)
         return None if inode is None or inode.uncommitted or not inode.links else inode
 
     def mode_of(self, ino: int) -> int | None:
-        inode = self._get_awake(ino)
-        if inode is not None and inode.links and not inode.uncommitted:
-            return inode.mode
-        made = self._made.get(ino)
-        if made is None and inode is None:
-            inode = self._committed(ino)
-            return None if inode is None else inode.mode
-        return made
+        inode = self._committed(ino)
+        return self._made.get(ino) if inode is None else inode.mode
 
     def _names_of(self, ino: int) -> tuple[int, int]:
         """Return how many names an inode has, and the directory of the last one."""
@@ -116,14 +109,14 @@ class Admission(RecordRules):
             changed = self._names.get((parent, name))
             if changed is not None:
                 return changed
-        directory = self._get_awake(parent)
+        directory = self._inodes.get(parent)
         if directory is None or directory.entries is None:
             return 0
         ino = directory.entries.get(name)
         return 0 if ino is None or self._committed(ino) is None else ino
 
     def has_names(self, ino: int) -> bool:
-        directory = self._get_awake(ino)
+        directory = self._inodes.get(ino)
         names = () if directory is None or directory.entries is None else directory.entries
         if any(self.meaning_of(ino, name) for name in names):
             return True

@@ -75,7 +75,7 @@ class Deduplicator:
         self.is_on = is_on
         self.shared_bytes = 0
         """Kept once instead of twice, since the store was opened."""
-        self._files: FilesAtRest[int] = FilesAtRest(volume.namespace.inodes)
+        self._files: FilesAtRest[int] = FilesAtRest(volume.namespace)
         """Seen: the commit of each file as of which it was compared."""
         self._pair: _Pair | None = None
         self._offset = 0
@@ -154,7 +154,7 @@ class Deduplicator:
         if above.ino == ROOT_INO or top is None or top.entries is None:
             return
         for ino in _last_of(top.entries):
-            directory = namespace.inodes.get_awake(ino)  # directories never sleep
+            directory = namespace.inodes.get(ino)
             if directory is not None and directory.entries is not None:
                 found = directory.entries.get(inode.name)
                 if found is not None:

@@ -58,7 +58,7 @@ class Defragmenter:
         self.volume = volume
         self.mover = mover
         self.room = room
-        self._files: FilesAtRest[tuple[int, int]] = FilesAtRest(volume.namespace.inodes)
+        self._files: FilesAtRest[tuple[int, int]] = FilesAtRest(volume.namespace)
         """Seen: commit and references of each file, as the last look left it."""
         self._current: Inode | None = None
         self._offset = 0
@@ -169,7 +169,9 @@ class Defragmenter:
     def _end(self, inode: Inode) -> None:
         """Done until the file changes; what was busy is not, and closing it need change nothing."""
         self._current = None
-        if not self._is_busy:
+        if self._is_busy:
+            self._files.look_again = True
+        else:
             self._files.seen[inode.ino] = (inode.commit_lsn, inode.content.ref_count)
 
 

@@ -17,11 +17,9 @@ DRAM only when the operations of a record are applied, after that record was sto
 which the name leads to; ``Export.keep`` takes down every one of them that is not taken down yet,
 with everything about it, before the record is stored. What changes without a record belongs to
 inodes that no image holds: those not committed yet (known when the export begins, or younger) and
-those without a name. Sleepers (``sleepers``) are taken first, as columns; an operation on one wakes
-it up before anything else, so that it is taken like all others, which come last: whoever is awake
-by then, and was not taken asleep. What the journal knows of extents is remembered by the engine,
-where it changes, in the same way (csrc/extents/snapshot.c); so are the references of a content that
-has many of them, from when its inode is taken down on (csrc/extents/reference_snapshot.c).
+those without a name. What the journal knows of extents is remembered by the engine, where it
+changes, in the same way (csrc/extents/snapshot.c); so are the references of a content that has many
+of them, from when its inode is taken down on (csrc/extents/reference_snapshot.c).
 """
 
 from __future__ import annotations
@@ -44,12 +42,10 @@ if TYPE_CHECKING:
     from cxlfs.format.operations import Operation
     from cxlfs.native.extents import Engine
     from cxlfs.native.maps import FileMap
-    from cxlfs.store.inodes import SleepingRows
 
 INODES_PER_SLICE = 512
 NAMES_PER_SLICE = 4096
 EXTENTS_PER_SLICE = 8192
-SLEEPERS_PER_SLICE = 4096
 REFERENCES_PER_SLICE = 65_536
 """A slice takes some 2 ms: 30 ns for each."""
 REFERENCES_AT_ONCE = 1024
@@ -125,9 +121,7 @@ class Export:
         self._uuid = uuid
         self._info = image.ImageInfo(lsn, namespace.next_ino, next_extent_id, 0)
         self._uncommitted = np.array(sorted(namespace.uncommitted), dtype=np.uint64)
-        self._sleeping = namespace.inodes.sleeping
-        self._inodes: list[Inode] | None = None
-        """Those that are awake when no sleeper is left to be taken."""
+        self._inodes = [] if whole else list(namespace.inodes.values())
         self._position = 0
         self._slice_inodes = INODES_PER_SLICE
         self._copied: list[tuple[int, list[bytes], list[int]]] = []
@@ -143,22 +137,15 @@ class Export:
             self._snapshot = ExtentSnapshot(engine)
             namespace.exports += 1
             self._number = namespace.exports
-            if self._sleeping is not None:
-                self._sleeping.begin_export(self._number)
 
     # --- slices -----------------------------------------------------------------------------
 
     def step(self) -> bool:
         """One slice; False when there is nothing more to take. Raises OutOfMemoryError."""
-        sleeping = self._sleeping
         if self._references:
             self._step_references()
         elif self._copied:
             self._take_names()
-        elif sleeping is not None and sleeping.exported < sleeping.row_count:
-            self._take_sleeping(sleeping.export(SLEEPERS_PER_SLICE))
-        elif self._inodes is None:
-            self._inodes = list(self._namespace.inodes.awake())
         elif self._position < len(self._inodes):
             first = self._position
             self._position += self._slice_inodes
@@ -191,9 +178,7 @@ class Export:
 
     def take_all(self) -> None:
         """Everything at once. Nothing is marked: another export may be under way."""
-        if self._sleeping is not None:
-            self._take_sleeping(self._sleeping.rows(0, self._sleeping.row_count))
-        self._take(list(self._namespace.inodes.awake()))
+        self._take(list(self._namespace.inodes.values()))
         while self._copied:
             self._take_names()
         _, _, infos, crcs = self._engine.export_maps([])
@@ -226,16 +211,6 @@ class Export:
                 self._take_string(layout.SECTION_XATTRS, inode.ino, name, value)
             if inode.kind is FileKind.SYMLINK:
                 self._take_string(layout.SECTION_SYMLINKS, inode.ino, b"", inode.target)
-
-    def _take_sleeping(self, taken: SleepingRows) -> None:
-        """Those that nobody has asked for are in the image as they were when it was opened."""
-        rows, references, xattrs = taken
-        self.longest_slice = max(self.longest_slice, len(rows))
-        self._sections[layout.SECTION_INODES].add(_bytes_of(rows), len(rows))
-        self._sections[layout.SECTION_REFS].add(_bytes_of(references), len(references))
-        for ino, values in xattrs:
-            for name, value in values.items():
-                self._take_string(layout.SECTION_XATTRS, ino, name, value)
 
     def _fit_slices(self, inodes: int, weight: int) -> None:
         """Fewer inodes next time, where they have many references or names."""

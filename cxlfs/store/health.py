@@ -110,7 +110,7 @@ class Health:
         self._is_dirty = False
         self.last_verify: VerifyOutcome | None = None
         self.refused: RefusedWrites | None = None
-        for inode in volume.namespace.inodes.awake():
+        for inode in volume.namespace.inodes.values():
             if inode.xattrs is not None:
                 self._load(inode)
 

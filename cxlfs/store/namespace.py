@@ -28,7 +28,6 @@ from cxlfs.errors import (
 )
 from cxlfs.format import layout
 from cxlfs.format.operations import InodeOperation
-from cxlfs.store.inodes import Inodes
 from cxlfs.store.listing import Listing
 from cxlfs.types import ROOT_INO
 
@@ -310,8 +309,7 @@ class Namespace:
     """All inodes of a store. Synchronous; one owner."""
 
     def __init__(self) -> None:
-        self.inodes: Inodes[Inode] = Inodes()
-        self._get_awake = self.inodes.get_awake
+        self.inodes: dict[int, Inode] = {}
         self.next_ino = ROOT_INO + 1
         self.lsn = 0
         """Last record that was stored since the store was opened."""
@@ -339,7 +337,7 @@ class Namespace:
 
     def get(self, ino: int) -> Inode:
         """Raises NotFoundError."""
-        inode = self._get_awake(ino) or self.inodes.get(ino)
+        inode = self.inodes.get(ino)
         if inode is None:
             raise NotFoundError(f"no inode {ino}")
         return inode
@@ -353,12 +351,12 @@ class Namespace:
 
     def find(self, parent: int, name: bytes) -> Inode | None:
         """The inode that ``name`` means; ``.`` and ``..`` too. Raises as :meth:`directory`."""
-        directory = self._get_awake(parent)
+        directory = self.inodes.get(parent)
         if directory is None or directory.entries is None:
             directory = self.directory(parent)
         ino = entries_of(directory).get(name)
         if ino is not None:
-            return self._get_awake(ino) or self.inodes[ino]
+            return self.inodes[ino]
         if name == b".":
             return directory
         return self.inodes.get(directory.parent, directory) if name == b".." else None
@@ -404,7 +402,7 @@ class Namespace:
 
     def withdraw(self, inode: Inode) -> None:
         """It was added and never got a name."""
-        if self.inodes.discard(inode.ino) is not None:
+        if self.inodes.pop(inode.ino, None) is not None:
             self.kind_counts[inode.kind] -= 1
 
     def add_uncommitted(self, inode: Inode) -> None:
@@ -455,8 +453,6 @@ class Namespace:
     def opened(self, lsn: int) -> None:
         """Everything up to that record was read from the media."""
         self.lsn = self.opened_lsn = lsn
-        if self.inodes.sleeping is not None:
-            self.inodes.sleeping.opened(lsn)
 
     def named_since(self, inode: Inode) -> int:
         """The record by which all names of an inode were linked, or a later one."""
@@ -489,21 +485,18 @@ class Namespace:
         inode.target = target
 
     def set_xattr(self, inode: Inode, name: bytes, value: bytes) -> None:
+        self.remove_xattr(inode, name)
         inode.xattrs = {} if inode.xattrs is None else inode.xattrs
-        self.change_xattr(inode.xattrs, name, value)
+        inode.xattrs[name] = value
+        self.name_bytes += len(name) + len(value)
+        self.string_items += 1
 
     def remove_xattr(self, inode: Inode, name: bytes) -> None:
         """Nothing happens when there is none of that name."""
-        self.change_xattr(inode.xattrs or {}, name, None)
-
-    def change_xattr(self, xattrs: dict[bytes, bytes], name: bytes, value: bytes | None) -> None:
-        """Set or (None) remove one of all that an inode has, asleep or not."""
-        for sign, there in ((-1, xattrs.pop(name, None)), (1, value)):
-            if there is not None:
-                self.name_bytes += sign * (len(name) + len(there))
-                self.string_items += sign
+        value = None if inode.xattrs is None else inode.xattrs.pop(name, None)
         if value is not None:
-            xattrs[name] = value
+            self.name_bytes -= len(name) + len(value)
+            self.string_items -= 1
 
     def reap(self, ino: int | None = None) -> None:
         """Drop ``ino``, or all that lost their last name, if it has no name, pin or handle."""

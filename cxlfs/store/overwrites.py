@@ -166,7 +166,7 @@ class Overwrites:
             inode.aside.count_as(Counting.KEPT)
             if not held.is_decided:
                 self._add(inode, held)
-        for inode in self._volume.namespace.inodes.awake():
+        for inode in self._volume.namespace.inodes.values():
             if is_unjudged(inode) and inode.ino not in self._pending:
                 self._add(inode, None)
         for overwrite in self._pending.values():

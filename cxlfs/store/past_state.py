@@ -24,7 +24,6 @@ from cxlfs.native.extents import Counting
 from cxlfs.store.hidden import is_unlisted
 from cxlfs.store.namespace import DIRECTORY_SIZE_BYTES, Attributes, FileKind
 from cxlfs.store.past_rows import LAST_NAMES, Row
-from cxlfs.store.sleepers import Sleepers
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -233,11 +232,8 @@ class Moments:
             namespace = self._volume.namespace
             known = [(row.died_ns, row.died_lsn) for row in self._past]
             known += [(row.born_ns, row.born_lsn) for row in self._past]
-            known += [(inode.commit_ns, inode.commit_lsn) for inode in namespace.inodes.awake()]
+            known += [(inode.commit_ns, inode.commit_lsn) for inode in namespace.inodes.values()]
             pairs = np.array(known, np.int64).reshape(-1, 2)
-            sleeping = namespace.inodes.sleeping
-            if isinstance(sleeping, Sleepers):
-                pairs = np.concatenate((pairs, sleeping.commits()))
             pairs = pairs[(pairs[:, 1] > 0) & (pairs[:, 1] <= namespace.opened_lsn)]
             pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
             self._earlier = pairs[:, 0], np.maximum.accumulate(pairs[:, 1])

@@ -57,7 +57,7 @@ def _names(
     """Every name that may mean the inode: directory, name, inode."""
     directories = [likely] if likely is not None else []
     if inode.entries is None:
-        directories.extend(i for i in namespace.inodes.awake() if i.entries is not None)
+        directories.extend(i for i in namespace.inodes.values() if i.entries is not None)
     for directory in directories:
         for name, child in (directory.entries or {}).items():
             yield directory.ino, name, child

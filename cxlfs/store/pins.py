@@ -191,7 +191,7 @@ class Pins:
             directory = pending.pop()
             self._directories.add(directory.ino)
             for ino in (directory.entries or {}).values():
-                inode = self._namespace.inodes.get_awake(ino)  # directories never sleep
+                inode = self._namespace.inodes.get(ino)
                 if inode is not None and inode.entries is not None:
                     pending.append(inode)
 

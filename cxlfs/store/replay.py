@@ -27,7 +27,6 @@ from cxlfs.native.maps import FileMap
 from cxlfs.store.commit_numbers import COMMIT_XATTR, decode_commit
 from cxlfs.store.namespace import FileKind, Inode, Namespace, entries_of
 from cxlfs.store.record_rules import RecordRules
-from cxlfs.store.replay_runs import Run, middle_of, plain_runs
 
 if TYPE_CHECKING:
     from cxlfs.format.journal_reader import RecordBatch
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 _BESIDE_MOVES = frozenset({layout.OP_MOVE, layout.OP_INODE})
 """Operations that change no content: moves of several records go together over them."""
 _STRINGS = frozenset({layout.OP_SYMLINK, layout.OP_XATTR_SET, layout.OP_XATTR_REMOVE})
-_RUN_MIN = 64
-"""Operations that are worth more than being applied one by one."""
 
 
 class _Changes:
@@ -49,7 +46,7 @@ class _Changes:
         self._batch = batch
         self._found = found
         self._defined = self._changed = 0
-        self.contents: list[FileMap | int] = []
+        self.contents: list[FileMap] = []
         """Those that the first of the changes are of."""
 
     def flush(self, definitions: int) -> None:
@@ -130,7 +127,6 @@ class Replayer:
         self._moves_record = 0  # the last of them in this record, and
         self._move_targets: set[int] = set()  # where they go
         self._dropped: list[FileMap] = []  # of inodes that are gone; changes to them may be waiting
-        self._dropped_addresses: list[int] = []  # the same of those that had no object
         self._apply: dict[type, Callable[..., None]] = {
             operations.PromoteOperation: self._promote,
             operations.AsideDropOperation: self._aside_drop,
@@ -160,8 +156,6 @@ class Replayer:
         for content in self._dropped:
             content.close()
         self._dropped.clear()
-        self.engine.drop_contents(self._dropped_addresses)
-        self._dropped_addresses.clear()
         self._set_attributes(found.attributes(list(self._attributes.values())).tolist())
         self._set_commits(rows["time_ns"].tolist())
         if len(found.extents):
@@ -172,13 +166,9 @@ class Replayer:
 
     def _apply_names(self, batch: RecordBatch, found: OperationColumns) -> None:
         """All operations but definitions, in order; contents are only put down for the engine."""
-        done, self._record = 0, 0
+        self._record = 0
         try:
-            for first, end in plain_runs(found, _RUN_MIN):
-                self._in_order(found, done, first)
-                self._together(batch, found, first, end)
-                done = end
-            self._in_order(found, done, len(found.kinds))
+            self._in_order(found)
             self._reap()
             self._follow_moves()
         except (NamespaceError, CorruptionError) as error:
@@ -191,10 +181,10 @@ class Replayer:
             self._follow_moves()
             self.namespace.reap()
 
-    def _in_order(self, found: OperationColumns, first: int, end: int) -> None:
-        """Operations [first, end), one after the other."""
+    def _in_order(self, found: OperationColumns) -> None:
+        """One operation after the other."""
         columns = (found.kinds, found.records, found.indexes)
-        for kind, record, index in zip(*(c[first:end].tolist() for c in columns), strict=True):
+        for kind, record, index in zip(*(column.tolist() for column in columns), strict=True):
             if record != self._record:
                 self._reap()
                 self._record = record
@@ -217,25 +207,6 @@ class Replayer:
                 op = found.others[index]
                 self._definitions = found.other_definitions[index]
                 self._apply[type(op)](op)
-
-    def _together(self, batch: RecordBatch, found: OperationColumns, first: int, end: int) -> None:
-        """A run, see ``replay_runs``, at once: or in two parts, as long as that is worth it."""
-        self._reap()
-        self._follow_moves()
-        done = Run(self.namespace, found, first, end).apply(self.engine, batch.rows)
-        if done is not None:
-            self._attributes.update(done.attributes)
-            self._commits.update(done.commits)
-            for ino in self._own_commits.keys() & done.commits.keys():
-                del self._own_commits[ino]
-            self._changes.contents.extend(done.contents)
-            self._dropped_addresses.extend(done.dropped)
-            self._record = int(found.records[end - 1])
-        elif end - first < 2 * _RUN_MIN or (middle := middle_of(found, first, end)) == end:
-            self._in_order(found, first, end)
-        else:
-            self._together(batch, found, first, middle)
-            self._together(batch, found, middle, end)
 
     def _inode(self, ino: int, mode: int, row: int) -> None:
         if self._rules.inode(ino, mode):

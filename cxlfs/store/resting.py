@@ -3,8 +3,8 @@
 Other modules say which files are worth it, and work on them (``defragmenter``, ``deduplicator``).
 
 Invariants
-- A pass looks at each file that was awake at its beginning, a few at a time. The next one begins
-  after REST_SECONDS.
+- A pass looks at each file that was there at its beginning, a few at a time. The next one begins
+  after REST_SECONDS, if a record was stored since or a file was not at rest.
 - What was looked at is remembered for each file, until the file is gone.
 """
 
@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from cxlfs.store.inodes import Inodes
-    from cxlfs.store.namespace import Inode
+    from cxlfs.store.namespace import Inode, Namespace
 
 REST_SECONDS = 10.0
 BURST_SECONDS = 0.5
@@ -51,10 +50,15 @@ class Allowance:
 
 
 class FilesAtRest(Generic[_Seen]):
-    """One pass after the other over all files. ``seen``: what the last look left of each."""
+    """One pass after the other over all files. ``seen``: what the last look left of each.
+    ``look_again``: the next pass has work even if nothing changes.
+    """
 
-    def __init__(self, inodes: Inodes[Inode]) -> None:
-        self._inodes = inodes
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._inodes = namespace.inodes
+        self._began_lsn = -1
+        self.look_again = True
         self._waiting: Iterator[int] | None = None
         self._rest_until = 0.0
         self.seen: dict[int, _Seen] = {}
@@ -69,8 +73,11 @@ class FilesAtRest(Generic[_Seen]):
         if now < self._rest_until:
             return None
         if self._waiting is None:
+            if not self.look_again and self._namespace.lsn == self._began_lsn:
+                return None
+            self._began_lsn, self.look_again = self._namespace.lsn, False
             self.seen = {ino: seen for ino, seen in self.seen.items() if ino in self._inodes}
-            self._waiting = iter([inode.ino for inode in self._inodes.awake()])
+            self._waiting = iter(list(self._inodes))
         for _ in range(_INODES_AT_ONCE):
             ino = next(self._waiting, None)
             if ino is None:
@@ -78,6 +85,10 @@ class FilesAtRest(Generic[_Seen]):
                 self._rest_until = now + REST_SECONDS
                 return None
             inode = self._inodes.get(ino)
-            if inode is not None and rests(inode) and is_wanted(inode):
+            if inode is None or inode.live is None:
+                continue
+            if not rests(inode):
+                self.look_again = True
+            elif is_wanted(inode):
                 return inode
         return None

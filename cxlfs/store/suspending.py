@@ -29,7 +29,7 @@ def suspend_writing(store: Store) -> None:
         volume = store.volume
         volume.close_cleanly()
         volume.read_only_reason = SUSPENDED
-        for inode in store.namespace.inodes.awake():
+        for inode in store.namespace.inodes.values():
             inode.stop_writes()
         volume.event("read-only", SUSPENDED, level=logging.INFO)
 

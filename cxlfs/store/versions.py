@@ -164,7 +164,7 @@ class Versions:
         self.units: UnitHooks = NoUnits()
         self.overwrites: OverwriteHooks = NoOverwrites()
         self.asides: dict[int, Inode] = {
-            inode.ino: inode for inode in volume.namespace.inodes.awake() if inode.aside is not None
+            ino: inode for ino, inode in volume.namespace.inodes.items() if inode.aside is not None
         }
         self.open_versions: dict[int, Inode] = {}
         self.promises = Promises(volume.engine, lease_bytes_max=volume.space.lease_bytes_max)

@@ -221,7 +221,7 @@ class Volume:
         """From now on every change is refused; reads go on."""
         if self.read_only_reason is None:
             self.read_only_reason = reason
-            for inode in self.namespace.inodes.awake():
+            for inode in self.namespace.inodes.values():
                 inode.stop_writes()
             self.event("read-only", reason, level=logging.ERROR)
 

@@ -14,7 +14,7 @@ from cxlfs.errors import CorruptionError, CxlfsError
 from cxlfs.format import journal_reader, operations
 from cxlfs.format.journal_reader import RecordBatch
 from cxlfs.media import Media, MemoryMedia
-from cxlfs.store import Store, StoreOptions, replay, replay_runs
+from cxlfs.store import Store, StoreOptions
 from cxlfs.store.replay import Replayer
 from tests.support.corrupt import populated_media
 from tests.support.fuzz_operations import OperationMaker
@@ -68,7 +68,7 @@ def divided(pieces: Callable[[int], int]) -> Callable[[Replayer, RecordBatch], N
     return apply
 
 
-WAYS = ("one by one", "all together", "never together", "at random")
+WAYS = ("one by one", "at random")
 
 
 def each_way(media: Media, rng: random.Random) -> Iterator[tuple[str, State]]:
@@ -76,10 +76,8 @@ def each_way(media: Media, rng: random.Random) -> Iterator[tuple[str, State]]:
         with pytest.MonkeyPatch.context() as patch:
             if way == "one by one":
                 patch.setattr(Replayer, "apply", divided(lambda _left: 1))
-            if way == "at random":
+            else:
                 patch.setattr(Replayer, "apply", divided(lambda left: rng.randint(1, left)))
-            patch.setattr(replay, "_RUN_MIN", 1 << 40 if way == "never together" else 1)
-            patch.setattr(replay_runs, "_ASLEEP_MIN", rng.choice((1, 1 << 40)))
             yield way, state_of(media)
 
 
@@ -129,7 +127,7 @@ def test_a_long_life(store: Store, rng: random.Random) -> None:
 
 
 class Changes:
-    """Of files that sleep, in a tree whose directories come and go."""
+    """Of files of an image, in a tree whose directories come and go."""
 
     def __init__(self, store: Store, rng: random.Random) -> None:
         self.store = store

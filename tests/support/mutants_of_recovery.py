@@ -10,7 +10,7 @@ from typing import Any
 from cxlfs.errors import NameTooLongError
 from cxlfs.format import frame, image, journal, journal_reader, layout, roots, segments, superblock
 from cxlfs.native.maps import FileMap
-from cxlfs.store import names, recovery, replay, replay_runs, sleepers, volume
+from cxlfs.store import names, recovery, replay, volume
 from cxlfs.store.namespace import Namespace
 from tests.support.mutants import Anything, Patch, during, mutant, nothing, on_result
 
@@ -272,7 +272,6 @@ def version_kept_aside_becomes_the_content(patch: Patch) -> None:
         original(self, ino, aside=False)
 
     patch.setattr(replay.Replayer, "_content", content)
-    patch.setattr(replay, "plain_runs", lambda *_: [])
 
 
 @mutant("one/LINE/change_mode", 10)
@@ -286,38 +285,6 @@ def times_used_before_they_are_set(patch: Patch) -> None:
             self.namespace.inodes[ino].committed_ctime_ns = 0
 
     patch.setattr(replay.Replayer, "_set_attributes", set_attributes)
-
-
-# --- replay of many records at once -----------------------------------------------------------
-
-
-@mutant("together/LINE/change_mode", 10, 11)
-def sleepers_keep_their_attributes(patch: Patch) -> None:
-    """What many records say of files that nobody has asked for is not put down."""
-    patch.setattr(sleepers.Sleepers, "set_fields", nothing)
-
-
-@mutant("together/LINE/link", 10)
-def sleepers_keep_their_links(patch: Patch) -> None:
-    """A file that sleeps while it gets another name has as many as before."""
-    patch.setattr(sleepers.Sleepers, "set_links", nothing)
-
-
-@mutant("together/PAGE/unlink", 12)
-def removed_sleepers_stay(patch: Patch) -> None:
-    """A file that sleeps while it loses its last name is there without one."""
-    patch.setattr(replay_runs.Run, "_drop", lambda _: [])
-
-
-@mutant("together/LINE/set_xattr", 10)
-def images_leave_out_attributes_of_sleepers(patch: Patch) -> None:
-    """The image that a recovery makes says nothing of extended attributes of files that sleep."""
-    original = sleepers.Sleepers.rows
-
-    def rows(self: sleepers.Sleepers, first: int, end: int) -> Any:
-        return original(self, first, end)._replace(xattrs=[])
-
-    patch.setattr(sleepers.Sleepers, "rows", rows)
 
 
 # --- taking over ----------------------------------------------------------------------------

@@ -1,6 +1,4 @@
-"""Rollovers in the smallest steps, between the verbs of tests, images that can be compared, and few
-records that are applied as many are.
-"""
+"""Rollovers in the smallest steps, between the verbs of tests, and images that can be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cxlfs.store import Store, export, replay, replay_runs, rolling, rollover
+from cxlfs.store import Store, export, rolling, rollover
 from cxlfs.verify.columns import Columns
 
 
@@ -19,7 +17,6 @@ from cxlfs.verify.columns import Columns
 def small_slices(*, at_once_bytes: int = 0) -> Iterator[None]:
     """Slices of one or two things each; every image is worth slicing, whatever its size."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "SLEEPERS_PER_SLICE", 2)
         patch.setattr(export, "INODES_PER_SLICE", 2)
         patch.setattr(export, "NAMES_PER_SLICE", 2)
         patch.setattr(export, "EXTENTS_PER_SLICE", 8)
@@ -27,17 +24,6 @@ def small_slices(*, at_once_bytes: int = 0) -> Iterator[None]:
         patch.setattr(export, "REFERENCES_PER_SLICE", 1)
         patch.setattr(rollover, "PIECE_BYTES", 1024)
         patch.setattr(rolling, "AT_ONCE_BYTES", at_once_bytes)
-        yield
-
-
-@contextlib.contextmanager
-def records_together() -> Iterator[None]:
-    """However few records there are, they are applied at once, and the files that they make go to
-    sleep.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "_RUN_MIN", 1)
-        patch.setattr(replay_runs, "_ASLEEP_MIN", 1)
         yield
 
 

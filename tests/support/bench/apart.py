@@ -8,6 +8,7 @@ Never here: what is measured.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -15,7 +16,7 @@ from multiprocessing.connection import Connection
 from cxlfs.daemon.garbage import GarbageCollector
 from cxlfs.media import open_media
 from cxlfs.store import Store
-from tests.support.bench.measure import Figures
+from tests.support.bench.measure import Figures, private_bytes
 from tests.support.bench.workers import WorkError
 
 
@@ -52,7 +53,8 @@ def _run(
 
 def open_apart(source: str, records: int, *, quick: bool) -> Figures:
     """Seconds and processor seconds (of all threads) of an opening in a new process, which ends
-    without warning, and how many records were read. Raises WorkError, if fewer than ``records``.
+    without warning, the memory that it gained, and how many records were read. Raises WorkError, if
+    fewer than ``records``.
     """
     found = apart(_open, source, quick=quick)
     if found is None or found["records"] < records:
@@ -62,11 +64,13 @@ def open_apart(source: str, records: int, *, quick: bool) -> Figures:
 
 def _open(source: str) -> Figures:
     media = open_media(source)
+    before = private_bytes(os.getpid())
     began, used = time.perf_counter(), time.process_time()
     store = Store.open(media)
     figures: Figures = {
         "open_s": time.perf_counter() - began,
         "processor_s": time.process_time() - used,
+        "memory_bytes": private_bytes(os.getpid()) - before,
         "records": store.statistics().recovery.records,
     }
     store.abandon()

@@ -25,8 +25,8 @@ from tests.support.bench.crowd import put_content, put_files
 from tests.support.bench.measure import Figures, Progress, Settings, require_memory
 from tests.support.bench.workers import WorkError
 
-FILES = 1_000_000
-QUICK_FILES = 4000
+FILES = (100_000, 1_000_000)
+QUICK_FILES = (1000, 4000)
 SEGMENT_BYTES = 64 * MIB
 """The largest there is, and so the longest journal."""
 QUICK_SEGMENT_BYTES = 2 * MIB
@@ -126,26 +126,32 @@ KINDS: dict[str, Change | None] = {
 
 
 def measure_openings(settings: Settings, say: Progress) -> Figures:
-    """By kind: seconds of the opening, records and bytes of each."""
-    count = settings.scaled(FILES, QUICK_FILES)
+    """By number of files and kind: seconds of the opening, records and bytes of each, memory."""
     segment_bytes = settings.scaled(SEGMENT_BYTES, QUICK_SEGMENT_BYTES)
+    result: Figures = {"journal_bytes": segment_bytes, "files": {}}
+    for count in QUICK_FILES if settings.quick else FILES:
+        result["files"][str(count)] = _measure(settings, say, count, segment_bytes)
+    return result
+
+
+def _measure(settings: Settings, say: Progress, count: int, segment_bytes: int) -> Figures:
     # Twice the image, and one process; data of the records of a journal, and its copies.
     require_memory(settings.memory, count * 2 * KIB + 20 * segment_bytes)
     image, source = settings.memory / "image.img", settings.memory / "openings.img"
-    result: Figures = {"files": count, "journal_bytes": segment_bytes, "kinds": {}}
+    kinds: Figures = {}
     say(f"openings: making {count} files")
     quick = settings.quick
     made = apart(_make, str(image), count, segment_bytes, quick=quick)
     for kind in KINDS:
-        say(f"openings: {kind}")
+        say(f"openings: {count} files: {kind}")
         copy_sparse(image, source)
         found = apart(_change, str(source), kind, count, made, quick=quick)
         if found is None:
             raise WorkError(f"no changes of this kind: {kind}")
-        result["kinds"][kind] = found | open_apart(str(source), found["records"], quick=quick)
+        kinds[kind] = found | open_apart(str(source), found["records"], quick=quick)
         source.unlink()
     image.unlink()
-    return result
+    return kinds
 
 
 def _make(source: str, count: int, segment_bytes: int) -> Figures:
@@ -218,23 +224,22 @@ def copy_sparse(source: Path, target: Path) -> None:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def rows(figures: Figures) -> list[tuple[str, list[str]]]:
-    """A kind, and its cells."""
-    lines = []
-    for kind, found in figures["kinds"].items():
-        records = [str(found["bytes_each"]), _grouped(found["records"])]
-        seconds = [f"{found[name]:.2f} s" for name in ("open_s", "processor_s")]
-        lines.append((kind, [*(records if found["records"] else ["", ""]), *seconds]))
-    return lines
-
-
 def _grouped(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
 def table(figures: Figures) -> list[str]:
     """Markdown: a line for each kind."""
-    what = f"{_grouped(figures['files'])} files, records of"
-    heads = ["bytes each", "in a full journal", "open after", "processor time"]
-    lines = [f"| {' | '.join([what, *heads])} |", f"|---|{'---:|' * len(heads)}"]
-    return lines + [f"| {kind} | {' | '.join(cells)} |" for kind, cells in rows(figures)]
+    counts: Figures = figures["files"]
+    heads = ["records of"]
+    for count in counts:
+        heads += [f"{_grouped(int(count))} files: records", "open after", "memory"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for kind in KINDS:
+        cells = [kind]
+        for kinds in counts.values():
+            found = kinds[kind]
+            cells += [_grouped(found["records"]) if found["records"] else ""]
+            cells += [f"{found['open_s']:.2f} s", f"{found['memory_bytes'] / MIB:.0f} MiB"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

@@ -6,7 +6,6 @@
 ``program/LINE/17``         a random program
 ``sliced/LINE/rename``      one operation while a rollover goes on, a step behind each verb
 ``continued/PAGE/rename``   one operation; recoveries make no image, they continue the journal
-``together/LINE/rename``    one operation; recoveries apply all records at once
 ``recovery/LINE/rename``    one operation; the recovery of each image is cut too
 ``kill/LINE/rename``        one operation; the daemon is killed, its successor is cut
 ``damage/LINE/primary``     damage to what is durable
@@ -48,14 +47,14 @@ from tests.support.crash.runner import (
 from tests.support.crash.single import SITUATIONS
 from tests.support.crash.unit_operations import UNIT_OPERATIONS, set_the_scene
 from tests.support.crash.unit_workloads import LONG_WORKLOADS, UNIT_WORKLOADS
-from tests.support.slices import records_together, small_slices, step
+from tests.support.slices import small_slices, step
 
 LEVELS = ("t0", "t1", "t2")
 TRIPLES = PROGRAMS = 10_000
 KILLS = 12
 STEPS = 6
 """After so many, in the smallest slices, all inodes of the tiny store are taken down."""
-SOME_EVERY = {"sliced": 12, "continued": 15, "together": 12}
+SOME_EVERY = {"sliced": 12, "continued": 15}
 """One in so many of these kinds is part of each test run: nearly each image costs a recovery."""
 SHARES, SHARES_OF_SHORT = 16, 4
 """Each test run makes one of so many shares of a unit's cuts."""
@@ -157,9 +156,6 @@ def _t0(_seed: int) -> Iterator[str]:
         yield f"sliced/{_MEDIA[number % 2]}/{work.__name__}"
         if number % 4 == 0:
             yield f"continued/{_MEDIA[number // 4 % 2]}/{work.__name__}"
-    for number, work in enumerate(_EACH):
-        if work not in UNIT_WORKLOADS or number % 4 == 0:
-            yield f"together/{_MEDIA[number % 2]}/{work.__name__}"
     for media in _MEDIA:
         yield from (f"mkfs/{media}/{what}" for what in ("empty", "over"))
     yield from (f"damage/LINE/{what}" for what in DAMAGES)
@@ -270,9 +266,6 @@ def _run_bench(
         if kind == "continued":
             with small_slices():
                 return _cut(bench, kind, what, rng, asked(_record(bench, kind, what, rng)))
-        if kind == "together":
-            with records_together():
-                return _cut(bench, kind, what, rng, asked(_record(bench, kind, what, rng)))
         limits = _record(bench, kind, what, rng)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
         problem = f"while it was recorded: {type(error).__name__}: {error}"
@@ -303,7 +296,7 @@ def _record(bench: Bench, kind: str, what: str, rng: random.Random) -> Limits:
         BY_NAME[name](bench)
     first_event = len(bench.tape.media.events()) if before else 0
     BY_NAME[last](bench)
-    if kind in ("one", "recovery", "continued", "together"):
+    if kind in ("one", "recovery", "continued"):
         thorough = kind == "recovery"
         return Limits(
             headers=bench.tape.media.granularity is Granularity.LINE,
