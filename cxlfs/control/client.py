@@ -156,7 +156,8 @@ def ask(
     channel.settimeout(seconds_max)
     line = json.dumps({"request": request, "parameters": parameters}) + "\n"
     try:
-        channel.sendall(line.encode())
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            channel.sendall(line.encode())  # a daemon that refuses us has said why already
         with channel.makefile("rb") as lines:
             while True:
                 text = lines.readline(LINE_BYTES_MAX)

@@ -6,14 +6,15 @@ are served, so a handler that works in slices never holds the mount up.
 Never here: printing, waiting inside a handler.
 
 Invariants
-- The socket is in a directory that only its owner may write to, and its mode is 0600; the peer
-  must be the owner or root.
+- The socket is in a directory that only its owner may write to. Other users than root and the owner
+  are let in where they may use the mount, for requests in ``OF_USERS``; few of each user at a time.
 - A request line is bounded; a bad one gets an ``exit_error``, never a traceback to the peer.
 - What a handler raises ends that request only. Defects are reported like those of FUSE handlers.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import errno
@@ -21,7 +22,6 @@ import json
 import logging
 import os
 import socket
-import struct
 import uuid as uuid_module
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +30,14 @@ import trio
 
 from cxlfs.control.client import AWAIT_CLOSE, short_socket_name
 from cxlfs.control.wire import error_to_dict
-from cxlfs.errors import CxlfsError, InvariantError, UsageError
+from cxlfs.daemon.callers import READ, SEARCH, Caller, caller_of
+from cxlfs.errors import (
+    BusyError,
+    CxlfsError,
+    InvariantError,
+    NotPermittedError,
+    UsageError,
+)
 from cxlfs.fuse.boundary import Owner
 from cxlfs.store import Store
 from cxlfs.verify import inspect
@@ -39,23 +46,34 @@ log = logging.getLogger(__name__)
 
 REQUEST_BYTES_MAX = 64 << 10
 _BACKLOG = 128
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid of struct ucred
+OF_USERS = frozenset({"status", "list", "history", "restore", "undelete", "forget", "policy"})
+"""Requests whose handlers answer a user with what is his."""
+_CONNECTIONS_EACH_MAX = 8
+"""Of one user who does not manage the mount, at a time."""
+_READ_SECONDS_MAX = 10.0
+"""Until such a user's request is there."""
 
 Message = dict[str, object]
-Handler = Callable[[Store, Mapping[str, object]], Iterator[Message]]
+Handler = Callable[[Store, Mapping[str, object], Caller], Iterator[Message]]
 
 
-def status(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+def status(store: Store, parameters: Mapping[str, object], caller: Caller) -> Iterator[Message]:
     """One message: what the store counts, and the media below it."""
     del parameters
-    yield {"message_type": "status", **inspect.status(store)}
+    told = inspect.status(store)
+    damaged = store.statistics().damaged_paths
+    told["damaged_paths"] = [path for path in damaged if caller.can_reach(store, os.fsencode(path))]
+    yield {"message_type": "status", **told}
 
 
-def list_checkpoints(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+def list_checkpoints(
+    store: Store, parameters: Mapping[str, object], caller: Caller
+) -> Iterator[Message]:
     """One message per checkpoint below ``path``."""
     path = parameters.get("path", "/")
     if not isinstance(path, str):
         raise UsageError("list: path must be text")
+    caller.require_reach(store, os.fsencode(path), READ | SEARCH)
     # What programs that are gone have left is decided first, as for whoever lists the directory.
     if store.units.has_open and not store.read_only:
         with contextlib.suppress(CxlfsError):
@@ -92,17 +110,24 @@ def _plain(name: str, value: object) -> object:
 
 
 class ControlServer:
-    """Listens from :meth:`listen` on, answers while :meth:`serve` runs."""
+    """Listens from :meth:`listen` on, answers while :meth:`serve` runs. ``lets_users_in``: other
+    users may use the mount, and ask.
+    """
 
     def __init__(
         self,
         store: Store,
         owner: Owner,
         handlers: Mapping[str, Handler] | None = None,
+        *,
+        lets_users_in: bool = False,
     ) -> None:
         self._store = store
         self._owner = owner
         self._handlers = dict(DEFAULT_HANDLERS if handlers is None else handlers)
+        self._lets_users_in = lets_users_in
+        self._connections: collections.Counter[int] = collections.Counter()
+        """Of users who do not manage the mount, by number."""
         self._closed = trio.Event()
         self._close_error: Exception | None = None
         self._waiting = 0
@@ -119,7 +144,7 @@ class ControlServer:
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         with short_socket_name(path) as name:
             channel.bind(name)
-        path.chmod(0o600)
+        path.chmod(0o666 if self._lets_users_in else 0o600)
         channel.listen(_BACKLOG)
         self._channel = channel
         self._path = path
@@ -151,20 +176,43 @@ class ControlServer:
     async def _connection(self, stream: trio.SocketStream) -> None:
         try:
             async with stream:
-                await self._answer(stream)
+                caller = caller_of(stream.socket.getsockopt)
+                answer = self._answer if caller.manages else self._answer_user
+                await answer(stream, caller)
         except trio.BrokenResourceError:
             pass  # the peer went away
         except OSError as error:
             log.info("control connection ended: %s", error)
 
-    async def _answer(self, stream: trio.SocketStream) -> None:
+    async def _answer_user(self, stream: trio.SocketStream, caller: Caller) -> None:
+        """Somebody who does not manage the mount: few connections each, and none that stays."""
+        if not self._lets_users_in:
+            raise PermissionError(errno.EACCES, f"control request of user {caller.uid} refused")
+        if self._connections[caller.uid] >= _CONNECTIONS_EACH_MAX:
+            busy = BusyError("too many of your commands ask this mount", next_step="try again")
+            await _send(stream, error_to_dict(busy))
+            return
+        self._connections[caller.uid] += 1
         try:
-            _check_peer(stream)
-            name, parameters = _parse(await _read_line(stream))
-            if name == AWAIT_CLOSE:
+            await self._answer(stream, caller)
+        finally:
+            self._connections[caller.uid] -= 1
+            self._connections += collections.Counter()  # without those that are zero
+
+    async def _read(self, stream: trio.SocketStream, caller: Caller) -> bytes:
+        if caller.manages:
+            return await _read_line(stream)
+        with trio.move_on_after(_READ_SECONDS_MAX):
+            return await _read_line(stream)
+        raise UsageError("no request came")
+
+    async def _answer(self, stream: trio.SocketStream, caller: Caller) -> None:
+        try:
+            name, parameters = _parse(await self._read(stream, caller))
+            if name == AWAIT_CLOSE and caller.manages:
                 await self._await_close(stream)
                 return
-            messages = self._handler(name)(self._store, parameters)
+            messages = self._handler(name, caller)(self._store, parameters, caller)
             while (message := self._next(messages)) is not None:
                 await _send(stream, message)
         except CxlfsError as error:
@@ -183,10 +231,15 @@ class ControlServer:
         with self._owner.lock:
             return next(messages, None)
 
-    def _handler(self, name: str) -> Handler:
+    def _handler(self, name: str, caller: Caller) -> Handler:
         handler = self._handlers.get(name)
-        if handler is None:
+        if handler is None and name != AWAIT_CLOSE:
             raise UsageError(f"request not known: {name}")
+        if handler is None or not (caller.manages or name in OF_USERS):
+            raise NotPermittedError(
+                f"the daemon answers {name} to root and its own user only",
+                next_step="run the command as root (sudo)",
+            )
         return handler
 
     async def _await_close(self, stream: trio.SocketStream) -> None:
@@ -228,10 +281,3 @@ def _parse(line: bytes) -> tuple[str, Mapping[str, object]]:
     if not isinstance(name, str) or not isinstance(parameters, dict):
         raise UsageError("a request needs a name, and its parameters in an object")
     return name, parameters
-
-
-def _check_peer(stream: trio.SocketStream) -> None:
-    raw = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(raw)
-    if uid not in (0, os.geteuid()):
-        raise PermissionError(errno.EACCES, f"control request of user {uid} refused")

@@ -10,15 +10,21 @@ history has of it and of everything below it. Each answers with one ``done``: ``
 directory ``progress`` comes meanwhile.
 
 Other modules keep history (``store.past``) and bring it back (``store.past_restore``,
-``store.past_trees``). The control socket lets in root and the daemon's user alone.
+``store.past_trees``), and know who asks (``callers``).
+
+Invariants
+- A user sees and gets back what was his, and writes only where the mount would let him. What
+  another user has, or had, is neither shown nor brought back nor replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 
+from cxlfs.daemon.callers import MANAGER, READ, Caller
 from cxlfs.daemon.control_server import Message
 from cxlfs.errors import ExistsError, NotFoundError, UsageError
 from cxlfs.format import layout
@@ -27,24 +33,30 @@ from cxlfs.store.attributes import content_state
 from cxlfs.store.hidden import require_shown
 from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_rows import LAST_NAMES, NEVER, Row
-from cxlfs.store.past_state import SHOWN_NS, TIME_NS_MIN
+from cxlfs.store.past_state import SHOWN_NS, TIME_NS_MIN, PastState
 from cxlfs.types import ROOT_INO
 
 _TURNS_MAX = 500
 """Of others, that the kernel has to forget names."""
 _PROGRESS_EVERY = 100
+_LOOKS_PER_STEP = 64
 
 
-def history(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
-    """See the module. Raises UsageError, NotFoundError."""
+def history(
+    store: Store, parameters: Mapping[str, object], caller: Caller = MANAGER
+) -> Iterator[Message]:
+    """See the module. Raises UsageError, NotFoundError, NotPermittedError."""
     path = _text(parameters, "path")
-    inode, rows = _versions(store, path)
+    caller.require_reach(store, path, READ)
+    inode, rows = _versions(store, path, caller)
     found = [(path, row) for row in rows]
     if inode is not None and inode.entries is not None:
         base = path.rstrip(b"/") + b"/"
         removed = (row for row in store.past.died_in(inode.ino) if row.death in LAST_NAMES)
         found += [(base + row.name, row) for row in removed]
     for each, row in sorted(found, key=lambda item: item[1].key):
+        if not caller.owns(row):
+            continue
         yield {
             "message_type": "version",
             "path": os.fsdecode(each),
@@ -61,15 +73,20 @@ def history(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
         }
 
 
-def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
-    """See the module. Raises UsageError, NotFoundError, ExistsError, BusyError, StaleError,
-    NoSpaceError.
+def restore(
+    store: Store, parameters: Mapping[str, object], caller: Caller = MANAGER
+) -> Iterator[Message]:
+    """See the module. Raises UsageError, NotFoundError, NotPermittedError, ExistsError, BusyError,
+    StaleError, NoSpaceError.
     """
     path = _text(parameters, "path")
     to = parameters.get("to")
     target = path if to is None else os.fsencode(str(to))
     above, _, name = target.rstrip(b"/").rpartition(b"/")
-    parent = _live(store, above).ino
+    caller.require_reach(store, path)
+    caller.require_reach(store, above)
+    directory = _live(store, above)
+    parent = directory.ino
     if not name:
         raise UsageError(
             "the top of the mount stays as it is",
@@ -78,11 +95,15 @@ def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
     at = parameters.get("at")
     if at is not None and not isinstance(at, int):
         raise UsageError("history: at must be a number")
-    steps = _restored_tree(store, path, at, parent, name)
+    there = store.namespace.find(parent, name)
+    caller.require_writable(directory, target, there)
+    steps = _restored_tree(store, path, at, parent, name, caller)
     if steps is not None:
-        yield from _progress(store, target, steps)
+        yield from _progress(store, target, itertools.chain(_owned(there, store, caller), steps))
         return
-    inode = store.history.restore(_chosen(store, path, at), parent, name)
+    row = _chosen(store, path, at, caller)
+    caller.require_owned(row, path)
+    inode = store.history.restore(row, parent, name)
     yield {
         "message_type": "done",
         "path": os.fsdecode(target),
@@ -93,21 +114,53 @@ def restore(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]
 
 
 def _restored_tree(
-    store: Store, path: bytes, at: int | None, parent: int, name: bytes
+    store: Store, path: bytes, at: int | None, parent: int, name: bytes, caller: Caller
 ) -> Iterator[int] | None:
     """The steps that bring a directory back; None: the path was none."""
     if at is None:
-        rows = [row for row in _versions(store, path)[1] if row.death in LAST_NAMES]
+        rows = [row for row in _versions(store, path, caller)[1] if row.death in LAST_NAMES]
         if not rows or rows[-1].kind is not FileKind.DIRECTORY:
             return None
+        _require_tree(store, rows[-1], path, caller)
         return store.trees.bring_back(rows[-1], parent, name)
     with contextlib.suppress(NotFoundError):
         state = store.state_at(store.moments.commit(at))
         ino = state.follow(filter(None, path.split(b"/")))
         fact = None if ino is None else state.fact(ino)
-        if fact is not None and fact.kind is FileKind.DIRECTORY:
-            return store.trees.restore(path, state, parent, name)
+        if ino is not None and fact is not None and fact.kind is FileKind.DIRECTORY:
+            checked = _owned_then(state, ino, path, caller)
+            return itertools.chain(checked, store.trees.restore(path, state, parent, name))
     return None
+
+
+def _require_tree(store: Store, top: Row, path: bytes, caller: Caller) -> None:
+    """A directory that is gone, and all that died in it, are the caller's."""
+    if not caller.manages:
+        for row in (top, *store.trees.died_below(top.ino)):
+            caller.require_owned(row, path)
+
+
+def _owned(top: Inode | None, store: Store, caller: Caller) -> Iterator[int]:
+    """All that is there is the caller's: it may be replaced. Steps of a progress."""
+    if top is None or top.entries is None or caller.manages:
+        return
+    for count, inode in enumerate(store.namespace.walk(top.ino)):
+        caller.require_owned(inode, store.path_of(inode.ino) or inode.name)
+        if count % _LOOKS_PER_STEP == 0:
+            yield 0
+
+
+def _owned_then(state: PastState, top: int, path: bytes, caller: Caller) -> Iterator[int]:
+    """All that was there is the caller's. Steps of a progress."""
+    pending = [] if caller.manages else [top]
+    while pending:
+        ino = pending.pop()
+        fact = state.fact(ino)
+        if fact is not None:
+            caller.require_owned(fact, path)
+        if fact is not None and fact.kind is FileKind.DIRECTORY:
+            pending += state.names(ino).values()
+        yield 0
 
 
 def _progress(store: Store, path: bytes, steps: Iterator[int]) -> Iterator[Message]:
@@ -123,10 +176,13 @@ def _progress(store: Store, path: bytes, steps: Iterator[int]) -> Iterator[Messa
     yield {"message_type": "done", "path": os.fsdecode(path), "count": count}
 
 
-def undelete(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+def undelete(
+    store: Store, parameters: Mapping[str, object], caller: Caller = MANAGER
+) -> Iterator[Message]:
     """See the module. Raises as :func:`restore`."""
     path = _text(parameters, "path")
-    inode, rows = _versions(store, path)
+    caller.require_reach(store, path)
+    inode, rows = _versions(store, path, caller)
     gone = [row for row in rows if row.death in LAST_NAMES]
     if inode is not None:
         raise ExistsError(
@@ -137,33 +193,58 @@ def undelete(store: Store, parameters: Mapping[str, object]) -> Iterator[Message
         )
     if not gone:
         raise NotFoundError(f"history has nothing of {os.fsdecode(path)}")
+    _require_place(store, path, gone[-1], caller)
     if gone[-1].kind is FileKind.DIRECTORY:
+        _require_tree(store, gone[-1], path, caller)
         yield from _progress(store, path, store.trees.undelete(gone[-1]))
         return
     store.history.undelete(gone[-1])
     yield {"message_type": "done", "path": os.fsdecode(path), "count": 1}
 
 
-def forget(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
-    """See the module. Raises UsageError, NotFoundError."""
+def _require_place(store: Store, path: bytes, row: Row, caller: Caller) -> None:
+    """Something that is gone may come back where it was. Directories above that are gone come back
+    with it.
+    """
+    caller.require_owned(row, path)
+    while not caller.manages:
+        above = store.namespace.inodes.get(row.parent)
+        if above is not None and above.entries is not None and above.links:
+            caller.require_writable(above, path, None)
+            return
+        gone = [each for each in store.past.of_inode(row.parent) if each.death in LAST_NAMES]
+        if not gone:
+            return  # which is found out below
+        row = gone[-1]
+        caller.require_owned(row, path)
+
+
+def forget(
+    store: Store, parameters: Mapping[str, object], caller: Caller = MANAGER
+) -> Iterator[Message]:
+    """See the module. Raises UsageError, NotFoundError, NotPermittedError."""
     path = _text(parameters, "path")
-    inode, rows = _versions(store, path)
+    caller.require_reach(store, path)
+    inode, rows = _versions(store, path, caller)
     wanted = {row.key: row for row in rows}
     tops = {row.ino for row in rows if row.kind is FileKind.DIRECTORY}
     living = [] if inode is None else list(store.namespace.walk(inode.ino))
     tops |= {each.ino for each in living if each.entries is not None}
     for top in tops:
         wanted |= {row.key: row for row in store.trees.died_below(top)}
+    wanted = {key: row for key, row in wanted.items() if caller.owns(row)}
+    living = [each for each in living if caller.owns(each)]
     count = len(wanted)
     births = {row.birth_ns for row in wanted.values()} | {each.birth_ns for each in living}
-    pins = store.pins.holding([path], births)
-    store.history.forget(wanted.values())
+    pins = [pin for pin in store.pins.holding([path], births) if caller.owns(pin)]
+    if wanted:
+        store.history.forget(wanted.values())
+    tops &= {each.ino for each in living} | {row.ino for row in wanted.values()}
     store.past.name_ends.forget({row.ino for row in wanted.values()} | tops)
-    if inode is not None and inode.aside is not None and not store.read_only:
+    if inode in living and inode.aside is not None and not store.read_only:
         store.versions.drop_aside(inode)
         count += 1
-        left = store.past.of_inode(inode.ino)
-        store.history.forget(left)
+        store.history.forget(row for row in store.past.of_inode(inode.ino) if caller.owns(row))
     if inode is None and not count and not pins:
         raise NotFoundError(
             f"history has nothing of {os.fsdecode(path)}",
@@ -196,7 +277,7 @@ def _live(store: Store, path: bytes) -> Inode:
     return store.namespace.directory(inode.ino)
 
 
-def _versions(store: Store, path: bytes) -> tuple[Inode | None, list[Row]]:
+def _versions(store: Store, path: bytes, caller: Caller) -> tuple[Inode | None, list[Row]]:
     """What the path means now, and what it meant before, in the order of death. Directories above
     it may be gone: then it is what the last of them held. Raises NotFoundError.
     """
@@ -213,7 +294,7 @@ def _versions(store: Store, path: bytes) -> tuple[Inode | None, list[Row]]:
     rows = {row.key: row for row in store.past.versions_of(directory, parts[-1])}
     if inode is not None:  # also what it was under other names
         rows |= {row.key: row for row in store.past.of_inode(inode.ino)}
-    return inode, [rows[key] for key in sorted(rows)]
+    return inode, [rows[key] for key in sorted(rows) if caller.owns(rows[key])]
 
 
 def _directory_in(store: Store, directory: int, name: bytes, path: bytes) -> int:
@@ -227,9 +308,9 @@ def _directory_in(store: Store, directory: int, name: bytes, path: bytes) -> int
     return gone[-1].ino
 
 
-def _chosen(store: Store, path: bytes, at: int | None) -> Row:
-    """The version that was there at a commit or a time; without one the newest."""
-    row = _newest(store, path) if at is None else _row_at(store, path, at)
+def _chosen(store: Store, path: bytes, at: int | None, caller: Caller) -> Row:
+    """The version that was there at a commit or a time; without one the newest that was his."""
+    row = _newest(store, path, caller) if at is None else _row_at(store, path, at, caller)
     if row is None:
         when = "" if at is None else " of that time"
         raise NotFoundError(
@@ -239,15 +320,15 @@ def _chosen(store: Store, path: bytes, at: int | None) -> Row:
     return row
 
 
-def _newest(store: Store, path: bytes) -> Row | None:
-    _, rows = _versions(store, path)
+def _newest(store: Store, path: bytes, caller: Caller) -> Row | None:
+    _, rows = _versions(store, path, caller)
     return rows[-1] if rows else None
 
 
-def _row_at(store: Store, path: bytes, at: int) -> Row | None:
+def _row_at(store: Store, path: bytes, at: int, caller: Caller) -> Row | None:
     """The version that has that number or time itself; else what the path had then."""
     with contextlib.suppress(NotFoundError):
-        for row in reversed(_versions(store, path)[1]):
+        for row in reversed(_versions(store, path, caller)[1]):
             if _is_named(row, at):
                 return row
     try:
@@ -308,8 +389,8 @@ def _maybe(store: Store, directory: int, name: bytes, commit: int) -> set[int]:
     ino = None if above is None else (above.entries or {}).get(name)
     if ino is not None:
         since[ino] = store.namespace.get(ino).named_lsn
-    is_later = len(since) == 1 and min(since.values()) > commit
-    return set() if is_later else set(since)
+    are_later = min(since.values(), default=NEVER) > commit
+    return set() if are_later else set(since)
 
 
 HANDLERS = {"history": history, "restore": restore, "undelete": undelete, "forget": forget}

@@ -2,7 +2,8 @@
 
 Parameters: ``path``, of a directory below the mount point, and ``set`` (missing: only show):
 ``unit`` (patterns; none: forget the policy), ``done`` (names) and ``quiet_seconds`` (or null). The
-answer: one ``policy`` for each policy of the store.
+answer: one ``policy`` for each policy of the store that the caller can reach. Who owns a directory
+sets its policy.
 
 Never here: what a unit is (``store.units``).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+from cxlfs.daemon.callers import Caller
 from cxlfs.daemon.control_server import Message
 from cxlfs.errors import NotFoundError, UsageError
 from cxlfs.store import Store
@@ -24,23 +26,28 @@ from cxlfs.types import ROOT_INO
 _NAME_BYTES_MAX = 255
 
 
-def policy(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
-    """See the module. Raises UsageError, NotFoundError, LimitError, ReadOnlyError."""
+def policy(store: Store, parameters: Mapping[str, object], caller: Caller) -> Iterator[Message]:
+    """See the module. Raises UsageError, NotFoundError, NotPermittedError, LimitError,
+    ReadOnlyError.
+    """
     path = parameters.get("path")
     if not isinstance(path, str):
         raise UsageError("policy: path must be text")
+    caller.require_reach(store, os.fsencode(path))
     directory = _directory(store, path)
     wanted = parameters.get("set")
     if wanted is not None:
         if not isinstance(wanted, dict):
             raise UsageError("policy: set must be an object")
+        caller.require_owned(directory, os.fsencode(path))
         store.volume.require_writable()
         store.units.set_policy(directory, _rules(wanted))
     for ino, rules in list(store.units.policies.all().items()):
-        for rule in rules:
+        place = store.path_of(ino) or b""
+        for rule in rules if caller.can_reach(store, place) else ():
             yield {
                 "message_type": "policy",
-                "path": os.fsdecode(store.path_of(ino) or b""),
+                "path": os.fsdecode(place),
                 "unit": [os.fsdecode(name) for name in rule.directories],
                 "done": [os.fsdecode(name) for name in rule.done],
                 "quiet_seconds": rule.quiet_seconds,

@@ -9,21 +9,22 @@ Never here: what the kernel is told (``remount``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from cxlfs.daemon.control_server import Message
+from cxlfs.daemon.callers import Caller
+from cxlfs.daemon.control_server import Handler, Message
 from cxlfs.daemon.options import MountConfig, checks_permissions, with_options
 from cxlfs.errors import UsageError
 from cxlfs.store import Store
 from cxlfs.store.suspending import resume_writing, suspend_writing
 
-Handler = Callable[[Store, Mapping[str, object]], Iterator[Message]]
-
 
 def remount_handler(config: MountConfig, *, is_root: bool) -> Handler:
     """For the mount that was made with ``config``."""
 
-    def handle(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+    def handle(
+        store: Store, parameters: Mapping[str, object], _caller: Caller
+    ) -> Iterator[Message]:
         options, apply = parameters.get("options"), parameters.get("apply")
         if not isinstance(options, list) or not isinstance(apply, bool):
             raise UsageError("remount: options must be a list, apply true or false")

@@ -18,6 +18,7 @@ import logging
 import logging.handlers
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 
 from cxlfs.control.discovery import (
@@ -37,10 +38,12 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def make_runtime_directory() -> Path:
-    """Our own runtime directory, made if need be; raises MountError when it cannot be trusted."""
+    """Our own runtime directory, made if need be; raises MountError when it cannot be trusted.
+    Others may look for daemons in it.
+    """
     directory = runtime_directory()
     try:
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o755, exist_ok=True)
     except OSError as error:
         raise MountError(
             f"cannot make the runtime directory {directory}: {error.strerror}",
@@ -51,6 +54,8 @@ def make_runtime_directory() -> Path:
             f"the runtime directory {directory} belongs to someone else, or others can write to it",
             next_step=f"remove it, or set {ENVIRONMENT_OVERRIDE} to a directory of yours",
         )
+    if not os.environ.get(ENVIRONMENT_OVERRIDE):
+        directory.chmod(0o755)
     return directory
 
 
@@ -66,6 +71,7 @@ def register(directory: Path, registration: Registration) -> Path:
     path = directory / f"{registration.uuid}.json"
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(dataclasses.asdict(registration)), encoding="utf-8")
+    beside.chmod(0o644)
     beside.replace(path)
     return path
 
@@ -89,11 +95,18 @@ class OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
+class _PrivateLog(logging.handlers.RotatingFileHandler):
+    """It names files of all users: nobody else reads it."""
+
+    def _open(self) -> TextIOWrapper:
+        stream = super()._open()
+        os.fchmod(stream.fileno(), 0o600)
+        return stream
+
+
 def log_to_file(path: Path, *, debug: bool) -> None:
     """Send all messages to ``path`` (bounded: one older part is kept), and warnings to syslog."""
-    handler = logging.handlers.RotatingFileHandler(
-        path, maxBytes=LOG_BYTES_MAX, backupCount=1, encoding="utf-8"
-    )
+    handler = _PrivateLog(path, maxBytes=LOG_BYTES_MAX, backupCount=1, encoding="utf-8")
     _install(handler, debug=debug)
     if Path("/dev/log").exists():
         with contextlib.suppress(OSError):

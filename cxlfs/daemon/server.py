@@ -29,6 +29,7 @@ import trio
 from cxlfs.control import discovery, mountinfo
 from cxlfs.daemon import linux, runtime
 from cxlfs.daemon.attach import attach
+from cxlfs.daemon.callers import Caller
 from cxlfs.daemon.control_server import ControlServer, Message, status
 from cxlfs.daemon.detach import detach
 from cxlfs.daemon.first_visit import FirstVisit
@@ -197,7 +198,9 @@ class _Server:
         self._workers = connection.workers
         self._populater = Populater(service.store, operations.lock)
         self._judging = Judging(service.store, operations.lock, Judge())
-        self._control = ControlServer(service.store, operations)
+        self._control = ControlServer(
+            service.store, operations, lets_users_in=service.config.allow_other
+        )
         self._control.register("verify", verify)
         self._control.register("policy", policy)
         for name, handler in HISTORY_HANDLERS.items():
@@ -213,7 +216,9 @@ class _Server:
         self._is_quiet = True
         """No thread uses the connection."""
 
-    def _status(self, store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+    def _status(
+        self, store: Store, parameters: Mapping[str, object], caller: Caller
+    ) -> Iterator[Message]:
         """What the store says, who serves its data, and how it was mounted."""
         config = self._service.config
         options = {
@@ -229,7 +234,7 @@ class _Server:
         }
         tidied = self._first_visit.describe()
         transport = self._operations.data_plane.describe()
-        for message in status(store, parameters):
+        for message in status(store, parameters, caller):
             mounted = {"transport": transport, "options": options, "tidied": tidied}
             yield {**message, **mounted, "weakened": self._service.weakened}
 

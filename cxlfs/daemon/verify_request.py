@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from cxlfs.daemon.callers import Caller
 from cxlfs.daemon.control_server import Message
 from cxlfs.errors import CxlfsError, UsageError
 from cxlfs.store import Store
@@ -18,7 +19,7 @@ from cxlfs.verify import Finding, finding_to_dict, progress_to_dict, run_steps
 from cxlfs.verify.record import Recorder
 
 
-def verify(store: Store, parameters: Mapping[str, object]) -> Iterator[Message]:
+def verify(store: Store, parameters: Mapping[str, object], _caller: Caller) -> Iterator[Message]:
     """Ends with MediaError when the store is unmounted in mid-run."""
     structure_only = parameters.get("structure_only", False)
     if not isinstance(structure_only, bool):

@@ -10,9 +10,9 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -27,24 +27,31 @@ from cxlfs.control.client import (
     find_and_connect,
 )
 from cxlfs.daemon import control_server, runtime
-from cxlfs.errors import BusyError, CxlfsError, MountError, UsageError
+from cxlfs.daemon.callers import Caller, caller_of
+from cxlfs.errors import BusyError, CxlfsError, MountError, NotPermittedError, UsageError
 from cxlfs.store import Store
 from tests.support.fuse_api import Kernel
 
 Messages = list[dict[str, object]]
 
 
-def slices(store: Store, parameters: Mapping[str, object]) -> Iterator[dict[str, object]]:
+def slices(
+    store: Store, parameters: Mapping[str, object], caller: Caller
+) -> Iterator[dict[str, object]]:
     for index in range(int(str(parameters["count"]))):
         yield {"message_type": "slice", "index": index}
 
 
-def refuse(store: Store, parameters: Mapping[str, object]) -> Iterator[dict[str, object]]:
+def refuse(
+    store: Store, parameters: Mapping[str, object], caller: Caller
+) -> Iterator[dict[str, object]]:
     yield {"message_type": "first"}
     raise BusyError("not now", next_step="later")
 
 
-def fail(store: Store, parameters: Mapping[str, object]) -> Iterator[dict[str, object]]:
+def fail(
+    store: Store, parameters: Mapping[str, object], caller: Caller
+) -> Iterator[dict[str, object]]:
     raise KeyError("a defect")
     yield {}
 
@@ -194,29 +201,92 @@ async def test_a_peer_that_goes_away_harms_nobody(served: Served) -> None:
     await served.talk(conversation)
 
 
-class Peer:
-    """Stands for a stream from a process of user ``uid``."""
+def options_of(uid: int, groups: tuple[int, ...]) -> Callable[[int, int, int], bytes]:
+    """What the kernel says of a peer: SO_PEERCRED, SO_PEERGROUPS."""
 
-    def __init__(self, uid: int) -> None:
-        self.uid = uid
-        self.socket = self
+    def getsockopt(_level: int, option: int, _length: int) -> bytes:
+        if option == socket.SO_PEERCRED:
+            return struct.pack("3i", 1, uid, 50)
+        return struct.pack(f"={len(groups)}I", *groups)
 
-    def getsockopt(self, *_arguments: object) -> bytes:
-        return struct.pack("3i", 1, self.uid, 1)
+    return getsockopt
 
 
-@pytest.mark.parametrize(("uid", "answered"), [(0, True), (1000, True), (1001, False)])
-def test_only_the_owner_and_root_are_answered(
-    served: Served, monkeypatch: pytest.MonkeyPatch, uid: int, answered: bool
+@pytest.mark.parametrize(("uid", "manages"), [(0, True), (1000, True), (1001, False)])
+def test_root_and_the_daemons_user_may_ask_for_everything(
+    monkeypatch: pytest.MonkeyPatch, uid: int, manages: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    caller = caller_of(options_of(uid, (7, 8)))
+    assert caller.manages == manages
+    assert caller.groups == (frozenset() if manages else {50, 7, 8})
+
+
+async def test_others_are_refused_where_they_may_not_use_the_mount(
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert served.path.stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    stream: Any = Peer(uid)
-    if answered:
-        control_server._check_peer(stream)
-        return
-    with pytest.raises(PermissionError):
-        control_server._check_peer(stream)
+    stranger = Caller(1001, frozenset(), manages=False)
+    monkeypatch.setattr(control_server, "caller_of", lambda _getsockopt: stranger)
+
+    def converse() -> None:
+        with pytest.raises(MountError, match="ended before it had answered"):
+            served.ask("status")
+
+    await served.talk(converse)
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    """Ask again and again, for 10 s at most."""
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class TestUsers:
+    """Where they may use the mount."""
+
+    @pytest.fixture(autouse=True)
+    def let_in(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        served.server._lets_users_in = True
+        stranger = Caller(1001, frozenset(), manages=False)
+        monkeypatch.setattr(control_server, "caller_of", lambda _getsockopt: stranger)
+
+    async def test_they_ask_for_what_is_of_users(self, served: Served) -> None:
+        def converse() -> None:
+            assert served.ask("status")[0]["state"]
+            for request in ("slices", "nothing", AWAIT_CLOSE):
+                with pytest.raises((NotPermittedError, UsageError)):
+                    served.ask(request, count=1)
+
+        await served.talk(converse)
+
+    async def test_each_has_few_connections(
+        self, served: Served, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(control_server, "_CONNECTIONS_EACH_MAX", 1)
+
+        def converse() -> None:
+            with connect(served.path):
+                wait_until(lambda: served.server._connections)
+                with pytest.raises(BusyError, match="too many"):
+                    served.ask("status")
+            wait_until(lambda: not served.server._connections)
+            assert served.ask("status")
+
+        await served.talk(converse)
+
+    async def test_one_who_says_nothing_is_let_go(
+        self, served: Served, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(control_server, "_READ_SECONDS_MAX", 0.01)
+
+        def converse() -> None:
+            with connect(served.path) as channel, channel.makefile() as lines:
+                assert "no request came" in lines.readline()
+
+        await served.talk(converse)
 
 
 @pytest.mark.parametrize("error", [None, MountError("closing failed")])

@@ -90,7 +90,7 @@ def test_the_runtime_directory_must_be_ours_alone(
     directory = tmp_path / "run"
     monkeypatch.setenv(discovery.ENVIRONMENT_OVERRIDE, str(directory))
     assert runtime.make_runtime_directory() == directory
-    assert directory.stat().st_mode & 0o777 == 0o700
+    assert directory.stat().st_mode & 0o777 == 0o755
     directory.chmod(0o777)
     with pytest.raises(MountError):
         runtime.make_runtime_directory()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pwd
-import shutil
 import stat
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +15,8 @@ import pytest
 
 from cxlfs.control import mountinfo
 from tests.support.mount import Workplace, assert_store_clean
+from tests.support.other_users import USER, command, why_not
 from tests.support.rights import widened
-
-USER = "nobody"
 
 SETUP = """
 import os, signal, stat, sys
@@ -42,47 +38,7 @@ def mount(*options):
 """
 
 
-def why_not() -> str | None:
-    for program in ("fusermount3", "setpriv"):
-        if shutil.which(program) is None:
-            return f"no {program}"
-    if os.geteuid() != 0:
-        return "needs root to become another user"
-    if not can_run_here([]) and not can_run_here(READ_EVERYTHING):
-        return f"user {USER} cannot run {sys.executable}"
-    return None
-
-
-READ_EVERYTHING = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-"""For an interpreter in a private directory; gives no right to write or to mount."""
-
-
-def command(capabilities: list[str], *arguments: str) -> list[str]:
-    user = pwd.getpwnam(USER)
-    identity = [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-    return ["setpriv", *identity, *capabilities, sys.executable, *arguments]
-
-
-@functools.cache
-def capabilities_needed() -> tuple[str, ...]:
-    return () if can_run_here([]) else tuple(READ_EVERYTHING)
-
-
-def can_run_here(capabilities: list[str]) -> bool:
-    """The interpreter and the package can be read with these rights, by a second process too:
-    the first one is still started with those of root.
-    """
-    second = [sys.executable, "-c", "import cxlfs.daemon.service"]
-    done = subprocess.run(
-        command(capabilities, "-c", f"import subprocess; subprocess.run({second}, check=True)"),
-        cwd="/",
-        capture_output=True,
-        check=False,
-    )
-    return done.returncode == 0
-
-
-REASON = why_not()
+REASON = why_not("fusermount3")
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
@@ -93,7 +49,6 @@ def run_as_user(place: Workplace, code: str) -> str:
         os.chown(path, user.pw_uid, user.pw_gid)
     done = subprocess.run(
         command(
-            list(capabilities_needed()),
             *("-c", SETUP + textwrap.dedent(code)),
             *(str(place.source), str(place.mountpoint), str(place.log)),
         ),
