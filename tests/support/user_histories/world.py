@@ -263,6 +263,7 @@ class World(Settles):
         elif file.is_dirty:
             if file.is_emptied and file.committed is not None:
                 file.live = file.committed
+                file.overwriters |= {handle.process} if file.held is not None else set()
             elif file.held is not None and handle.process in file.overwriters:
                 file.live = file.committed = file.held
                 file.held = None
