@@ -9,6 +9,7 @@ import os
 import sys
 
 from cxlfs.errors import JobEngineError
+from cxlfs.job.engines import launchers
 from cxlfs.job.engines.interface import Engine, Link, Pending, World, gather, group_size_of
 
 __all__ = ["Engine", "Link", "Pending", "World", "engine_named", "gather", "group_size_of"]
@@ -19,7 +20,8 @@ _SIZES_OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 def engine_named(name: str) -> Engine:
     """``local``, ``torch``, ``mpi``, or ``auto``: torch where a process group was made in this
-    process, mpi where mpirun started several, else local where the environment speaks of one.
+    process, mpi where mpirun started several, else local where no launcher speaks of others (see
+    ``launchers``).
 
     Raises JobEngineError.
     """
@@ -40,13 +42,18 @@ def engine_named(name: str) -> Engine:
     raise JobEngineError(f"no engine {name!r}: there are auto, local, torch and mpi")
 
 
+def _require_whole_group(size: int) -> None:
+    """Raises JobEngineError: the process group is of this process alone, and there are others."""
+    if size == 1:
+        launchers.require_alone()
+
+
 def _automatic() -> str:
     torch = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_available() and torch.is_initialized():
+        _require_whole_group(torch.get_world_size())
         return "torch"
     if any(os.environ.get(name, "1") != "1" for name in _SIZES_OF_MPI):
         return "mpi"
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world != "1":
-        raise JobEngineError(f"WORLD_SIZE is {world}, and there is no process group")
+    launchers.require_alone()
     return "local"
