@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -102,10 +103,8 @@ def test_a_killed_rank_and_the_same_weights(number: int, place: Workplace, tmp_p
 def test_messages_over_a_key_value_store() -> None:
     """What is there is heard, whoever else is missing; a store that is gone is one more silence."""
     server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = [
-        StoreEngine(torch.distributed.PrefixStore("job", server.clone()), rank, 5, "0")
-        for rank in range(5)
-    ]
+    with ThreadPoolExecutor(5) as pool:
+        ranks = list(pool.map(of_rank, [server] * 5, range(5)))
     assert len({engine.world().incarnation for engine in ranks}) == 1
     for engine in (ranks[0], ranks[1], ranks[4]):
         engine.say("vote", b"%d" % engine.world().rank)
@@ -122,6 +121,10 @@ def test_messages_over_a_key_value_store() -> None:
     del gone
     alone.say("vote", b"0")
     assert alone.hear("vote", [0], 20) == {}
+
+
+def of_rank(server: torch.distributed.TCPStore, rank: int) -> StoreEngine:
+    return StoreEngine(torch.distributed.PrefixStore("job", server.clone()), rank, 5, "0")
 
 
 def test_groups_over_key_value_stores() -> None:

@@ -91,7 +91,7 @@ class TorchMeeting:
                 engine = self._arrive(store, epoch)
                 newest = self._together(store, epoch, end)
                 if newest == epoch:
-                    own = StoreEngine(*self._place(store, epoch)) if engine is None else engine
+                    own = self._engine(store, epoch) if engine is None else engine
                     return Group(own, functools.partial(_require_newest, store, epoch))
                 epoch = newest
         except (RuntimeError, ConnectionError) as error:
@@ -139,13 +139,14 @@ class TorchMeeting:
 
     # --- epochs -----------------------------------------------------------------------------
 
-    def _place(self, store: _Shared, epoch: int) -> tuple[Store, int, int, str]:
-        own = self._distributed.PrefixStore(str(epoch), store.clone())
-        return cast("Store", own), self._rank, self._size, str(epoch)
+    def _engine(self, store: _Shared, epoch: int) -> StoreEngine:
+        """Of an epoch, in which nothing was said before."""
+        own = cast("Store", self._distributed.PrefixStore(str(epoch), store.clone()))
+        return StoreEngine(own, self._rank, self._size, str(epoch), is_new=True)
 
     def _arrive(self, store: _Shared, epoch: int) -> Engine | None:
         """Rank 0 has said all that the others ask for at once before it is there."""
-        engine = StoreEngine(*self._place(store, epoch)) if self._rank == 0 else None
+        engine = self._engine(store, epoch) if self._rank == 0 else None
         store.set(self._here(epoch, self._rank), b"")
         return engine
 

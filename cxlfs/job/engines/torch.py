@@ -17,16 +17,16 @@ Invariants
 - All ranks have the same kind of links, or none begins.
 - All ranks of a group use the same store: its leader decides, when it has heard whether all reach
   its own.
-- Keys of one start of the job are not those of another, where the store outlives a restart (as that
-  of torchrun's agent does): they begin with TORCHELASTIC_RESTART_COUNT, where one agent has started
-  all. Of several each counts for itself: one whose processes were well, and begin again because
-  those of another node failed, counts none.
+- Keys of one start of the job are not those of another, also where the store outlives a restart (as
+  that of torchrun's agents does): they begin with a word that rank 0 makes of what every rank of
+  this start has said anew (``_lead``). What was said in a former start is never heard.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import itertools
 import logging
 import os
@@ -49,6 +49,11 @@ LINKS = ("auto", "gloo", "nixl")
 LANES = 2
 """Connections of a link: each has a thread of its own."""
 _SECONDS_MIN = 0.001
+_WORD_BYTES = 16
+_TOKEN_DIGITS = 32
+_CALL_SECONDS_MIN = 0.05
+_CALL_SECONDS_MAX = 5.0
+"""Until a rank looks whether rank 0 calls anew."""
 _REACH_SECONDS = 20.0
 """Until a rank gives up to reach its leader's store."""
 _GET_SECONDS = 60.0
@@ -82,25 +87,38 @@ class _Group(Protocol):
 
 class StoreEngine:
     """Over any key-value store of torch that waits. ``start``: another one for each start of the
-    job, where the store outlives that. ``groups``: makes the stores of groups; without it all talk
-    in ``store``. Raises JobEngineError.
+    job, for people. ``groups``: makes the stores of groups; without it all talk
+    in ``store``. ``is_new``: nothing of another start was ever said in the store, so that rank 0
+    waits for nobody. Raises JobEngineError.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, start: str, groups: Groups | None = None
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        start: str,
+        groups: Groups | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         self._store = store
         self._near = store
         self._groups = groups
         self._world = World(rank, size, "")
+        self._prefix = ""
         self._said: dict[str, list[Store]] = {}
         self._links = _links_wanted()
-        if rank == 0:
-            self.say("incarnation", f"{secrets.token_hex(8)} {self._links}".encode())
-        told = self.hear("incarnation", [0], _INCARNATION_SECONDS).get(0)
-        if told is None:
-            raise JobEngineError("rank 0 was not heard")
-        token, _, links = told.decode().partition(" ")
+        try:
+            if is_new:
+                told = _tell(store, rank, self._links)
+            elif rank == 0:
+                told = _lead(store, size, self._links)
+            else:
+                told = _follow(store, rank)
+        except (RuntimeError, ConnectionError) as error:
+            raise JobEngineError(f"the key-value store of the job is gone: {error}") from None
+        token, _, links = told.partition(" ")
         if links != self._links:
             raise JobEngineError(
                 f"rank 0 copies over {links}, this one, rank {rank}, over {self._links}",
@@ -109,6 +127,7 @@ class StoreEngine:
         incarnation = f"{start}.{token}"
         group_size = 0 if groups is None else groups.size
         self._world = World(rank, size, incarnation, group_size)
+        self._prefix = f"{token}/"
         if groups is not None and groups.size:
             self._near = self._meet(groups) or store
 
@@ -122,7 +141,7 @@ class StoreEngine:
         store = self._near if near else self._store
         self._said.setdefault(key, []).append(store)
         try:
-            store.set(f"{key}/{self._world.rank}", body)
+            store.set(f"{self._prefix}{key}/{self._world.rank}", body)
         except (RuntimeError, ConnectionError) as error:
             log.warning("%s: a key-value store of the job is gone: %s", key, error)
 
@@ -130,7 +149,8 @@ class StoreEngine:
         self, key: str, ranks: Sequence[int], seconds: float, *, near: bool = False
     ) -> dict[int, bytes]:
         try:
-            return _hear(self._near if near else self._store, key, list(ranks), seconds)
+            name = f"{self._prefix}{key}"
+            return _hear(self._near if near else self._store, name, list(ranks), seconds)
         except (RuntimeError, ConnectionError) as error:
             log.warning("%s: a key-value store of the job is gone: %s", key, error)
             return {}
@@ -138,6 +158,7 @@ class StoreEngine:
     def link(self, other: int, name: str, seconds: float) -> Link:
         """Of a connection to the key-value store of its own: others may be waiting by this one."""
         own, end = self._world.rank, time.monotonic() + seconds
+        name = f"{self._prefix}{name}"
         store = self._store.clone()
         store.set_timeout(dt.timedelta(seconds=seconds))
         if self._links == "nixl":
@@ -155,7 +176,7 @@ class StoreEngine:
     def forget(self, key: str) -> None:
         for store in self._said.pop(key, []):
             with contextlib.suppress(RuntimeError, ConnectionError):
-                store.delete_key(f"{key}/{self._world.rank}")
+                store.delete_key(f"{self._prefix}{key}/{self._world.rank}")
 
     def _meet(self, groups: Groups) -> Store | None:
         """The store of this rank's group; None: not all of it reach that of its leader."""
@@ -178,6 +199,76 @@ class StoreEngine:
         if used is None:
             raise JobEngineError(f"rank {leader} was not heard")
         return near if used else None
+
+
+# --- coming together ----------------------------------------------------------------------------
+#
+#   rank 0     call: a word, new in this start ─►
+#   others     ◄─ answer/WORD/RANK: a word of their own, new in this start
+#   rank 0     start/WORD/RANK/OWN WORD: the word of this start, made of all ─►
+#
+# What rank 0 hears answers its new word, and what others hear is kept under theirs: nothing of a
+# former start is taken for either. Who has heard the call of a former start answers again, as soon
+# as there is another one.
+
+
+def _lead(store: Store, size: int, links: str) -> str:
+    """The word of this start, and the kind of links. Raises JobEngineError, RuntimeError."""
+    call = secrets.token_hex(_WORD_BYTES)
+    store.set("call", call.encode())
+    others = list(range(1, size))
+    heard = _hear(store, f"answer/{call}", others, _INCARNATION_SECONDS)
+    if len(heard) < len(others):
+        missing = ", ".join(str(rank) for rank in others if rank not in heard)
+        raise JobEngineError(f"not heard: rank {missing}")
+    words = [call, *(heard[rank].decode("ascii", "replace") for rank in others)]
+    told = f"{hashlib.sha256(' '.join(words).encode()).hexdigest()[:_TOKEN_DIGITS]} {links}"
+    for rank in others:
+        store.set(f"start/{call}/{rank}/{words[rank]}", told.encode())
+        store.delete_key(f"answer/{call}/{rank}")
+    return told
+
+
+def _follow(store: Store, rank: int) -> str:
+    """As ``_lead``, of another rank."""
+    own, call = secrets.token_hex(_WORD_BYTES), ""
+    end, pause = time.monotonic() + _INCARNATION_SECONDS, _CALL_SECONDS_MIN
+    while (left := end - time.monotonic()) > 0:
+        latest = _waited(store, "call", left if not call else 0.0)
+        if latest and latest != call:
+            call, pause = latest, _CALL_SECONDS_MIN
+            store.set(f"answer/{call}/{rank}", own.encode())
+        said = f"start/{call}/{rank}/{own}"
+        if call and (told := _waited(store, said, min(pause, left))):
+            store.delete_key(said)
+            return told
+        pause = min(2 * pause, _CALL_SECONDS_MAX)
+    raise JobEngineError("rank 0 was not heard")
+
+
+def _tell(store: Store, rank: int, links: str) -> str:
+    """As ``_lead`` and ``_follow``, in a store of this start alone."""
+    if rank == 0:
+        store.set("start", f"{secrets.token_hex(_WORD_BYTES)} {links}".encode())
+    told = _waited(store, "start", _INCARNATION_SECONDS)
+    if not told:
+        raise JobEngineError("rank 0 was not heard")
+    return told
+
+
+def _waited(store: Store, key: str, seconds: float) -> str:
+    """What is said there, or will be within that time; empty: nothing. Raises RuntimeError."""
+    found = _hear_one(store, key, seconds)
+    return found.decode("ascii", "replace")
+
+
+def _hear_one(store: Store, key: str, seconds: float) -> bytes:
+    if seconds > 0:
+        store.set_timeout(dt.timedelta(seconds=max(seconds, _SECONDS_MIN)))
+        with contextlib.suppress(RuntimeError):  # not yet; or gone, as the next request tells
+            return bytes(store.multi_get([key])[0])
+    store.set_timeout(dt.timedelta(seconds=_GET_SECONDS))
+    return bytes(store.multi_get([key])[0]) if store.check([key]) else b""
 
 
 def _links_wanted() -> str:
