@@ -14,6 +14,7 @@ import contextlib
 import os
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def sync_directory(path: Path) -> None:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Under its name all at once; what was there before is replaced. Raises OSError."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     with beside.open("wb") as file:
         file.write(data)
         file.flush()

@@ -418,6 +418,27 @@ class UndecidedError(CxlfsError):
     default_next_step = "start the job again: it resumes from what all ranks have saved"
 
 
+class ForkError(UndecidedError):
+    """Stores of a job have several histories, of which none leads to another."""
+
+    id = "job-fork"
+    default_next_step = "say which counts: cxlfs job decide ROOT --resume LINE"
+
+
+class NotWholeError(UndecidedError):
+    """The checkpoint that a job resumes from cannot be loaded whole from the stores heard."""
+
+    id = "job-not-whole"
+    default_next_step = "bring the absent stores back, or say which checkpoint counts"
+
+
+class JobBusyError(CxlfsError):
+    """Another start of a job, or another job, has the directory of checkpoints."""
+
+    id = "job-busy"
+    default_next_step = "end the other one first, or name another directory"
+
+
 class AbortedError(CxlfsError):
     """An asynchronous checkpoint of a job was aborted, and nobody had asked how it ended."""
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cxlfs.adapters import require
-from cxlfs.errors import JobFilesError, NotRestoredError
+from cxlfs.errors import JobFilesError, NotRestoredError, NotWholeError
 from cxlfs.job import (
     Aborted,
     Checkpointer,
@@ -110,8 +110,8 @@ def load(
     (other nodes' directories of the same run, as they can be reached here), and from those of other
     ranks, who send the parts. Tensors that every rank held need no others.
 
-    Raises FrameworkMissingError, UndecidedError, NotRestoredError (with the stores that would be
-    needed), AbortedError.
+    Raises FrameworkMissingError, UndecidedError, ForkError, NotRestoredError (with the stores that
+    would be needed), AbortedError.
     """
     require("torch", "torch")
     rank = checkpointer.world.rank
@@ -119,7 +119,7 @@ def load(
         return checkpointer.restore_from_checkpoint(
             lambda directory: read({rank: directory}, state, rank=rank)
         )
-    except NotRestoredError as error:
+    except (NotRestoredError, NotWholeError) as error:
         try:
             return checkpointer.restore_resharded(
                 lambda found: _load_parts(found, state, rank),

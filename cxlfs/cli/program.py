@@ -61,6 +61,7 @@ SHORT_HELP = {
     "drain": "Put a checkpoint into an object store, verified there.",
     "fetch": "Bring a checkpoint back from an object store.",
     "agent": "Keep, copy and give back a job's checkpoints, one on each node.",
+    "job": "Show the history of a job's checkpoints; decide between two.",
     "run": "Start a program that stores into mounts at memory speed.",
     "service": "Let systemd mount a store at boot.",
     "completion": "Print what lets a shell complete verbs and options.",

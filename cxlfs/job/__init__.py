@@ -10,9 +10,12 @@ imported before an engine over it is made.
 
 from cxlfs.errors import (
     AbortedError,
+    ForkError,
+    JobBusyError,
     JobConfigurationError,
     JobTierError,
     NotRestoredError,
+    NotWholeError,
     UndecidedError,
 )
 from cxlfs.job.agreed import agreed_checkpoint
@@ -28,9 +31,12 @@ __all__ = [
     "AbortedError",
     "Checkpointer",
     "Committed",
+    "ForkError",
+    "JobBusyError",
     "JobConfigurationError",
     "JobTierError",
     "NotRestoredError",
+    "NotWholeError",
     "Nothing",
     "PendingCheckpoint",
     "Reachable",

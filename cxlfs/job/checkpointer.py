@@ -16,6 +16,7 @@ import functools
 import logging
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -23,25 +24,35 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from cxlfs.errors import (
+    CxlfsError,
+    ForkError,
     InvariantError,
     JobConfigurationError,
+    JobMessageError,
     NotRestoredError,
+    NotWholeError,
     UndecidedError,
 )
-from cxlfs.job import engines, files, medium
+from cxlfs.job import engines, files, lines, medium, ownership
 from cxlfs.job.copies import Copies
 from cxlfs.job.driver import drive, reason_of
 from cxlfs.job.engines import Engine, engine_named
+from cxlfs.job.offers import decode_roots, encode_roots
 from cxlfs.job.pending import NOT_BEGUN, InOrder, PendingCheckpoint, raising, writing
 from cxlfs.job.protocol import (
     TIER,
     Aborted,
     Action,
+    Asked,
     Attempt,
+    BeginLine,
     Collect,
     Committed,
     Discard,
     Inventory,
+    Kind,
+    Line,
+    Lineage,
     Load,
     Machine,
     Nothing,
@@ -57,11 +68,18 @@ from cxlfs.job.protocol import (
     TakeStock,
     TakeStockBelow,
     Undecided,
+    Verdict,
     WriteManifest,
+    decode,
+    encode,
+    line_after,
     next_number,
     recorders_of,
+    stores_of_copies,
+    verdict_on,
 )
-from cxlfs.job.reachable import Reachable
+from cxlfs.job.protocol.messages import Begun
+from cxlfs.job.reachable import Reachable, inventories
 from cxlfs.job.resharding import Resharded, Resharding, remove_brought
 from cxlfs.job.room import Room
 
@@ -73,6 +91,7 @@ log = logging.getLogger(__name__)
 DEADLINE_SECONDS_DEFAULT = 600.0
 STEP_MAX = 10**18
 _KEYS_KEPT_CALLS = 4
+_NONCE_BYTES = 32
 _WAITS_EACH = 5
 """Deadlines that a checkpoint in flight can use up: room, PREPARE, its own save, votes, records."""
 _WAITS_FOR_COPIES = 3
@@ -98,6 +117,8 @@ class Checkpointer:
     of a place in an object store, to which what is committed is drained behind training, and from
     which comes back what no store has; ``tier_every``: every how many commits; ``tier_keep``: how
     many stay there (None: all).
+    ``unheard``: what a start does that hears too few stores to know that there is nothing newer:
+    "branch" goes on, and says so in the log and in its record; "stop" asks an operator.
 
     Methods are called from one thread at a time. As a context manager it closes itself. One that
     is dropped finishes what is in flight, as the end of the process does, and what went wrong
@@ -121,7 +142,10 @@ class Checkpointer:
         deadline_seconds: float = DEADLINE_SECONDS_DEFAULT,
         allow_volatile: bool = False,
         in_flight: int = 1,
+        unheard: str = "branch",
     ) -> None:
+        if unheard not in {"branch", "stop"}:
+            raise JobConfigurationError(f"unheard={unheard!r}: it is branch or stop")
         if min(keep, in_flight, tier_every, tier_keep or 1) < 1 or deadline_seconds <= 0:
             raise JobConfigurationError("counts are 1 or more, a deadline lies ahead")
         self.root = Path(root)
@@ -140,6 +164,11 @@ class Checkpointer:
         self._refusal = ""
         if is_volatile and not allow_volatile:
             self._refusal = f"{self.root} lies in memory that is gone with the power"
+        self._stops = unheard == "stop"
+        self._lock: list[tuple[int, int] | None] = []
+        weakref.finalize(self, _release, self._lock)
+        self._line: Line | None = None
+        self._lineage = Lineage()
         self._calls = 0
         self._manifest: files.Manifest | None = None
         self._next_number: int | None = None
@@ -220,6 +249,7 @@ class Checkpointer:
         self._is_closed = True
         self.wait()
         self._leave()
+        _release(self._lock)
 
     def __enter__(self) -> Self:
         return self
@@ -239,11 +269,14 @@ class Checkpointer:
             error.add_note(f"and: {failure}")
 
     def restore_from_checkpoint(self, load: Callable[[Path], object]) -> Restored | Nothing:
-        """All ranks load the newest checkpoint that is whole: ``load`` reads the files that this
-        rank saved, which were verified byte by byte. It is called again, with an older checkpoint,
-        where any rank could not load the first. ``Nothing``: a first start.
+        """All ranks load the checkpoint that descends from all others: ``load`` reads the files
+        that this rank saved, which were verified byte by byte. It is called again where any rank
+        could not load them, with other holders of the same checkpoint, never with an older one.
+        ``Nothing``: a first start.
 
-        Raises UndecidedError, NotRestoredError; AbortedError of an asynchronous checkpoint.
+        Raises UndecidedError (not all were heard), NotWholeError (the checkpoint cannot be loaded
+        whole), ForkError (there are several histories), both UndecidedErrors; NotRestoredError;
+        AbortedError of an asynchronous checkpoint.
         """
         self._check_open()
         failure = self._background.settle(0, self._patience_seconds())
@@ -278,12 +311,32 @@ class Checkpointer:
         call = self._place().call
         roots, seconds = (self.root, *map(Path, stores)), self.deadline_seconds
         gather, name = functools.partial(self._gather, call), f"{call}/parts"
-        resharding = Resharding(self.engine, gather, roots, heads, name, seconds)
+        below = self._known[len(self._met) :]
+        verdict, nonces, began = self._verdict_of_all(call, roots, below)
+        head = verdict.head
+        if head is None:
+            raise self._asked(Asked(verdict.heads, verdict.reasons, verdict.loadable))
+        resharding = Resharding(self.engine, gather, roots, heads, name, seconds=seconds, head=head)
         found, ahead = resharding.restore(check, load)
-        self.copies.settle(self._met)
-        self._room.settle(self._met, self.store)
+        self._began(verdict, self._begin_line(call, verdict, nonces, began), None)
         self._next_number = max(ahead, next_number(self._known))
         return found
+
+    def _verdict_of_all(
+        self, call: int, roots: Sequence[Path], below: Sequence[Inventory]
+    ) -> tuple[Verdict, tuple[str, ...], int]:
+        """Of the stores of all ranks, and of all others that any of them reaches. Raises
+        UndecidedError, NotRestoredError, JobMessageError.
+        """
+        own = encode_roots(inventories(roots), *self._nonce())
+        told = [decode_roots(body) for _, body in sorted(self._gather(call, "roots", own).items())]
+        reached = [inventory for each in told for inventory in each.inventories]
+        verdict = verdict_on([*self._met, *reached, *below])
+        if verdict.kind is Kind.REFUSE:
+            raise NotRestoredError("; ".join(verdict.reasons))
+        if verdict.kind is Kind.NOTHING:
+            raise NotRestoredError("no rank reaches any part of a committed checkpoint")
+        return verdict, tuple(each.nonce for each in told), told[0].began
 
     def _gather(self, call: int, phase: str, body: bytes) -> dict[int, bytes]:
         """What all ranks say of it. Raises UndecidedError."""
@@ -331,10 +384,10 @@ class Checkpointer:
     def _checkpoint(
         self, step: int, save: Callable[[Path], object], *, refusal: str = ""
     ) -> Committed | Aborted:
-        if self._next_number is None:
-            raise InvariantError("a checkpoint without a number")
+        if self._next_number is None or self._line is None:
+            raise InvariantError("a checkpoint of no line")
         self._room.wait(self.deadline_seconds)
-        attempt = Attempt(self._next_number, step, secrets.token_hex(8))
+        attempt = Attempt(self._next_number, step, self._line.id)
         self._next_number += 1
         machine = Saving(
             self._place(),
@@ -356,22 +409,106 @@ class Checkpointer:
     def _restoring(
         self, act: Callable[[Restoring, Action], Inventory | None]
     ) -> Restored | Nothing:
-        has_tier = self._tier is not None
-        machine = Restoring(self._place(), can_fetch=True, has_tier=has_tier)
+        has_tier, (nonce, began) = self._tier is not None, self._nonce()
+        machine = Restoring(
+            self._place(),
+            can_fetch=True,
+            has_tier=has_tier,
+            nonce=nonce,
+            began=began,
+            replicas=self.copies.replicas,
+            placement=self.copies.placement,
+            stops=self._stops,
+        )
         try:
             outcome = self._drive(machine, lambda action: act(machine, action))
         finally:
             self._met, self._known = machine.inventories, machine.everywhere
-        self.copies.settle(machine.inventories)
+        if isinstance(outcome, Asked):
+            raise self._asked(outcome)
         loaded = outcome.attempt if isinstance(outcome, Restored) else None
-        self._room.settle(machine.inventories, self.store, loaded)
-        self._next_number = next_number(machine.everywhere)
+        if machine.verdict is not None and machine.line is not None:
+            self._began(machine.verdict, machine.line, loaded)
         if loaded is not None:
             self._fill(machine)
             self._drain_again(machine, loaded)
         if isinstance(outcome, Restored | Nothing):
             return outcome
         raise InvariantError(f"restoring ended with {outcome}")
+
+    def _nonce(self) -> tuple[str, int]:
+        """What this rank adds to the id of a line, and when it did, by its clock."""
+        return secrets.token_hex(_NONCE_BYTES), int(time.time())
+
+    def _began(self, verdict: Verdict, line: Line, loaded: Attempt | None) -> None:
+        """Its record is durable in all stores: checkpoints can be made."""
+        self._line, self._lineage = line, verdict.seen.lineage.joined(line)
+        if line.is_provisional:
+            log.warning(
+                "line %s goes on without stores that may have newer checkpoints: %s",
+                *(line.id, ", ".join(verdict.unheard)),
+            )
+        self.copies.settle(self._met)
+        self._room.settle(self._met, self.store, self._lineage, line.id, loaded)
+        self._next_number = next_number(self._known)
+
+    def _begin_line(self, call: int, verdict: Verdict, nonces: Sequence[str], began: int) -> Line:
+        """As ``Restoring`` does, where ranks have come to a verdict otherwise. Raises
+        NotRestoredError, UndecidedError, JobConfigurationError, JobMessageError.
+        """
+        targets = stores_of_copies(self._met, self.copies.replicas, self.copies.placement)
+        line, reason = line_after(verdict, self._met, targets, nonces, began), ""
+        if self.world.rank in recorders_of(self._met):
+            try:
+                self._write_line(verdict, line, None)
+            except (CxlfsError, OSError) as error:
+                reason = reason_of(error)
+        told = {}
+        for rank, data in self._gather(call, "line", encode(Begun(line.id, reason))).items():
+            body = decode(data)
+            if not isinstance(body, Begun):
+                raise JobMessageError("a message in the place of a line")
+            told[rank] = body.reason or ("" if body.line == line.id else "it is of another line")
+        if any(told.values()):
+            named = (f"rank {rank}: {why}" for rank, why in sorted(told.items()) if why)
+            raise NotRestoredError("; ".join(named))
+        return line
+
+    def _write_line(self, verdict: Verdict, line: Line, commit: tuple[Attempt, str] | None) -> None:
+        """Durable in this store, and who may vote here from now on. Raises OSError, CxlfsError."""
+        if self._tier is not None and self.world.rank == 0:
+            self._tier.claim(line.job, is_first=line.parent is None)
+        lines.keep(self.root, [*verdict.seen.lineage.lines.values(), line])
+        if commit is not None:
+            files.record_commit(self.root, commit[0], self.world.rank, commit[1])
+        lines.own(self.root, line)
+
+    def _take_stock(self) -> Inventory:
+        """Of this store, which this start has for itself. Raises CxlfsError, OSError."""
+        if not self._lock:
+            self._lock.append(ownership.take(self.root, self.world.incarnation))
+        return files.logged_inventory(self.root, self.store, self.domain)
+
+    def _asked(self, asked: Asked) -> CxlfsError:
+        """What the operator is told; each store keeps the question."""
+        if self.world.rank in recorders_of(self._met):
+            question = lines.Question(asked.heads, asked.loadable, asked.reasons, int(time.time()))
+            try:
+                lines.ask(self.root, question)
+            except OSError:
+                log.warning("%s: the question is not kept", self.root, exc_info=True)
+        text = "; ".join(asked.reasons)
+        if asked.loadable:
+            text += f". Could be loaded: {', '.join(map(str, asked.loadable))}"
+        ways = [f"--resume {each.id}/{each.number}" for each in asked.loadable[:2]]
+        command = f"cxlfs job decide {self.root} {' or '.join(ways)}"
+        if not asked.heads:
+            command = f"cxlfs job decide {self.root} --anew"
+        step = f"bring the absent stores back, or on one node: {command}"
+        if not ways and asked.heads:
+            step = f"bring the absent stores back; cxlfs job status {self.root} names them"
+        kind = UndecidedError if set(asked.heads) <= set(asked.loadable) else NotWholeError
+        return (ForkError if len(asked.heads) > 1 else kind)(text, next_step=step)
 
     def _fill(self, machine: Restoring) -> None:
         """Beside training, and before the next checkpoint."""
@@ -428,7 +565,8 @@ class Checkpointer:
             case Replicate():
                 name = f"{self._calls}/copies"
                 self.copies.replicate(self._saved_manifest(), name, self.deadline_seconds)
-            case WriteManifest():
+            case WriteManifest(attempt):
+                lines.require_owner(self.root, attempt.id)
                 return files.seal(self.root, self._saved_manifest())
             case RecordCommit(attempt, digest):
                 files.record_commit(self.root, attempt, rank, digest, self.copies.stores_of_node())
@@ -443,8 +581,10 @@ class Checkpointer:
     def _measured(self, attempt: Attempt, directory: Path) -> files.Manifest:
         shards = files.measure(directory)
         node, world = os.uname().nodename, self.world
+        job = "" if self._line is None else self._line.job
         return files.Manifest(
-            *(attempt, world.rank, world.size, node, self.store, self.medium, shards, self.domain)
+            *(attempt, world.rank, world.size, node, self.store, self.medium, shards, self.domain),
+            job,
         )
 
     def _saved_manifest(self) -> files.Manifest:
@@ -458,11 +598,13 @@ class Checkpointer:
         match action:
             case TakeStock():
                 remove_brought(self.root)
-                return files.logged_inventory(self.root, self.store, self.domain)
+                return self._take_stock()
             case TakeStockBelow() if self._tier is not None:
                 return self._tier.stock()
             case Load(attempt, shard, holder, manifest):
                 name = f"{machine.place.call}/fetch/{machine.round}"
+                if machine.verdict is not None:  # no shards come before the lines that led to them
+                    lines.keep(self.root, machine.verdict.seen.lineage.lines.values())
                 self.copies.fetch(machine, name, self.deadline_seconds)
                 if holder == TIER and self._tier is not None:
                     self._tier.bring(attempt, shard)
@@ -470,11 +612,17 @@ class Checkpointer:
                     load(files.verify(self.root, attempt, shard, manifest))
                 else:  # verified when it came
                     load(files.rank_path(self.root, attempt, shard))
-            case RecordCommit(attempt, digest):
-                files.record_commit(self.root, attempt, self.world.rank, digest)
+            case BeginLine(line, choice) if machine.verdict is not None:
+                commit = None if choice is None else (choice.attempt, choice.digest)
+                self._write_line(machine.verdict, line, commit)
             case _:
                 raise InvariantError(f"not an action of restoring: {action}")
         return None
+
+
+def _release(lock: list[tuple[int, int] | None]) -> None:
+    while lock:
+        ownership.release(lock.pop())
 
 
 def _tier_of(url: str | None, root: Path, rank: int, every: int, keep: int | None) -> Tier | None:

@@ -34,6 +34,7 @@ from pathlib import Path
 
 from cxlfs.durable import opened_file, promised_crc32c, sync_directory, write_durably
 from cxlfs.errors import JobFilesError
+from cxlfs.job import lines
 from cxlfs.job.protocol import Attempt, Commit, Held, Inventory
 from cxlfs.job.protocol.messages import attempt_of
 from cxlfs.job.reading_back import commit_of, read_back
@@ -42,15 +43,16 @@ from cxlfs.plain import Plain, PlainError, constant, fields, number, parse, row,
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
-"""It says of which commits of the store, and in which domain."""
+FORMAT = 3
+"""It says of which job. In format 2, of attempts before there were lines, it does not."""
+FORMAT_BEFORE = 2
 COMMIT_FORMAT = 2
 """Its digest is a sum over all ranks (see ``protocol.digest_of``)."""
 MANIFEST_NAME = "manifest.json"
 MANIFEST_BYTES_MAX = 64 << 20
 COMMIT_BYTES_MAX = 1 << 20
 SHARDS_MAX = 1 << 18
-_ATTEMPT = re.compile(r"step-(\d{12,19})\.(\d{6,19})-([0-9a-f]{16})", re.ASCII)
+_ATTEMPT = re.compile(r"step-(\d{12,19})\.(\d{6,19})-([0-9a-f]{16}|[0-9a-f]{20})", re.ASCII)
 _RANK = re.compile(r"rank-(\d{5,10})", re.ASCII)
 _RECEIVING_NAME = ".cxlfs-receiving"
 """See ``tier.staging``."""
@@ -82,7 +84,7 @@ class Medium:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
     """``store``: see ``medium.identity``; ``node``: its host's name; ``domain``: with what it
-    fails, as it stated.
+    fails, as it stated; ``job``: see ``protocol.Line``, or empty.
     """
 
     attempt: Attempt
@@ -93,9 +95,13 @@ class Manifest:
     medium: Medium
     shards: tuple[Shard, ...]
     domain: str = ""
+    job: str = ""
 
     def encode(self) -> bytes:
         plain = {"format": FORMAT, **dataclasses.asdict(self)}
+        if not self.job:
+            del plain["job"]
+            plain["format"] = FORMAT_BEFORE
         return _summed(json.dumps(plain, indent=1, sort_keys=True).encode().removesuffix(b"\n}"))
 
 
@@ -343,8 +349,10 @@ def _read(path: Path, size_max: int) -> bytes:
 def decode_manifest(data: bytes, where: Path) -> Manifest:
     """Raises JobFilesError."""
     try:
-        plain = fields(parse(data, MANIFEST_BYTES_MAX), _MANIFEST_FIELDS)
-        constant(plain["format"], FORMAT)
+        found = parse(data, MANIFEST_BYTES_MAX)
+        has_job = isinstance(found, dict) and "job" in found
+        plain = fields(found, _MANIFEST_FIELDS if has_job else _FIELDS_BEFORE)
+        constant(plain["format"], FORMAT if has_job else FORMAT_BEFORE)
         manifest = Manifest(
             attempt_of(plain["attempt"]),
             number(plain["rank"]),
@@ -354,15 +362,19 @@ def decode_manifest(data: bytes, where: Path) -> Manifest:
             _medium(plain["medium"]),
             row(plain["shards"], _shard, SHARDS_MAX),
             text(plain["domain"]),
+            text(plain["job"]) if has_job else "",
         )
     except PlainError as error:
         raise JobFilesError(f"{where}: {error}") from None
+    if has_job and not manifest.job:
+        raise JobFilesError(f"{where}: its manifest is of no job")
     if data != _summed(data.rpartition(_SUM)[0]):
         raise JobFilesError(f"{where}: its manifest is damaged")
     return manifest
 
 
 _MANIFEST_FIELDS = ("format", "crc32c", *(field.name for field in dataclasses.fields(Manifest)))
+_FIELDS_BEFORE = tuple(name for name in _MANIFEST_FIELDS if name != "job")
 
 
 def _medium(plain: Plain) -> Medium:
@@ -382,8 +394,11 @@ def _shard(plain: Plain) -> Shard:
 
 
 def take_stock(root: Path, store: str) -> tuple[Inventory, tuple[str, ...]]:
-    """What lies there, and what was left out, as it is not what it should be. Raises OSError."""
-    held, commits, problems = [], [], []
+    """What lies there, and what was left out, as it is not what it should be.
+
+    Raises JobFilesError (a decision cannot be read), OSError.
+    """
+    held, commits, problems, damaged = [], [], [], []
     for attempt, directory in sorted(_attempts(root)):
         for entry in entries(directory):
             path = Path(entry.path)
@@ -392,10 +407,26 @@ def take_stock(root: Path, store: str) -> tuple[Inventory, tuple[str, ...]]:
                     held.append(_held(attempt, int(found[1]), path))
                 elif _COMMIT.fullmatch(entry.name):
                     commits.append(_commit(attempt, path)[0])
-            except (JobFilesError, FileNotFoundError) as error:
+            except FileNotFoundError as error:  # its removal was begun
                 problems.append(str(error))
-    inventory = Inventory(store, tuple(sorted(held)), tuple(sorted(set(commits))))
-    return inventory, tuple(problems)
+            except JobFilesError as error:
+                problems.append(str(error))
+                if found is not None:
+                    damaged.append((attempt, int(found[1])))
+    records, torn = lines.lines_in(root)
+    return (
+        Inventory(
+            store,
+            tuple(sorted(held)),
+            tuple(sorted(set(commits))),
+            job=next((line.job for line in records), ""),
+            lines=records,
+            damaged=tuple(sorted(damaged)),
+            decision=lines.decision_in(root),
+            torn=torn,
+        ),
+        tuple(problems),
+    )
 
 
 def logged_inventory(root: Path, store: str, domain: str = "") -> Inventory:

@@ -19,8 +19,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 
 from cxlfs.errors import JobMessageError
-from cxlfs.job.protocol import Attempt, Transfer
-from cxlfs.job.protocol.messages import attempt_of
+from cxlfs.job.protocol import Attempt, Inventory, Transfer, decode, encode
+from cxlfs.job.protocol.messages import Stock, attempt_of
 from cxlfs.job.protocol.planning import Refusal, voted_for
 from cxlfs.plain import Plain, PlainError, fields, number, parse, row, text
 
@@ -175,6 +175,33 @@ def decode_offers(body: bytes) -> tuple[tuple[Offer, ...], int]:
         return row(found["offers"], _offer_of, OFFERS_MAX), number(found["ahead"])
     except PlainError as error:
         raise JobMessageError(f"what a rank reaches: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Roots:
+    """What is in the stores that a rank reaches. ``nonce``, ``began``: see ``messages.Stock``."""
+
+    inventories: tuple[Inventory, ...]
+    nonce: str
+    began: int
+
+
+def encode_roots(inventories: Sequence[Inventory], nonce: str, began: int) -> bytes:
+    stocks = [Stock(inventory, nonce=nonce, began=began) for inventory in inventories]
+    return json.dumps([json.loads(encode(stock)) for stock in stocks]).encode()
+
+
+def decode_roots(body: bytes) -> Roots:
+    """Raises JobMessageError."""
+    try:
+        rows = row(parse(body, MESSAGE_BYTES_MAX), lambda plain: json.dumps(plain).encode())
+    except PlainError as error:
+        raise JobMessageError(f"which stores a rank reaches: {error}") from None
+    stocks = [stock for stock in map(decode, rows) if isinstance(stock, Stock)]
+    found = tuple(stock.inventory for stock in stocks if stock.inventory is not None)
+    if not found or len(found) != len(rows):
+        raise JobMessageError("which stores a rank reaches: no stock of a store")
+    return Roots(found, stocks[0].nonce, stocks[0].began)
 
 
 def encode_verdict(verdict: Verdict) -> bytes:

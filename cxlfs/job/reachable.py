@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cxlfs.errors import JobFilesError
 from cxlfs.job import files, medium
-from cxlfs.job.protocol import Attempt, next_number
+from cxlfs.job.protocol import Attempt, Inventory, next_number
 
 log = logging.getLogger(__name__)
 
@@ -72,28 +72,21 @@ class Reachable:
 
 
 def reachable(roots: Sequence[Path]) -> tuple[tuple[Stock, ...], int]:
-    """Newest first; and a number larger than that of any attempt. A directory that cannot be read
-    is left out, with a warning.
+    """In the order of their numbers, largest first; and a number larger than that of any. A
+    directory that cannot be read is left out, with a warning.
     """
-    inventories = []
+    found = stores_at(roots)
     parts: dict[Attempt, set[Part]] = {}
     worlds: dict[Attempt, set[int]] = {}
     digests: dict[Attempt, set[str]] = {}
-    for root in dict.fromkeys(root.resolve() for root in roots):
-        try:
-            store = _name_of(root)
-            inventory = files.logged_inventory(root, store)
-        except (JobFilesError, OSError) as error:
-            log.warning("left out: %s", error)
-            continue
-        inventories.append(inventory)
+    for root, inventory in found:
         for held in inventory.held:
-            part = Part(held.rank, held.manifest, root, store)
+            part = Part(held.rank, held.manifest, root, inventory.store)
             parts.setdefault(held.attempt, set()).add(part)
             worlds.setdefault(held.attempt, set()).add(held.world)
         for commit in inventory.commits:
             digests.setdefault(commit.attempt, set()).add(commit.digest)
-    found = [
+    stocks = [
         Stock(
             attempt,
             tuple(sorted(worlds.get(attempt, ()))),
@@ -102,7 +95,23 @@ def reachable(roots: Sequence[Path]) -> tuple[tuple[Stock, ...], int]:
         )
         for attempt in sorted(parts.keys() | digests.keys(), reverse=True)
     ]
-    return tuple(found), next_number(inventories)
+    return tuple(stocks), next_number([inventory for _, inventory in found])
+
+
+def inventories(roots: Sequence[Path]) -> tuple[Inventory, ...]:
+    """Of the stores there, as ``reachable`` reads them."""
+    return tuple(inventory for _, inventory in stores_at(roots))
+
+
+def stores_at(roots: Sequence[Path]) -> tuple[tuple[Path, Inventory], ...]:
+    """A directory that cannot be read is left out, with a warning."""
+    found = []
+    for root in dict.fromkeys(root.resolve() for root in roots):
+        try:
+            found.append((root, files.logged_inventory(root, _name_of(root))))
+        except (JobFilesError, OSError) as error:
+            log.warning("left out: %s", error)
+    return tuple(found)
 
 
 def _name_of(root: Path) -> str:

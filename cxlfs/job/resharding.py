@@ -11,11 +11,13 @@ one is chosen, and who brings it (``offers``).
 Invariants
 - What is brought is checked against the manifest that was voted for, on arrival and read back. It
   lies beside the checkpoints, counts as none, and is gone when this ends.
-- Each round leaves out a holder or an attempt, so that they end.
+- A holder that fails is tried once more, since a link that failed says nothing about the bytes.
+  Then it is left out, so that the rounds end. An older checkpoint is never loaded instead.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -31,7 +33,6 @@ from cxlfs.job.engines import Engine, Link
 from cxlfs.job.exchange import exchange
 from cxlfs.job.offers import (
     MESSAGE_BYTES_MAX,
-    OFFERS_MAX,
     Choice,
     Head,
     Holder,
@@ -46,6 +47,7 @@ from cxlfs.job.offers import (
     encode_verdict,
 )
 from cxlfs.job.protocol import Attempt, Transfer, rounds
+from cxlfs.job.protocol.restoring import TRIES
 from cxlfs.job.reachable import Part, Reachable, Stock, reachable
 from cxlfs.native import crc32c
 
@@ -87,7 +89,8 @@ def remove_brought(root: Path) -> None:
 class Resharding:
     """One rank's part in it. ``gather``: what all ranks say of a key, by rank; raises if one is not
     heard. ``name``: the same on all ranks, and no other time. ``roots``: this rank's own directory,
-    and others that it reaches; ``heads``: the names of the files that ``check`` reads.
+    and others that it reaches; ``heads``: the names of the files that ``check`` reads; ``head``:
+    the checkpoint, the same on all ranks.
     """
 
     def __init__(
@@ -97,8 +100,11 @@ class Resharding:
         roots: Sequence[Path],
         heads: Collection[str],
         name: str,
+        *,
         seconds: float,
+        head: Attempt,
     ) -> None:
+        self._head = head
         self._engine = engine
         self._gather = gather
         self._rank = engine.world().rank
@@ -115,7 +121,7 @@ class Resharding:
 
         Raises NotRestoredError, JobMessageError; what ``gather`` raises.
         """
-        own = [_offer_of(stock) for stock in self._stocks[:OFFERS_MAX]]
+        own = [_offer_of(stock) for stock in self._stocks if stock.attempt == self._head]
         heard = self._gather("offers", encode_offers(own, self._ahead))
         told = {rank: decode_offers(body) for rank, body in heard.items()}
         offers = {rank: offered for rank, (offered, _) in told.items()}
@@ -130,12 +136,12 @@ class Resharding:
     def _restore(
         self, offers: Mapping[int, Sequence[Offer]], check: Check, load: Load
     ) -> Resharded:
-        left_out: set[Attempt] = set()
         bad: set[tuple[Attempt, Holder]] = set()
+        tries: collections.Counter[Holder] = collections.Counter()
         reasons: list[str] = []
         for number in range(_ROUNDS_MAX):
-            choice, older = choose(offers, left_out, bad)
-            reasons += older
+            choice, refusals = choose(offers, (), bad)
+            reasons += refusals
             if choice is None:
                 break
             verdicts = self._try(choice, number, check, load)
@@ -144,9 +150,11 @@ class Resharding:
                 return Resharded(choice.attempt, choice.world)
             why = "; ".join(f"rank {rank}: {each.reason}" for rank, each in failed.items())
             reasons.append(f"{choice.attempt}, of {choice.world} ranks: {why}. {choice.told()}")
-            worse = {(choice.attempt, h) for each in failed.values() for h in each.bad} - bad
-            bad |= worse
-            left_out |= set() if worse else {choice.attempt}
+            blamed = {holder for each in failed.values() for holder in each.bad}
+            if not blamed:
+                break
+            tries.update(blamed)
+            bad |= {(choice.attempt, holder) for holder in blamed if tries[holder] >= TRIES}
         raise NotRestoredError(
             "; ".join(dict.fromkeys(reasons))
             or "no rank reaches any part of a committed checkpoint",
@@ -238,7 +246,7 @@ class Resharding:
         elsewhere = frozenset(choice.lacking(self._rank))
         found = Reachable(choice.attempt, choice.world, tuple(parts), elsewhere)
         asked = check(found)
-        needs = frozenset(choice.manifests if asked is None else asked)
+        needs = frozenset(range(choice.world) if asked is None else asked)
         lost = ", ".join(map(str, sorted(needs - set(choice.manifests))))
         if lost:
             raise JobFilesError(f"it needs the part of rank {lost}")

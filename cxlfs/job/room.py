@@ -22,7 +22,7 @@ from pathlib import Path
 from cxlfs.job import aside, files
 from cxlfs.job.copies import Copies
 from cxlfs.job.pending import InOrder, PendingCheckpoint
-from cxlfs.job.protocol import Attempt, Commit, Held, Inventory, collectable
+from cxlfs.job.protocol import Attempt, Commit, Held, Inventory, Lineage, collectable
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,33 @@ class Room:
         self._copies = copies
         self._present: set[Attempt] = set()
         self._recorded: set[Attempt] = set()
+        self._lineage = Lineage()
+        self._abandoned: set[Attempt] = set()
+        """What starts before this one began, and nobody voted for here."""
         self._leaving: list[Attempt] = []
         self._is_looked_through = False
         self._background = InOrder()
 
     def settle(
-        self, inventories: Iterable[Inventory], store: str, loaded: Attempt | None = None
+        self,
+        inventories: Iterable[Inventory],
+        store: str,
+        lineage: Lineage,
+        line: str,
+        loaded: Attempt | None = None,
     ) -> None:
-        """Behind a restore. What a start before this one has not given back goes."""
+        """Behind a restore, when ``line`` has begun. What a start before has not given back goes.
+        Another rank that shares the store may have begun to save already.
+        """
+        self._lineage = lineage
         self._present = set(files.attempts_in(self._root))
-        self._recorded = {
-            commit.attempt
-            for inventory in inventories
-            if inventory.store == store
-            for commit in inventory.commits
-        }
+        own = [inventory for inventory in inventories if inventory.store == store]
+        self._recorded = {commit.attempt for each in own for commit in each.commits}
+        counted = {held.attempt for each in own for held in each.held} | self._recorded
+        counted |= {attempt for each in own for attempt, _ in each.damaged}
+        counted |= set() if loaded is None else {loaded}
+        before = {each for each in self._present if each.id != line}
+        self._abandoned = before - counted
         self._recorded |= set() if loaded is None else {loaded}
         self._is_looked_through = False
         if self._copies.is_first and aside.is_anything_aside(self._root):
@@ -100,12 +112,10 @@ class Room:
             self._begin(lambda: self._remove(gone, kept))
 
     def _older(self, committed: Attempt) -> Collection[Attempt]:
-        """Also what has the same number, and therefore was never finished."""
         held = tuple(Held(attempt, 0, 0, "") for attempt in self._present)
         commits = tuple(Commit(attempt, "") for attempt in self._recorded)
-        older = collectable(Inventory("", held, commits), committed, self._keep)
-        same = {a for a in self._present - {committed} if a.number == committed.number}
-        return sorted({*older, *same} & self._present)
+        older = collectable(Inventory("", held, commits), committed, self._keep, self._lineage)
+        return sorted(self._present.intersection(older) | self._abandoned & self._present)
 
     def _remove(self, gone: Collection[Attempt], kept: Collection[Attempt]) -> None:
         if self._copies.has_all:

@@ -3,13 +3,17 @@ store has any more is brought back from there.
 
     URL/step-000000000100.000007-0123.../rank-00003/model.pt ...     see tier.stock
     URL/step-000000000100.000007-0123.../rank-00003.cxlfs-manifest
-    URL/step-000000000100.000007-0123....cxlfs-job                   last: the shards of all ranks
+    URL/step-000000000100.000007-0123....cxlfs-job                   last: the shards of all ranks,
+                                                                     and the lines that led to them
+    URL/job.cxlfs-job-id                                             whose all of it is
 
 Never: decides what is loaded (``protocol``); holds up, or fails, what is saved in the stores.
 
 Invariants
 - An attempt is in the tier when its last object is there, which is put when the shards of every
   rank are. Whoever sees all of them puts it, by a conditional put: nobody waits for anybody.
+- It belongs to the job that has claimed it first, by a conditional put.
+- What was begun to be removed counts no more, and loses its last object before anything else.
 - Which attempts are drained follows from their numbers, alike on all ranks.
 - What is on its way is not given back by this rank's store.
 """
@@ -22,20 +26,34 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from cxlfs.errors import JobTierError, TierUntrustedError
-from cxlfs.job import files
+from cxlfs.errors import CxlfsError, JobTierError, NotRestoredError, TierUntrustedError
+from cxlfs.job import files, lines
 from cxlfs.job.pending import InOrder, PendingCheckpoint
-from cxlfs.job.protocol import TIER, Attempt, Commit, Held, Inventory, digest_of
-from cxlfs.job.protocol.messages import attempt_of
+from cxlfs.job.protocol import (
+    TIER,
+    Attempt,
+    Commit,
+    Held,
+    Inventory,
+    Line,
+    Lineage,
+    collectable,
+    digest_of,
+    is_of_line,
+)
+from cxlfs.job.protocol.messages import attempt_of, line_of
 from cxlfs.plain import PlainError, constant, fields, number, parse, row, text
 from cxlfs.tier import Bucket, Options, drain, fetch, open_bucket
 from cxlfs.tier.stock import MANIFEST, begin_removal, read_manifest
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+"""It has the lines. In format 1, of attempts before there were any, there are none."""
+FORMAT_BEFORE = 1
 JOB_SUFFIX = ".cxlfs-job"
 GOING_SUFFIX = ".cxlfs-job-going"
+JOB_NAME = "job.cxlfs-job-id"
 WAITING_MAX = 2
 """Attempts that are on their way, or wait for that; the store has to have room for them."""
 _BYTES_MAX = 64 << 20
@@ -105,7 +123,7 @@ class Tier:
             is_first = self._complete(place, attempt, world)
             files.record_drained(self._root, attempt, self._rank)  # nobody asks for it again
             if is_first and self._keep is not None:
-                self._remove_older(self._keep)
+                self._remove_older(attempt, self._keep)
         except Exception as error:
             log.warning("%s was not drained", attempt, exc_info=True)
             failure = JobTierError(f"{attempt} was not drained: {type(error).__name__}: {error}")
@@ -119,17 +137,48 @@ class Tier:
         if not names <= place.objects_here().keys():
             return False
         manifests = [self._vote_of(place, rank) for rank in range(world)]
-        plain = {
-            "format": FORMAT,
+        plain: dict[str, object] = {
+            "format": FORMAT if is_of_line(attempt) else FORMAT_BEFORE,
             "attempt": dataclasses.asdict(attempt),
             "manifests": manifests,
         }
+        if is_of_line(attempt):
+            led = self._lineage().led_by(attempt)
+            plain["lines"] = [dataclasses.asdict(line) for line in led]
         name = files.attempt_name(attempt) + JOB_SUFFIX
         data = json.dumps(plain).encode()
         is_first = self._bucket.create(name, data)
         if self._bucket.read(name, _BYTES_MAX) != data:
             raise TierUntrustedError(f"{self._bucket.url}/{name}: put, and another one is there")
         return is_first
+
+    def _lineage(self) -> Lineage:
+        """As this rank's store knows it."""
+        return Lineage(lines.lines_in(self._root)[0])
+
+    def claim(self, job: str, *, is_first: bool) -> None:
+        """It is of this job from now on. A start of a job that has begun before (``is_first``: it
+        has not) goes on where that cannot be said.
+
+        Raises NotRestoredError (it is another's), TierUnavailableError.
+        """
+        try:
+            self._bucket.create(JOB_NAME, job.encode())
+            owner = self._job()
+        except CxlfsError:
+            if is_first:
+                raise
+            log.warning("%s: it was not claimed", self._bucket.url, exc_info=True)
+            return
+        if owner != job:
+            raise NotRestoredError(
+                f"{self._bucket.url} belongs to job {owner or 'unknown'}, not to {job}",
+                next_step="name another place in the tier for this job",
+            )
+
+    def _job(self) -> str:
+        data = self._bucket.read(JOB_NAME, _BYTES_MAX)
+        return "" if data is None else data.decode("ascii", "replace")
 
     def _vote_of(self, place: Bucket, rank: int) -> str:
         """The digest of the manifest with which it voted: that is one of the files."""
@@ -142,15 +191,38 @@ class Tier:
     # --- back -------------------------------------------------------------------------------
 
     def stock(self) -> Inventory:
-        """The newest attempts that are there. Raises TierUnavailableError, TierUntrustedError."""
+        """The latest attempts that are there, and the last of each line that leads to none of
+        these. Raises TierUnavailableError, TierUntrustedError.
+        """
         held: list[Held] = []
         commits: list[Commit] = []
-        for attempt in self._attempts()[:_LISTED_MAX]:
-            manifests = self._manifests_of(attempt)
+        known: dict[str, Line] = {}
+        for attempt in self._looked_at():
+            lineage = Lineage(known.values())
+            latest = [commit.attempt for commit in commits]
+            if len(latest) >= _LISTED_MAX and any(lineage.leads_to(attempt, a) for a in latest):
+                continue
+            manifests, led = self._content_of(attempt)
+            known |= {line.id: line for line in led}
             world = len(manifests)
             held += [Held(attempt, rank, world, m) for rank, m in enumerate(manifests)]
             commits.append(Commit(attempt, digest_of(manifests)))
-        return Inventory(TIER, tuple(sorted(held)), tuple(sorted(commits)))
+        return Inventory(
+            TIER,
+            tuple(sorted(held)),
+            tuple(sorted(commits)),
+            job=self._job(),
+            lines=tuple(known.values()),
+        )
+
+    def _looked_at(self) -> list[Attempt]:
+        going = set(self._attempts(GOING_SUFFIX))
+        there = [attempt for attempt in self._attempts() if attempt not in going]
+        last: dict[str, Attempt] = {}
+        for attempt in there:
+            last.setdefault(attempt.id if is_of_line(attempt) else "", attempt)
+        others = sorted(set(last.values()) - set(there[:_LISTED_MAX]), reverse=True)
+        return [*there[:_LISTED_MAX], *others]
 
     def bring(self, attempt: Attempt, shard: int) -> None:
         """Its shards into this rank's store, in the place of what is there of them.
@@ -168,31 +240,39 @@ class Tier:
         found = (files.attempt_named(name.removesuffix(suffix)) for name in names)
         return sorted((attempt for attempt in found if attempt is not None), reverse=True)
 
-    def _manifests_of(self, attempt: Attempt) -> tuple[str, ...]:
+    def _content_of(self, attempt: Attempt) -> tuple[tuple[str, ...], tuple[Line, ...]]:
+        """The manifests of its ranks, and the lines that led to it."""
         name = files.attempt_name(attempt) + JOB_SUFFIX
         data = self._bucket.read(name, _BYTES_MAX)
         try:
-            plain = fields(parse(data or b"", _BYTES_MAX), ("format", "attempt", "manifests"))
-            constant(plain["format"], FORMAT)
+            names, has_lines = ["format", "attempt", "manifests"], is_of_line(attempt)
+            names += ["lines"] if has_lines else []
+            plain = fields(parse(data or b"", _BYTES_MAX), tuple(names))
+            constant(plain["format"], FORMAT if has_lines else FORMAT_BEFORE)
             said, manifests = attempt_of(plain["attempt"]), row(plain["manifests"], text)
+            led = row(plain["lines"], line_of) if has_lines else ()
         except PlainError as error:
             raise TierUntrustedError(f"{self._bucket.url}/{name}: {error}") from None
         if said != attempt:
             raise TierUntrustedError(f"{self._bucket.url}/{name}: it is of {said}")
-        return manifests
+        return manifests, led
 
     # --- older ones -------------------------------------------------------------------------
 
-    def _remove_older(self, keep: int) -> None:
-        """The last object first: under another name, until all of it is gone."""
-        for attempt in self._attempts()[keep:]:
+    def _remove_older(self, newest: Attempt, keep: int) -> None:
+        """What leads to the newest, but for ``keep``. The last object goes first: under another
+        name, until all of it is gone.
+        """
+        commits = tuple(Commit(attempt, "") for attempt in self._attempts())
+        older = collectable(Inventory(TIER, (), commits), newest, keep, self._lineage())
+        for attempt in older:
             name = files.attempt_name(attempt)
-            count = len(self._manifests_of(attempt))
+            count = len(self._content_of(attempt)[0])
             going = json.dumps(count).encode()
             self._bucket.put(name + GOING_SUFFIX, [going], len(going), parallel=1)
-            self._bucket.remove(name + JOB_SUFFIX)
         for attempt in self._attempts(GOING_SUFFIX):
             name = files.attempt_name(attempt)
+            self._bucket.remove(name + JOB_SUFFIX)
             place = self._bucket.below(name)
             for rank in self._going_ranks(name):
                 begin_removal(place, files.rank_name(rank))

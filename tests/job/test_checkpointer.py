@@ -18,13 +18,15 @@ from cxlfs.job import (
     Committed,
     JobConfigurationError,
     Nothing,
-    NotRestoredError,
+    NotWholeError,
     Restored,
     UndecidedError,
     checkpointer,
     files,
+    lines,
 )
 from cxlfs.job.engines import engine_named
+from cxlfs.job.protocol import Decision
 from tests.support.job_ranks import SECONDS, WORLD, Job, ThreadEngine, content, write
 
 
@@ -155,7 +157,7 @@ def test_a_rank_that_dies_behind_its_vote_has_voted(
 
 
 @pytest.mark.parametrize("damage", ["bytes", "size", "manifest", "gone"])
-def test_damage_on_one_node_takes_all_to_the_step_before(job: Job, damage: str) -> None:
+def test_damage_on_one_node_is_a_question_and_no_older_step(job: Job, damage: str) -> None:
     job.start(lambda made: job.save(made, 10, 20))
     path = next(job.store(2).glob("step-000000000020*/rank-00002/deep/shard.bin"))
     if damage == "bytes":
@@ -168,16 +170,30 @@ def test_damage_on_one_node_takes_all_to_the_step_before(job: Job, damage: str) 
         (path.parents[1] / "manifest.json").write_bytes(b"[" * 1000)
     else:
         path.unlink()
-    found = job.start(job.load)
-    assert all(isinstance(outcome, Restored) and outcome.step == 10 for outcome in found)
+    for error in job.start(job.load):
+        assert isinstance(error, NotWholeError)
+        assert "rank 2 can load its shards from none" in error.message or damage == "manifest"
+        assert "step 10" in error.message
+    question = lines.question_in(job.store(1))
+    assert question is not None
+    assert [each.step for each in question.heads] == [20]
+    lines.decide(job.store(1), Decision(question.loadable[0], question.heads))
+    found = job.start(lambda made: job.save(made, 30))
     assert job.loaded == {rank: content(rank, 10) for rank in range(WORLD)}
+    assert all(isinstance(row, list) and row[0].is_cleaned for row in found)
+    assert all(isinstance(outcome, Restored) and outcome.step == 30 for outcome in restored(job))
+    assert not list(job.root.glob("*/step-*20.*")), "what was decided against was not given back"
+
+
+def restored(job: Job) -> list[object]:
+    return job.start(job.load)
 
 
 def test_a_lost_store_is_an_error_and_no_first_start(job: Job) -> None:
     job.start(lambda made: job.save(made, 10))
     shutil.rmtree(job.store(1))
     rows = job.start(job.load)
-    assert all(isinstance(row, NotRestoredError) for row in rows)
+    assert all(isinstance(row, NotWholeError) for row in rows)
     assert "no store has the shards of rank 1" in str(rows[0])
 
 
@@ -211,7 +227,9 @@ def test_ranks_of_one_node_share_a_store(job: Job) -> None:
     assert job.loaded == {rank: content(rank, 30) for rank in range(WORLD)}
 
 
-def test_a_load_that_fails_on_one_rank_takes_all_on(job: Job) -> None:
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_load_that_fails_is_tried_once_more(job: Job, failures: int) -> None:
+    """And never takes the job to an older step."""
     job.start(lambda made: job.save(made, 10, 20))
     seen: dict[int, list[str]] = {}
 
@@ -220,14 +238,18 @@ def test_a_load_that_fails_on_one_rank_takes_all_on(job: Job) -> None:
 
         def load(directory: Path) -> None:
             seen.setdefault(rank, []).append(directory.parent.name[5:17])
-            if rank == 2 and len(seen[rank]) == 1:
+            if rank == 2 and len(seen[rank]) <= failures:
                 raise MemoryError
 
         return made.restore_from_checkpoint(load)
 
     found = job.start(work)
-    assert all(isinstance(outcome, Restored) and outcome.step == 10 for outcome in found)
-    assert seen == {rank: ["000000000020", "000000000010"] for rank in range(WORLD)}
+    if failures == 1:
+        assert all(isinstance(outcome, Restored) and outcome.step == 20 for outcome in found)
+    else:
+        assert all(isinstance(error, NotWholeError) for error in found)
+        assert "rank 2: MemoryError" in str(found[0])
+    assert seen == {rank: ["000000000020"] * 2 for rank in range(WORLD)}
 
 
 def test_a_medium_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from cxlfs.job import (
     JobConfigurationError,
     Nothing,
     NotRestoredError,
+    NotWholeError,
     Restored,
     copying,
     files,
@@ -320,7 +321,7 @@ def test_more_stores_lost_than_copies_is_an_error(job: Job) -> None:
     for rank in (0, 1):
         shutil.rmtree(job.store(rank))
     rows = job.start(job.load)
-    assert all(isinstance(row, NotRestoredError) for row in rows)
+    assert all(isinstance(row, NotWholeError) for row in rows)
     assert "no store has the shards of rank 0" in str(rows[0])
 
 
@@ -339,7 +340,9 @@ def test_a_damaged_copy_is_found_when_it_is_needed(job: Job) -> None:
     flip(next(job.store(1).glob("step-*20.*/rank-00000/deep/shard.bin")))
     assert not any(outcome.is_fetched for outcome in restored(job, 20))
     shutil.rmtree(job.store(0))
-    restored(job, 10)
+    for error in job.start(job.load):
+        assert isinstance(error, NotWholeError)
+        assert f"rank 0 can load its shards from none of {identity(job, 1)}" in error.message
 
 
 def test_a_damaged_copy_is_passed_over_and_made_again(job: Job) -> None:
@@ -446,15 +449,15 @@ def test_domains_that_are_too_few_are_refused_on_all_ranks(job: Job) -> None:
     ]
 
 
-def test_ranks_that_differ_in_replicas_save_nothing(job: Job) -> None:
+def test_ranks_that_differ_in_replicas_do_not_start(job: Job) -> None:
     def work(made: Checkpointer) -> object:
         if made.world.rank == 1:
             made.copies.replicas = 1
         return job.save(made, 10)
 
-    for row in job.start(work):
-        assert isinstance(row, list), row
-        assert row[0] == Aborted(10, ((1, "rank 0 makes 2 replicas, this rank 1"),))
+    for error in job.start(work):
+        assert isinstance(error, NotRestoredError), error
+        assert "replicas or placement are others" in error.message
     assert files.take_stock(job.store(0), "")[0].held == ()
 
 

@@ -5,6 +5,7 @@ the same, long.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import multiprocessing
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 from cxlfs.job import aside, files
 from cxlfs.job.agent import Tending
 from cxlfs.job.protocol import (
+    Asked,
     Attempt,
     Nothing,
     NotRestored,
@@ -84,11 +86,10 @@ def bytes_are_not_compared(patch: Patch) -> None:
 
 
 def copies_are_not_fetched(patch: Patch) -> None:
-    def choose(inventories: Any, excluded: Any = (), *, can_fetch: bool) -> Any:
-        del can_fetch
-        return planning.choose(inventories, excluded, can_fetch=False)
+    def judge(inventories: Any, excluded: Any = (), **how: Any) -> Any:
+        return planning.judge(inventories, excluded, **{**how, "can_fetch": False})
 
-    patch.setattr(restoring, "choose", choose)
+    patch.setattr(restoring, "judge", judge)
 
 
 def it_begins_anew(patch: Patch) -> None:
@@ -96,7 +97,7 @@ def it_begins_anew(patch: Patch) -> None:
 
     def anew(self: Restoring) -> Any:
         action = load_next(self)
-        if isinstance(self.outcome, NotRestored):
+        if isinstance(self.outcome, NotRestored | Asked):
             self._finish(Nothing())
         return action
 
@@ -113,7 +114,24 @@ def a_deadline_aborts(patch: Patch) -> None:
 
 
 def what_others_committed_is_passed_by(patch: Patch) -> None:
-    patch.setattr(planning, "of_other_worlds", lambda *_arguments: set())
+    def judge(inventories: Any, excluded: Any = (), **how: Any) -> Any:
+        world = len(inventories)
+        own = [
+            dataclasses.replace(
+                each,
+                held=tuple(held for held in each.held if held.world == world),
+                commits=tuple(
+                    commit
+                    for commit in each.commits
+                    if all(h.world == world for h in each.held if h.attempt == commit.attempt)
+                ),
+                lines=tuple(line for line in each.lines if len(line.members) == world),
+            )
+            for each in inventories
+        ]
+        return planning.judge(own, excluded, **how)
+
+    patch.setattr(restoring, "judge", judge)
 
 
 def nothing_is_given_back(patch: Patch) -> None:

@@ -26,6 +26,7 @@ from cxlfs.job import (
     Restored,
     UndecidedError,
     files,
+    lines,
     resharding,
 )
 from cxlfs.job.engines.local import LocalEngine
@@ -124,14 +125,10 @@ def test_who_cannot_reach_a_part_says_which_store_has_it(job: Job) -> None:
         assert "nobody reaches that of rank 2" in each.message
 
 
-def test_a_rank_that_fails_takes_all_to_the_one_before(job: Job) -> None:
+def test_a_rank_that_fails_is_an_error_on_all_and_no_older_step(job: Job) -> None:
     job.world = 2
     read = Reader(job, [0, 1, 2])
     read.fails = {(1, 20)}
-    found = job.start(read)
-    assert all(isinstance(each, Resharded) and each.step == 10 for each in found)
-    assert read.read == {rank: [content(part, 10) for part in range(3)] for rank in range(2)}
-    read.fails |= {(0, 10)}
     for each in job.start(read):
         assert isinstance(each, NotRestoredError)
         assert "rank 1: OSError: a wire is loose" in each.message
@@ -141,22 +138,49 @@ def test_a_damaged_part_is_not_read(job: Job) -> None:
     job.world = 2
     (path,) = (job.root / "node2").glob("step-*20.*/rank-00002/deep/shard.bin")
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    found = job.start(Reader(job, [0, 1, 2]))
-    assert all(isinstance(each, Resharded) and each.step == 10 for each in found)
+    refused(job, Reader(job, [0, 1, 2]))
+
+
+def refused(job: Job, read: Reader) -> None:
+    """By all ranks, and nothing is loaded."""
+    read.read.clear()
+    found = job.start(read)
+    assert all(isinstance(each, NotRestoredError) for each in found), found
+    assert set(map(len, read.read.values())) <= {3}, "a part of it was loaded"
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_part_that_is_lost_is_an_error(job: Job, lost: int) -> None:
+    """Whoever asks for all parts gets all, or an error: neither what is left nor an older step."""
+    for number in range(lost):
+        shutil.rmtree(job.root / f"node{2 - number}")
+    job.world = 1
+    job.seats = [0]
+
+    def work(made: Checkpointer) -> object:
+        with pytest.raises(NotRestoredError):
+            job.load(made)
+        return made.restore_resharded(lambda _f: None, check=lambda _f: None)
+
+    (error,) = job.start(work)
+    assert isinstance(error, NotRestoredError)
+    assert "it needs the part of rank" in error.message
 
 
 def test_an_attempt_that_nobody_committed_is_passed_over(job: Job) -> None:
     """Ranks 0 and 1 had voted for step 30, and rank 2 had not: it never was."""
     job.world = 3
     number = reachable([job.store(0)])[1]
-    attempt = Attempt(number, 30, "00000000000000aa")
+    ((line,), _) = lines.lines_in(job.store(0))
+    attempt = Attempt(number, 30, line.id)
     for rank in range(2):
         root = job.store(rank)
         directory = files.begin(root, attempt, rank)
         (directory / "deep").mkdir()
         (directory / "deep" / "shard.bin").write_bytes(content(rank, 30))
         manifest = files.Manifest(
-            attempt, rank, 3, "node", "store", files.Medium(), files.measure(directory)
+            *(attempt, rank, 3, "node", "store", files.Medium(), files.measure(directory)),
+            job=line.job,
         )
         files.seal(root, manifest)
     job.world = 2
@@ -247,7 +271,7 @@ def test_a_part_that_is_damaged_in_a_store_comes_from_another(job: Job) -> None:
         path.write_bytes(path.read_bytes()[:-1] + b"!")
     assert_loaded(job, Reader(job), 40)
     newest(job, 2, 2).unlink()
-    assert_loaded(job, Reader(job), 30)
+    refused(job, Reader(job))
 
 
 def test_a_head_that_is_damaged_in_a_store_comes_from_another(job: Job) -> None:
@@ -257,7 +281,7 @@ def test_a_head_that_is_damaged_in_a_store_comes_from_another(job: Job) -> None:
     assert_loaded(job, read, 40)
 
 
-def test_what_arrives_damaged_is_not_loaded(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_arrives_damaged_is_sent_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Board.__init__
 
     def tap(name: str, number: int, data: bytes) -> bytes:
@@ -269,7 +293,7 @@ def test_what_arrives_damaged_is_not_loaded(job: Job, monkeypatch: pytest.Monkey
         self.switch.tap = tap
 
     monkeypatch.setattr(Board, "__init__", tapped)
-    assert_loaded(grown(job), Reader(job), 10)
+    assert_loaded(grown(job), Reader(job), 20)
 
 
 def test_a_store_without_room_for_what_it_needs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +329,8 @@ def test_heads_are_what_was_voted_for(job: Job, what: str) -> None:
     root = job.store(1)
     (stock, *_), _ = reachable([root])
     (part,) = stock.parts
-    made = Resharding(LocalEngine(), lambda _key, _body: {}, [job.store(0)], [SHARD], "x", 1.0)
+    how = {"seconds": 1.0, "head": stock.attempt}
+    made = Resharding(LocalEngine(), lambda _key, _body: {}, [job.store(0)], [SHARD], "x", **how)
     head = made._head_of(stock.attempt, part)
     choice = Choice(stock.attempt, 3, {1: part.manifest}, {0: {}})
     made._put(choice, 1, head)
@@ -473,7 +498,7 @@ MISTAKES = (
         test_a_part_that_is_damaged_in_a_store_comes_from_another,
     ),
     (mutants.all_that_there_is_is_sent, test_nothing_is_brought_that_nobody_needs),
-    (mutants.what_comes_in_is_not_compared, test_what_arrives_damaged_is_not_loaded),
+    (mutants.what_comes_in_is_not_compared, test_what_arrives_damaged_is_sent_again),
     (mutants.parts_are_read_as_they_lie, test_a_damaged_part_is_not_read),
 )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cxlfs.errors import JobConfigurationError
-from cxlfs.job import Aborted, Checkpointer, Committed, Restored
+from cxlfs.job import Checkpointer, Committed, NotRestoredError, Restored
 from tests.support.job_ranks import Job
 
 WORLD = 4
@@ -74,16 +74,15 @@ def test_two_that_are_no_neighbours(job: Job) -> None:
     assert not any(isinstance(found, Restored) for found in job.start(job.load))
 
 
-def test_ranks_that_mean_another_placement_save_nothing(job: Job) -> None:
+def test_ranks_that_mean_another_placement_do_not_start(job: Job) -> None:
     def work(made: Checkpointer) -> object:
         if made.world.rank == 1:
             made.copies.placement = "groups"
         return job.save(made, 10)
 
-    for row in job.start(work):
-        assert isinstance(row, list), row
-        told = "rank 0 places copies in ring, this rank in groups"
-        assert row[0] == Aborted(10, ((1, told),))
+    for error in job.start(work):
+        assert isinstance(error, NotRestoredError), error
+        assert "replicas or placement are others" in error.message
 
 
 def test_there_is_no_other(job: Job) -> None:

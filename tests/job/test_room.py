@@ -47,7 +47,7 @@ def test_what_a_start_has_not_removed_the_next_does(
         pytest.importorskip("obstore", reason="pip install 'cxlfs[tier]' has it")
         (tmp_path / "tier").mkdir()
         job.tier = f"file://{tmp_path}/tier"
-    (attempt, _) = files.attempts_in(job.store(1))
+    attempt = min(files.attempts_in(job.store(1)))
     aside.set_aside(job.store(1), attempt)
     begun = files.begin(job.store(1), Attempt(1, 5, "e" * 16), 1)
 

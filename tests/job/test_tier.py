@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from cxlfs.errors import JobTierError, NotRestoredError, TierUnavailableError, UsageError
+from cxlfs.errors import (
+    JobTierError,
+    NotRestoredError,
+    NotWholeError,
+    TierUnavailableError,
+    UsageError,
+)
 from cxlfs.job import (
     Checkpointer,
     Committed,
@@ -146,9 +152,9 @@ def a_tier_that_is_not_read_is_an_empty_one(patch: pytest.MonkeyPatch) -> None:
 
 def the_tier_is_not_asked(patch: pytest.MonkeyPatch) -> None:
     def pick(inventories: Any, excluded: Any = (), **how: Any) -> Any:
-        return planning.choose(inventories, excluded, **{**how, "below": None})
+        return planning.judge(inventories, excluded, **{**how, "below": None})
 
-    patch.setattr(restoring, "choose", pick)
+    patch.setattr(restoring, "judge", pick)
 
 
 def numbers_of_the_tier_are_not_counted(patch: pytest.MonkeyPatch) -> None:
@@ -300,7 +306,7 @@ def test_a_fetch_that_broke_off_leaves_nothing_for_good(
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "pieces", cut)
         found = job.start(job.load)
-    assert all(isinstance(o, NotRestoredError) for o in found)
+    assert all(isinstance(o, NotWholeError) for o in found)
     (place,) = job.store(0).glob("step-*/.cxlfs-receiving")
     saved(job, 20, 30, 40)
     assert not place.exists()

@@ -12,14 +12,18 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from cxlfs.job.protocol import (
     Aborted,
+    Asked,
     Attempt,
+    BeginLine,
     Body,
     Collect,
     Committed,
     DeadlinePassed,
+    Decision,
     Discard,
     Done,
     Failed,
@@ -27,6 +31,7 @@ from cxlfs.job.protocol import (
     Heard,
     Held,
     Key,
+    Lineage,
     Load,
     Machine,
     Nothing,
@@ -96,7 +101,6 @@ class History(Fates):
         """The rank that cannot save."""
         self.faults = QUIET
         self.saves_wanted = 0
-        self.serial = 0
         self.voted: dict[tuple[Attempt, int], set[str]] = {}
         self.committed: dict[Attempt, set[int]] = {}
         """Attempts that somebody was told are committed, with the stores lost since they began."""
@@ -105,6 +109,9 @@ class History(Fates):
         """The stores, by seat, in which they are recorded."""
         self.excused: set[int] = set()
         """Stores from which a load failed in this incarnation."""
+        self.has_failed_to_load = False
+        self.asked: Asked | None = None
+        """What the last start has asked an operator."""
         self.counts: dict[str, int] = {}
 
     # --- the whole --------------------------------------------------------------------------
@@ -130,6 +137,27 @@ class History(Fates):
                 self._note_loss(index)
         if self.random.random() < 0.5:
             self.random.shuffle(self.seats)
+        if self.asked is not None and self.random.random() < 0.8:
+            self._decide(self.asked)
+
+    def _decide(self, asked: Asked) -> None:
+        """An operator answers; what was committed and does not lead there is given up."""
+        if not asked.loadable:
+            self._lose_all()
+            return
+        resume = self.random.choice(asked.loadable)
+        self._count("decisions")
+        self.stores[self.seats[0]].decision = Decision(resume, asked.heads)
+        self.committed = {
+            attempt: lost for attempt, lost in self.committed.items() if attempt <= resume
+        }
+
+    def _lose_all(self) -> None:
+        """Nothing can be loaded: the operator begins anew, in empty directories."""
+        self._count("begun anew by an operator")
+        for index in range(len(self.stores)):
+            self._lose(index)
+        self.committed.clear()
 
     def _lose(self, index: int) -> None:
         self._count("lost stores")
@@ -148,7 +176,7 @@ class History(Fates):
         first = [row[0] for row in outcomes]
         if any(isinstance(outcome, Undecided) for outcome in first):
             raise ViolationError(f"undecided though nothing was lost: {first}")
-        if any(isinstance(outcome, NotRestored) for outcome in first):
+        if any(isinstance(outcome, NotRestored | Asked) for outcome in first):
             if due:
                 raise ViolationError(f"not restored: {due}, {first}")
         elif any(store.is_volatile for store in self.stores):
@@ -184,6 +212,8 @@ class History(Fates):
         self.faults = faults
         self.saves_wanted = saves
         self.excused = set()
+        self.has_failed_to_load = False
+        self.asked = None
         self.ranks = [Rank(number) for number in range(self.world)]
         for rank in self.ranks:
             self._begin_restore(rank)
@@ -253,12 +283,15 @@ class History(Fates):
         return Place(rank.number, self.world, str(self.incarnation), rank.call, self.group_size)
 
     def _begin_restore(self, rank: Rank) -> None:
-        self._start(rank, Restoring(self._place(rank), can_fetch=True))
+        self._start(rank, Restoring(self._place(rank), can_fetch=True, **self._how(rank)))
+
+    def _how(self, rank: Rank) -> dict[str, Any]:
+        nonce = f"{self.incarnation}.{rank.number}"
+        return {"nonce": nonce, "began": self.incarnation, "replicas": self.replicas}
 
     def _begin_save(self, rank: Rank) -> None:
         rank.step += 1
-        self.serial += 1
-        attempt = Attempt(rank.first_number + rank.saves, rank.step, f"id{self.serial}")
+        attempt = Attempt(rank.first_number + rank.saves, rank.step, rank.line)
         rank.saves += 1
         refusal = "volatile" if self.stores[self.seats[rank.number]].is_volatile else ""
         how = {"replicas": self.replicas, "recorders": frozenset(map(self.seats.index, self.seats))}
@@ -313,7 +346,9 @@ class History(Fates):
         rank.outcomes.append(outcome)
         self._count(type(outcome).__name__)
         rank.machine = None
-        if isinstance(outcome, Undecided | NotRestored):
+        if isinstance(outcome, Asked):
+            self.asked = outcome
+        if isinstance(outcome, Undecided | NotRestored | Asked):
             return
         if isinstance(machine, Restoring):
             self._restored(rank, machine, outcome)
@@ -326,7 +361,10 @@ class History(Fates):
             self._begin_save(rank)
 
     def _restored(self, rank: Rank, machine: Restoring, outcome: Outcome) -> None:
-        rank.first_number = next_number(machine.inventories)
+        rank.first_number = next_number(machine.everywhere)
+        if machine.line is None:
+            raise ViolationError(f"it begins without a line: {outcome}")
+        rank.line, rank.lineage = machine.line.id, machine.lineage
         if isinstance(outcome, Restored):
             rank.step = outcome.attempt.step
             seated = [self.stores[seat] for seat in self.seats]
@@ -334,6 +372,9 @@ class History(Fates):
                 self._count("copies made again")
         elif any(store.commits for store in self.stores):
             raise ViolationError("it begins anew, though something was committed")
+        for seat in set(self.seats):
+            if machine.line.id not in self.stores[seat].lines:
+                raise ViolationError(f"{self.stores[seat].name} has no record of its line")
 
     # --- actions ----------------------------------------------------------------------------
 
@@ -351,6 +392,7 @@ class History(Fates):
             if isinstance(action, Load):
                 names = [store.name for store in self.stores]
                 self.excused |= {i for i, name in enumerate(names) if name == action.holder}
+                self.has_failed_to_load = True
             machine.on(Failed(action, "failed"))
         else:
             event = self._effect(rank, action)
@@ -374,10 +416,23 @@ class History(Fates):
                 other.machine = None
 
     def _effect(self, rank: Rank, action: object) -> Done | Failed:
+        if isinstance(action, BeginLine):
+            return self._begin_line(rank, action)
         if not isinstance(action, Tell):
             return self._do(rank, action)
         self._count(f"{type(action.body).__name__} told")
         self._send_to(rank, action.to, action.key, action.body)
+        return Done(action)
+
+    def _begin_line(self, rank: Rank, action: BeginLine) -> Done | Failed:
+        seat, machine = self.seats[rank.number], rank.machine
+        store = self.stores[seat]
+        if isinstance(machine, Restoring):
+            store.lines |= machine.lineage.lines
+        store.owner, store.decision = action.line.id, None
+        if action.choice is not None:
+            store.commits[action.choice.attempt] = action.choice.digest
+            self.recorded.setdefault(action.choice.attempt, set()).add(seat)
         return Done(action)
 
     def _do(self, rank: Rank, action: object) -> Done | Failed:
@@ -393,16 +448,13 @@ class History(Fates):
             case Replicate(attempt):
                 return self._replicate(rank, action)
             case WriteManifest(attempt, _):
-                content = store.staged.pop((attempt, number), "nothing")
-                held = self._held(attempt, number, content)
-                store.copies[attempt, number] = Copy(held, content)
-                return Done(action, held.manifest)
+                return self._vote(store, number, action)
             case RecordCommit(attempt, digest):
                 store.commits[attempt] = digest
                 self.recorded.setdefault(attempt, set()).add(self.seats[number])
                 return Done(action)
             case Collect(attempt):
-                self._collect(store, attempt)
+                self._collect(store, attempt, rank.lineage)
                 return Done(action)
             case Discard(attempt):
                 store.staged.pop((attempt, number), None)
@@ -413,6 +465,15 @@ class History(Fates):
             case Load():
                 return self._load(rank, action)
         raise ViolationError(f"an action that is not known: {action}")
+
+    def _vote(self, store: Store, number: int, action: WriteManifest) -> Done | Failed:
+        attempt = action.attempt
+        if store.owner != attempt.id:
+            return Failed(action, "another line owns the store")
+        content = store.staged.pop((attempt, number), "nothing")
+        held = self._held(attempt, number, content)
+        store.copies[attempt, number] = Copy(held, content)
+        return Done(action, held.manifest)
 
     def _held(self, attempt: Attempt, number: int, content: str) -> Held:
         self.voted.setdefault((attempt, number), set()).add(content)
@@ -433,8 +494,8 @@ class History(Fates):
             target.copies[attempt, number] = Copy(held, content)
         return Done(action)
 
-    def _collect(self, store: Store, attempt: Attempt) -> None:
-        gone = collectable(store.inventory(), attempt, self.keep)
+    def _collect(self, store: Store, attempt: Attempt, lineage: Lineage) -> None:
+        gone = collectable(store.inventory(), attempt, self.keep, lineage)
         if gone:
             self._count("collections")
         if not self.recorded.get(attempt, set()) >= set(self.seats):
@@ -455,6 +516,8 @@ class History(Fates):
                 raise ViolationError(f"{copy.content} was never voted for")
             rank.loaded = copy.content
             own = self.stores[self.seats[rank.number]]
+            if isinstance(rank.machine, Restoring):
+                own.lines |= rank.machine.lineage.lines
             if own is not store:
                 self._count("shards fetched")
                 own.copies[action.attempt, action.shard] = dataclasses.replace(copy)

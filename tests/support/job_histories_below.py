@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from cxlfs.job.protocol import (
     TIER,
     Attempt,
+    BeginLine,
     Commit,
     Committed,
     Done,
     Failed,
     Held,
     Inventory,
+    Line,
     Load,
     Machine,
     Nothing,
@@ -25,7 +27,6 @@ from cxlfs.job.protocol import (
     Restoring,
     TakeStockBelow,
     digest_of,
-    next_number,
 )
 from tests.support.job_histories import History
 from tests.support.job_stores import Copy, Rank, ViolationError, committed_now, run_each
@@ -37,6 +38,8 @@ class TierHistory(History):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.drained: dict[tuple[Attempt, int], Copy] = {}
+        self.lines_below: dict[str, Line] = {}
+        self.job_below = ""
         self.willing = self.random.choice([0.5, 0.9, 1.0])
         """How likely a rank drains what was committed."""
         self.unread = False
@@ -53,7 +56,9 @@ class TierHistory(History):
         ]
         held: tuple[Held, ...] = tuple(each for row in whole for each in row)
         digests = ((row[0].attempt, digest_of([each.manifest for each in row])) for row in whole)
-        return Inventory(TIER, held, tuple(Commit(*each) for each in digests))
+        commits = tuple(Commit(*each) for each in digests)
+        lines = tuple(self.lines_below.values())
+        return Inventory(TIER, held, commits, job=self.job_below, lines=lines)
 
     def _between(self) -> None:
         """Several stores are lost at once, or all: that is what a tier is for."""
@@ -67,7 +72,8 @@ class TierHistory(History):
     def _begin_restore(self, rank: Rank) -> None:
         if rank.number == 0:
             self.unread = self.is_excluded = False
-        self._start(rank, Restoring(self._place(rank), can_fetch=True, has_tier=True))
+        how = self._how(rank)
+        self._start(rank, Restoring(self._place(rank), can_fetch=True, has_tier=True, **how))
 
     def _ended(self, rank: Rank, machine: Machine) -> None:
         outcome = machine.outcome
@@ -76,6 +82,7 @@ class TierHistory(History):
             own = self.stores[self.seats[rank.number]].copies.get(key)
             if own is not None and not own.is_damaged:
                 self.drained[key] = Copy(own.held, own.content)
+                self.lines_below |= {x.id: x for x in rank.lineage.led_by(outcome.attempt)}
                 self._count("shards drained")
         super()._ended(rank, machine)
 
@@ -84,7 +91,6 @@ class TierHistory(History):
             raise ViolationError("it begins anew, though the tier has something")
         self.is_excluded |= any(each.holder == TIER for each in machine.excluded)
         super()._restored(rank, machine, outcome)  # type: ignore[arg-type]
-        rank.first_number = next_number(machine.everywhere)
 
     def _effect(self, rank: Rank, action: object) -> Done | Failed:
         if isinstance(action, TakeStockBelow):
@@ -93,6 +99,8 @@ class TierHistory(History):
             return Done(action, self.below())
         if isinstance(action, Load) and action.holder == TIER:
             return self._bring(rank, action)
+        if isinstance(action, BeginLine) and not rank.number and not self.job_below:
+            self.job_below = action.line.job
         return super()._effect(rank, action)
 
     def _act(self, rank: Rank) -> None:

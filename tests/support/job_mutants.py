@@ -12,6 +12,7 @@ import pytest
 
 from cxlfs.job.protocol import (
     Aborted,
+    Asked,
     Attempt,
     Collect,
     Committed,
@@ -34,6 +35,7 @@ from cxlfs.job.protocol import (
     Tally,
     WriteManifest,
     digest_of,
+    lineage,
     planning,
     restoring,
 )
@@ -299,8 +301,7 @@ def each_rank_takes_its_own_newest(patch: Patch) -> None:
 def nobody_asks_whether_the_others_have_loaded(patch: Patch) -> None:
     def proceed(self: Restoring, event: Any) -> Any:
         if isinstance(event.action, Load) and not isinstance(event, Failed):
-            self._restored()
-            return None
+            return self._begin_line()
         return _proceed_restoring(self, event)
 
     patch.setattr(Restoring, "_proceed", proceed)
@@ -312,18 +313,18 @@ def a_holder_that_failed_is_asked_again(patch: Patch) -> None:
     def pick(
         inventories: Sequence[Inventory], _excluded: Collection[object] = (), **how: Any
     ) -> Any:
-        return planning.choose(inventories, (), **how)
+        return planning.judge(inventories, (), **how)
 
-    patch.setattr(restoring, "choose", pick)
+    patch.setattr(restoring, "judge", pick)
 
 
 def copies_are_not_used(patch: Patch) -> None:
     """Redundancy is there, and unused on a replaced node [VeloC 26]."""
 
     def pick(inventories: Sequence[Inventory], excluded: Any = (), **how: Any) -> Any:
-        return planning.choose(inventories, excluded, **{**how, "can_fetch": False})
+        return planning.judge(inventories, excluded, **{**how, "can_fetch": False})
 
-    patch.setattr(restoring, "choose", pick)
+    patch.setattr(restoring, "judge", pick)
 
 
 def a_store_not_heard_of_is_an_empty_one(patch: Patch) -> None:
@@ -339,7 +340,7 @@ def it_begins_anew(patch: Patch) -> None:
 
     def load_next(self: Restoring) -> Any:
         action = _load_next(self)
-        if isinstance(self.outcome, NotRestored):
+        if isinstance(self.outcome, NotRestored | Asked):
             self._finish(Nothing())
         return action
 
@@ -356,7 +357,7 @@ def the_largest_step_is_the_newest(patch: Patch) -> None:
 
 
 def the_number_is_the_first_stores(patch: Patch) -> None:
-    number = planning.next_number
+    number = lineage.next_number
 
     def guess(inventories: Sequence[Inventory]) -> int:
         return number(inventories[:1])
@@ -367,7 +368,9 @@ def the_number_is_the_first_stores(patch: Patch) -> None:
 def what_is_under_way_is_collected(patch: Patch) -> None:
     """The newest step goes while others save the next."""
 
-    def everything_else(inventory: Inventory, committed: Attempt, _keep: int) -> list[Attempt]:
+    def everything_else(
+        inventory: Inventory, committed: Attempt, _keep: int, _lineage: object
+    ) -> list[Attempt]:
         return sorted({held.attempt for held in inventory.held} - {committed})
 
     patch.setattr(job_histories, "collectable", everything_else)

@@ -12,11 +12,14 @@ from cxlfs.job.protocol import (
     Attempt,
     Commit,
     Committed,
+    Decision,
     Gather,
     Heard,
     Held,
     Inventory,
     Key,
+    Line,
+    Lineage,
     Machine,
     Outcome,
     Placement,
@@ -66,12 +69,20 @@ class Store:
         self.staged: dict[tuple[Attempt, int], str] = {}
         self.copies: dict[tuple[Attempt, int], Copy] = {}
         self.commits: dict[Attempt, str] = {}
+        self.lines: dict[str, Line] = {}
+        self.owner = ""
+        """The line that may vote here."""
+        self.decision: Decision | None = None
 
     def inventory(self) -> Inventory:
         return Inventory(
             self.name,
             tuple(copy.held for copy in self.copies.values()),
             tuple(Commit(attempt, digest) for attempt, digest in self.commits.items()),
+            self.name,
+            next((line.job for line in self.lines.values()), ""),
+            tuple(self.lines.values()),
+            decision=self.decision,
         )
 
     def remove(self, attempt: Attempt) -> None:
@@ -117,8 +128,8 @@ class Faults:
 QUIET = Faults()
 FAULTS_AND_OUTCOMES = (
     "Aborted",
+    "Asked",
     "Committed",
-    "NotRestored",
     "Restored",
     "Undecided",
     "damaged copies",
@@ -186,6 +197,8 @@ class Rank:
     saves: int = 0
     step: int = 0
     first_number: int = 1
+    line: str = ""
+    lineage: Lineage = dataclasses.field(default_factory=Lineage)
     mailbox: dict[Key, list[Heard]] = dataclasses.field(default_factory=dict)
     told: Gather | None = None
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)

@@ -146,6 +146,13 @@ class OrbaxAgent:
     def _keep(self, step: int) -> Attempt | None:
         """On all nodes, or on none."""
         self._since = time.monotonic()
+        question = self._group().question
+        if question is not None:
+            self._refused.add(step)
+            self._tell(
+                Event("not-kept", f"step {step}: {question.message}", question.next_step, step)
+            )
+            return None
         outcome = self._checkpoint(step)
         if isinstance(outcome, Committed):
             self._kept = step
@@ -189,6 +196,8 @@ class OrbaxAgent:
     def _chosen(self, decision: Decision) -> Attempt | None:
         keeper = self._group()
         newest = keeper.meet()
+        if keeper.question is not None:
+            raise keeper.question
         self._kept = -1 if newest is None else newest.step
         for step in decision.steps:
             made = self._keep(step) if step > self._kept else None

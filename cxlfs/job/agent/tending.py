@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cxlfs.errors import CxlfsError, JobMessageError, UndecidedError
-from cxlfs.job import copying, files, medium
+from cxlfs.job import copying, files, lines, medium
 from cxlfs.job.agent.events import Event, Tell
 from cxlfs.job.engines import Engine, Link, gather
 from cxlfs.job.engines.rendezvous import unheard
@@ -30,14 +30,15 @@ from cxlfs.job.protocol import (
     Choice,
     Inventory,
     Transfer,
-    choose,
     decode,
     digest_of,
     encode,
     fetches,
+    judge,
     missing_copies,
     place_copies,
     rounds,
+    verdict_on,
 )
 from cxlfs.job.protocol.messages import Stock
 from cxlfs.job.protocol.planning import Excluded
@@ -128,16 +129,20 @@ class Tending:
         self._drain(own)
 
     def _make_whole(self, own: _PerNode, rows: Sequence[Inventory]) -> None:
-        """The newest that can be: in the stores of its ranks, with its copies."""
+        """What the job resumes from: in the stores of its ranks, with its copies."""
         excluded: set[Excluded] = set()
         inventories = [rows[own.node(rank)] for rank in range(own.count * len(rows))]
         while True:
-            choice, reasons = choose(inventories, excluded, can_fetch=True)
+            verdict = judge(inventories, excluded, can_fetch=True)
+            choice = verdict.choice
             if choice is None:
-                text = "; ".join(reasons) or "nothing was committed"
+                text = "; ".join(verdict.reasons) or "nothing was committed"
                 next_step = "start the job: what its own stores have it finds itself"
+                if len(verdict.heads) > 1:
+                    next_step = f"say which counts: cxlfs job decide {self._root} --resume LINE"
                 self._tell(Event("not-tended", text, next_step))
                 return
+            lines.keep(self._root, verdict.seen.lineage.lines.values())
             failed = self._exchange(own, choice, fetches(choice, inventories))
             if not failed:
                 break
@@ -267,9 +272,13 @@ class _PerNode:
 
 
 def _world_of(rows: Sequence[Inventory]) -> int:
-    """Of the newest attempt that is known; 0: there is none."""
+    """Of what the job resumes from, or of the attempt with the largest number where that is not
+    known; 0: there is none.
+    """
+    head = verdict_on(rows).head
     held = [held for inventory in rows for held in inventory.held]
-    return max(held).world if held else 0
+    found = [each for each in held if each.attempt == head] or held
+    return max(found).world if found else 0
 
 
 def _indices(body: bytes) -> tuple[int, ...]:

@@ -28,8 +28,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from cxlfs.job.protocol.messages import Body, Part, Prepare, Tally
-from cxlfs.job.protocol.model import Attempt, Inventory, Key, Outcome, Undecided
+from cxlfs.job.protocol.model import Attempt, Inventory, Key, Line, Outcome, Undecided
 from cxlfs.job.protocol.place import Place
+from cxlfs.job.protocol.planning import Choice
 
 # --- actions ------------------------------------------------------------------------------------
 
@@ -105,6 +106,17 @@ class Load:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class BeginLine:
+    """Make durable in this rank's store: the record of the line that begins, those of the lines
+    before it, that it owns the store from now on, and that all have voted for what it resumes from
+    (``choice``; None: a first start).
+    """
+
+    line: Line
+    choice: Choice | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Gather:
     """Tell ``to`` (None: all ranks; in a poll others may hear it, too), unless ``body`` is None,
     and listen until all that are ``wanted`` were heard, this rank itself perhaps among them, or the
@@ -142,6 +154,7 @@ Action: TypeAlias = (
     | TakeStock
     | TakeStockBelow
     | Load
+    | BeginLine
     | Gather
     | Tell
 )

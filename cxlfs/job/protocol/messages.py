@@ -16,7 +16,16 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from cxlfs.errors import JobMessageError
-from cxlfs.job.protocol.model import Attempt, Commit, Held, Inventory
+from cxlfs.job.protocol.model import (
+    Attempt,
+    Closed,
+    Commit,
+    Decision,
+    GivenUp,
+    Held,
+    Inventory,
+    Line,
+)
 from cxlfs.plain import (
     Plain,
     PlainError,
@@ -75,12 +84,15 @@ class Recorded:
 class Stock:
     """What a rank's store holds; None: it could not be read, for ``reason``. From rank 0 also what
     the tier below holds: None: there is none, or it could not be read, for ``below_reason``.
+    ``nonce``: of this rank and this start; ``began``: seconds since 1970 by this rank's clock.
     """
 
     inventory: Inventory | None
     reason: str = ""
     below: Inventory | None = None
     below_reason: str = ""
+    nonce: str = ""
+    began: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,6 +102,14 @@ class Loaded:
     attempt: Attempt
     shard: int
     holder: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Begun:
+    """The record of the line is durable in this rank's store; ``reason``: why not, or empty."""
+
+    line: str
     reason: str = ""
 
 
@@ -111,7 +131,7 @@ class Part:
     tally: Tally
 
 
-Body: TypeAlias = Prepare | Saved | Vote | Recorded | Stock | Loaded | Tally | Part
+Body: TypeAlias = Prepare | Saved | Vote | Recorded | Stock | Loaded | Begun | Tally | Part
 
 
 def tally_of(attempt: Attempt | None, digest: str, against: dict[int, str]) -> Tally:
@@ -158,10 +178,73 @@ def _commit(plain: Plain) -> Commit:
     return Commit(attempt_of(found["attempt"]), text(found["digest"]))
 
 
+_INVENTORY = tuple(field.name for field in dataclasses.fields(Inventory))
+_LINE = tuple(field.name for field in dataclasses.fields(Line))
+_DECISION = tuple(field.name for field in dataclasses.fields(Decision))
+
+
 def _inventory(plain: Plain) -> Inventory:
-    found = fields(plain, ("store", "held", "commits", "domain"))
-    rows = row(found["held"], _held), row(found["commits"], _commit)
-    return Inventory(text(found["store"]), *rows, text(found["domain"]))
+    found = fields(plain, _INVENTORY)
+    return Inventory(
+        text(found["store"]),
+        row(found["held"], _held),
+        row(found["commits"], _commit),
+        text(found["domain"]),
+        text(found["job"]),
+        row(found["lines"], line_of),
+        row(found["damaged"], _damaged),
+        None if found["decision"] is None else decision_of(found["decision"]),
+        row(found["torn"], text),
+    )
+
+
+def _damaged(plain: Plain) -> tuple[Attempt, int]:
+    attempt, rank = _pair(plain)
+    return attempt_of(attempt), number(rank)
+
+
+def _pair(plain: Plain) -> tuple[Plain, Plain]:
+    if not isinstance(plain, list) or len(plain) != 2:
+        raise PlainError("not a pair")
+    return plain[0], plain[1]
+
+
+def line_of(plain: Plain) -> Line:
+    """Raises PlainError."""
+    found = fields(plain, _LINE)
+    line = Line(
+        text(found["id"]),
+        text(found["job"]),
+        _perhaps(found["parent"]),
+        text(found["digest"]),
+        row(found["members"], text),
+        row(found["targets"], lambda each: row(each, text)),
+        row(found["known"], text),
+        row(found["closes"], _closed),
+        row(found["settled"], text),
+        row(found["gives_up"], _given_up),
+        truth(found["is_provisional"]),
+        number(found["began"]),
+    )
+    if len(line.targets) != len(line.members):
+        raise PlainError("not the targets of each member")
+    return line
+
+
+def _closed(plain: Plain) -> Closed:
+    found = fields(plain, ("line", "number"))
+    return Closed(text(found["line"]), number(found["number"]))
+
+
+def _given_up(plain: Plain) -> GivenUp:
+    found = fields(plain, ("attempt", "instead"))
+    return GivenUp(attempt_of(found["attempt"]), attempt_of(found["instead"]))
+
+
+def decision_of(plain: Plain) -> Decision:
+    """Raises PlainError."""
+    found = fields(plain, _DECISION)
+    return Decision(_perhaps(found["resume"]), row(found["heads"], attempt_of))
 
 
 def _prepare(plain: Plain) -> Prepare:
@@ -195,9 +278,8 @@ def _part(plain: Plain) -> Part:
 
 
 def _objection(plain: Plain) -> tuple[int, str]:
-    if not isinstance(plain, list) or len(plain) != 2:
-        raise PlainError("not a rank and its reason")
-    return number(plain[0]), text(plain[1])
+    rank, reason = _pair(plain)
+    return number(rank), text(reason)
 
 
 def _perhaps(plain: Plain) -> Attempt | None:
@@ -210,11 +292,17 @@ def _recorded(plain: Plain) -> Recorded:
 
 
 def _stock(plain: Plain) -> Stock:
-    found = fields(plain, ("inventory", "reason", "below", "below_reason"))
+    found = fields(plain, tuple(field.name for field in dataclasses.fields(Stock)))
     inventory, below = (
         None if found[name] is None else _inventory(found[name]) for name in ("inventory", "below")
     )
-    return Stock(inventory, text(found["reason"]), below, text(found["below_reason"]))
+    texts = text(found["below_reason"]), text(found["nonce"])
+    return Stock(inventory, text(found["reason"]), below, *texts, number(found["began"]))
+
+
+def _begun(plain: Plain) -> Begun:
+    found = fields(plain, ("line", "reason"))
+    return Begun(text(found["line"]), text(found["reason"]))
 
 
 def _loaded(plain: Plain) -> Loaded:
@@ -235,6 +323,7 @@ _READERS: dict[str, Callable[[Plain], Body]] = {
     "Recorded": _recorded,
     "Stock": _stock,
     "Loaded": _loaded,
+    "Begun": _begun,
     "Tally": _tally,
     "Part": _part,
 }

@@ -5,8 +5,8 @@ Never: behaviour, but for what a value is made of.
 Invariants
 - An attempt is one try at saving one step. The same step tried again is another attempt, with
   another id, so that nothing of two tries is ever put together.
-- Attempts are in the order of their numbers, not of their steps: a job that went back and trains
-  step 150 again is ahead of what it had saved of step 200 before.
+- Which of two attempts is newer is a question of descent (``lineage``), never of steps or numbers.
+  A number names an attempt, and orders those of one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import TypeAlias
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Attempt:
-    """``number``: one more than that of every attempt that any rank knew before. ``id``: random."""
+    """``number``: larger than that of every attempt that any rank knew before. ``id``: of the line
+    that saved it (see ``Line``).
+    """
 
     number: int
     step: int
@@ -87,14 +89,78 @@ class Commit:
     digest: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Closed:
+    """An attempt of ``line`` with a larger number than this was never committed, or given up."""
+
+    line: str
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class GivenUp:
+    """An operator decided against ``attempt`` and all that leads to it, but for what leads to
+    ``instead`` as well.
+    """
+
+    attempt: Attempt
+    instead: Attempt
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """One start of a job and all that it saves. Durable in each of its stores before its first
+    vote, and never changed.
+
+    ``job``: the id of the job's first line. ``parent``: what the start resumed from, with its
+    ``digest``. ``members``: the store of each rank; ``targets``: the stores that keep copies of it.
+    ``known``, ``settled``, ``closes``: what was new to it of earlier lines (those of its chain
+    have the rest): ids, lines that have nothing more, and how far each counts. ``gives_up``: what
+    a decision was against. ``is_provisional``: too few stores were heard to rule out a commit that
+    only absent stores have. ``began``: seconds since 1970 by the clock of rank 0, for people.
+    """
+
+    id: str
+    job: str
+    parent: Attempt | None
+    digest: str
+    members: tuple[str, ...]
+    targets: tuple[tuple[str, ...], ...]
+    known: tuple[str, ...] = ()
+    closes: tuple[Closed, ...] = ()
+    settled: tuple[str, ...] = ()
+    gives_up: tuple[GivenUp, ...] = ()
+    is_provisional: bool = False
+    began: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """What an operator answered: of ``heads``, which a start could not choose from, or not load,
+    or not with so few stores, resume at ``resume`` (None: where there are no heads, begin anew).
+    """
+
+    resume: Attempt | None
+    heads: tuple[Attempt, ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inventory:
-    """Of one store, by its UUID. ``domain``: with what else it fails, as its ranks state."""
+    """Of one store, by its UUID. ``domain``: with what else it fails, as its ranks state. ``job``:
+    the job that it belongs to, or empty. ``damaged``: attempts and ranks of which something is
+    there that cannot be read. ``decision``: what an operator left there. ``torn``: ids of lines
+    whose records are damaged.
+    """
 
     store: str
     held: tuple[Held, ...] = ()
     commits: tuple[Commit, ...] = ()
     domain: str = ""
+    job: str = ""
+    lines: tuple[Line, ...] = ()
+    damaged: tuple[tuple[Attempt, int], ...] = ()
+    decision: Decision | None = None
+    torn: tuple[str, ...] = ()
 
 
 TIER = "tier"
@@ -173,9 +239,23 @@ class Undecided:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NotRestored:
-    """There are checkpoints, and none that all ranks could load: an error, never a first start."""
+    """Nothing can be said of what there is (a store cannot be read, or is another job's), or it is
+    of another number of ranks: an error, never a first start.
+    """
 
     reasons: tuple[str, ...]
 
 
-Outcome: TypeAlias = Committed | Aborted | Restored | Nothing | Undecided | NotRestored
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """An operator has to decide: an error. ``heads``: of which none leads to another. One: it
+    cannot be loaded, for ``reasons``, or too few stores were heard. None: nothing is there, and
+    stores that are absent may have something. ``loadable``: what could be loaded now.
+    """
+
+    heads: tuple[Attempt, ...]
+    reasons: tuple[str, ...]
+    loadable: tuple[Attempt, ...] = ()
+
+
+Outcome: TypeAlias = Committed | Aborted | Restored | Nothing | Undecided | NotRestored | Asked

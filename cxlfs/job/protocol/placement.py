@@ -87,6 +87,16 @@ def place_copies(
     return Placement(tuple(targets))
 
 
+def stores_of_copies(
+    inventories: Sequence[Inventory], replicas: int, placement: str
+) -> tuple[tuple[str, ...], ...]:
+    """For each rank the stores that keep copies of its shards. Raises JobConfigurationError."""
+    if replicas == 1:
+        return ((),) * len(inventories)
+    placed = place_copies(inventories, replicas, ring=placement == "ring")
+    return tuple(tuple(inventories[t].store for t in targets) for targets in placed.targets)
+
+
 def _nodes(inventories: Sequence[Inventory]) -> list[_Node]:
     """In the order of their lowest ranks."""
     ranks: dict[str, list[int]] = {}

@@ -1,18 +1,32 @@
-"""Which checkpoint all ranks load, and from whom; what may be given back; the next number.
+"""Which checkpoint all ranks load, and from whom; the line that begins so; what may be given back.
 
 Pure functions of what was gathered: every rank computes the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import enum
 import itertools
+import json
 from collections.abc import Collection, Sequence
 
-from cxlfs.job.protocol.model import TIER, Attempt, Held, Inventory, digest_of
+from cxlfs.job.protocol.lineage import Lineage, LineageError, Seen, line_id
+from cxlfs.job.protocol.model import (
+    TIER,
+    Attempt,
+    Decision,
+    Held,
+    Inventory,
+    Line,
+    digest_of,
+)
 
 _TRIED_MAX = 256
 """Ways to choose from stores that differ: eight ranks of two manifests each."""
+_NAMED_MAX = 8
+"""Attempts that an operator is told could be loaded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -38,6 +52,39 @@ class Refusal(Exception):  # noqa: N818 - a reason why an attempt is not chosen,
     """Why an attempt cannot be loaded."""
 
 
+class Kind(enum.Enum):
+    RESUME = "resume"
+    NOTHING = "nothing"
+    ASK = "ask"
+    """An operator has to decide."""
+    REFUSE = "refuse"
+    """What stores say contradicts itself, or is another job's."""
+    OTHER_WORLD = "other world"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a start may do. ``heads``: attempts without a descendant, before any decision;
+    ``choice``: of RESUME; ``decision``: the operator's that it follows; ``unheard``: the stores
+    that may have commits which nobody has heard of. ``loadable``: of ASK.
+    """
+
+    kind: Kind
+    seen: Seen
+    heads: tuple[Attempt, ...] = ()
+    choice: Choice | None = None
+    reasons: tuple[str, ...] = ()
+    decision: Decision | None = None
+    unheard: tuple[str, ...] = ()
+    loadable: tuple[Attempt, ...] = ()
+
+    @property
+    def head(self) -> Attempt | None:
+        if self.decision is not None:
+            return self.decision.resume
+        return self.heads[0] if len(self.heads) == 1 else None
+
+
 def choose(
     inventories: Sequence[Inventory],
     excluded: Collection[Excluded] = (),
@@ -45,36 +92,169 @@ def choose(
     can_fetch: bool,
     below: Inventory | None = None,
 ) -> tuple[Choice | None, tuple[str, ...]]:
-    """The newest attempt that all have voted for, and of which each rank's shards have a holder
-    that is not excluded; ``inventories[i]`` is that of the store which rank i has now. Without
-    ``can_fetch`` a rank loads from that store alone, or from the tier ``below``, of which every
-    rank takes what no store has. Else None; and why not newer ones, or any.
+    """What all ranks load; else None, and why not. See ``judge``."""
+    verdict = judge(inventories, excluded, can_fetch=can_fetch, below=below)
+    return verdict.choice, verdict.reasons
+
+
+def judge(
+    inventories: Sequence[Inventory],
+    excluded: Collection[Excluded] = (),
+    *,
+    can_fetch: bool,
+    below: Inventory | None = None,
+) -> Verdict:
+    """The one attempt that may be the newest commit and has no descendant; each rank's shards have
+    a holder that is not excluded, or an operator is asked: never an older attempt.
+    ``inventories[i]`` is that of the store which rank i has now. Without ``can_fetch`` a rank
+    loads from that store alone, or from the tier ``below``, of which every rank takes what no
+    store has.
     """
     everywhere = [*inventories, *([] if below is None else [below])]
-    by_attempt: dict[Attempt, set[tuple[Held, str]]] = {}
-    for inventory in everywhere:
-        for held in inventory.held:
-            by_attempt.setdefault(held.attempt, set()).add((held, inventory.store))
-    for inventory in everywhere:
-        for commit in inventory.commits:
-            by_attempt.setdefault(commit.attempt, set())
-    reasons: list[str] = []
-    others = of_other_worlds(everywhere, len(inventories))
-    for attempt in sorted(by_attempt, reverse=True):
-        if attempt in others:
-            told = f"{attempt}: it is of another number of ranks than {len(inventories)}"
-            return None, (*reasons, told)
-        known = {c.digest for i in everywhere for c in i.commits if c.attempt == attempt}
-        try:
-            choice = _choice_of(
-                *(attempt, by_attempt[attempt], known, inventories, excluded),
-                can_fetch=can_fetch,
-            )
-        except Refusal as refusal:
-            reasons.append(f"{attempt}: {refusal}")
-        else:
-            return choice, tuple(reasons)
-    return None, tuple(reasons)
+    try:
+        seen = Seen(everywhere)
+        heads = seen.heads()
+        jobs = sorted({each.job for each in everywhere if each.job})
+        if len(jobs) > 1:
+            return Verdict(Kind.REFUSE, seen, heads, reasons=(_of_two_jobs(everywhere),))
+        decision = _decision_about(heads, everywhere)
+        head = decision.resume if decision is not None else heads[0] if len(heads) == 1 else None
+        if head is None and heads:
+            found = _loadable(seen.attempts, everywhere, inventories, excluded, can_fetch=can_fetch)
+            return Verdict(Kind.ASK, seen, heads, reasons=_fork(heads), loadable=found)
+        unheard = _unheard(seen, head, below)
+    except LineageError as error:
+        return Verdict(Kind.REFUSE, Seen(()), reasons=(str(error),))
+    if head is None:
+        return Verdict(Kind.NOTHING, seen, heads, None, (), decision, unheard)
+    try:
+        choice = _choice_from(head, everywhere, inventories, excluded, can_fetch=can_fetch)
+    except Refusal as refusal:
+        reasons = (f"{head}: {refusal}",)
+        if _is_of_another_world(head, everywhere, len(inventories)):
+            return Verdict(Kind.OTHER_WORLD, seen, heads, None, reasons, decision, unheard)
+        others = seen.attempts - {head}
+        loadable = _loadable(others, everywhere, inventories, excluded, can_fetch=can_fetch)
+        return Verdict(Kind.ASK, seen, heads, None, reasons, decision, unheard, loadable)
+    return Verdict(Kind.RESUME, seen, heads, choice, (), decision, unheard)
+
+
+def verdict_on(inventories: Sequence[Inventory]) -> Verdict:
+    """As ``judge``, without who would load what: of any stores, for any number of ranks. RESUME:
+    there is one head.
+    """
+    verdict = judge(inventories, can_fetch=True)
+    if verdict.head is None or verdict.kind in {Kind.REFUSE, Kind.NOTHING}:
+        return verdict
+    return dataclasses.replace(verdict, kind=Kind.RESUME, choice=None)
+
+
+def _of_two_jobs(inventories: Sequence[Inventory]) -> str:
+    stores: dict[str, str] = {}
+    for rank, inventory in enumerate(inventories):
+        where = "the tier" if inventory.store == TIER else f"rank {rank}, store {inventory.store}"
+        stores.setdefault(inventory.job, where)
+    named = "; ".join(f"{where}: job {job}" for job, where in sorted(stores.items()) if job)
+    return f"these are checkpoints of several jobs: {named}"
+
+
+def _fork(heads: Sequence[Attempt]) -> tuple[str, ...]:
+    named = " and ".join(map(str, heads))
+    return (f"none of {named} leads to the other: the job has {len(heads)} histories",)
+
+
+def _decision_about(
+    heads: tuple[Attempt, ...], inventories: Sequence[Inventory]
+) -> Decision | None:
+    """The one answer to the question that is asked now. Answers that differ are none."""
+    found = {each.decision for each in inventories if each.decision is not None}
+    answers = {each for each in found if set(each.heads) == set(heads)}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _unheard(seen: Seen, head: Attempt | None, below: Inventory | None) -> tuple[str, ...]:
+    """Stores that may have commits of which nobody has heard."""
+    found = seen.unheard(head)
+    if head is not None or found:
+        return found
+    lines = seen.lineage.lines.values()
+    has_begun_unseen = below is not None and bool(below.job) and not lines
+    if has_begun_unseen or any(each.parent is None and each.is_provisional for each in lines):
+        return ("those of another first start of this job",)
+    return ()
+
+
+def _loadable(
+    attempts: Collection[Attempt],
+    everywhere: Sequence[Inventory],
+    inventories: Sequence[Inventory],
+    excluded: Collection[Excluded],
+    *,
+    can_fetch: bool,
+) -> tuple[Attempt, ...]:
+    """The latest of them that could be loaded."""
+    found = []
+    for attempt in sorted(attempts, reverse=True):
+        with contextlib.suppress(Refusal):
+            _choice_from(attempt, everywhere, inventories, excluded, can_fetch=can_fetch)
+            found.append(attempt)
+    return tuple(found[:_NAMED_MAX])
+
+
+def _choice_from(
+    attempt: Attempt,
+    everywhere: Sequence[Inventory],
+    inventories: Sequence[Inventory],
+    excluded: Collection[Excluded],
+    *,
+    can_fetch: bool,
+) -> Choice:
+    """Raises Refusal."""
+    held = {(h, i.store) for i in everywhere for h in i.held if h.attempt == attempt}
+    known = {c.digest for i in everywhere for c in i.commits if c.attempt == attempt}
+    return _choice_of(attempt, held, known, inventories, excluded, can_fetch=can_fetch)
+
+
+def _is_of_another_world(attempt: Attempt, inventories: Sequence[Inventory], world: int) -> bool:
+    worlds = {h.world for i in inventories for h in i.held if h.attempt == attempt}
+    return bool(worlds) and worlds != {world}
+
+
+# --- the line of a start ------------------------------------------------------------------------
+
+
+def line_after(
+    verdict: Verdict,
+    inventories: Sequence[Inventory],
+    targets: Sequence[Sequence[str]],
+    nonces: Sequence[str],
+    began: int,
+) -> Line:
+    """The record of the start that follows a verdict, the same on all ranks."""
+    seen, head, choice = verdict.seen, verdict.head, verdict.choice
+    lineage, is_decided = seen.lineage, verdict.decision is not None
+    known = lineage.known_to(head)
+    old = {name for line in lineage.led_by(head) for name in line.settled}
+    is_settled = is_decided or not verdict.unheard
+    line = Line(
+        "",
+        next((each.job for each in seen.inventories if each.job), ""),
+        head,
+        "" if choice is None else choice.digest,
+        tuple(inventory.store for inventory in inventories),
+        tuple(map(tuple, targets)),
+        tuple(sorted(lineage.lines.keys() - known)),
+        () if is_decided else seen.closes(head),
+        tuple(sorted(lineage.lines.keys() - old)) if is_settled else (),
+        seen.gives_up(head) if is_decided and head is not None else (),
+        bool(verdict.unheard),
+        began,
+    )
+    own = line_id(nonces, json.dumps(dataclasses.asdict(line), sort_keys=True))
+    return dataclasses.replace(line, id=own, job=line.job or own)
+
+
+# --- an attempt ---------------------------------------------------------------------------------
 
 
 def _choice_of(
@@ -130,29 +310,6 @@ def _list_of(stores: Collection[str]) -> str:
     return ", ".join(sorted(stores))
 
 
-def of_other_worlds(inventories: Sequence[Inventory], world: int) -> set[Attempt]:
-    """What another number of ranks than ``world`` has committed: all of these have voted for it, or
-    somebody has recorded it. Nothing older is loaded in its place.
-    """
-    votes: dict[Attempt, set[tuple[int, int]]] = {}
-    for held in (held for inventory in inventories for held in inventory.held):
-        if held.world != world:
-            votes.setdefault(held.attempt, set()).add((held.world, held.rank))
-    recorded = {commit.attempt for inventory in inventories for commit in inventory.commits}
-    return {
-        attempt
-        for attempt, found in votes.items()
-        if attempt in recorded or any(len(found) >= size for size, _ in found)
-    }
-
-
-def next_number(inventories: Sequence[Inventory]) -> int:
-    """Larger than that of every attempt that any of the stores knows."""
-    numbers = [held.attempt.number for inventory in inventories for held in inventory.held]
-    numbers += [commit.attempt.number for inventory in inventories for commit in inventory.commits]
-    return max(numbers, default=0) + 1
-
-
 def recorders_of(inventories: Sequence[Inventory]) -> frozenset[int]:
     """One rank of each store, the first: it records there what is committed."""
     first: dict[str, int] = {}
@@ -161,12 +318,19 @@ def recorders_of(inventories: Sequence[Inventory]) -> frozenset[int]:
     return frozenset(first.values())
 
 
-def collectable(inventory: Inventory, committed: Attempt, keep: int) -> list[Attempt]:
-    """What a store gives back once ``committed`` is recorded in every store: all that is older, but
-    for the newest ``keep`` that are recorded as committed, ``committed`` among them.
+def collectable(
+    inventory: Inventory, committed: Attempt, keep: int, lineage: Lineage
+) -> list[Attempt]:
+    """What a store gives back once ``committed`` is recorded in every store: all that leads to it,
+    but for the newest ``keep`` of these that are recorded as committed, ``committed`` among them;
+    and what the lines that led to it have closed, or a decision was against.
     """
     recorded = {commit.attempt for commit in inventory.commits} | {committed}
-    older = sorted((a for a in recorded if a <= committed), reverse=True)
-    kept = set(older[: max(keep, 1)])
     known = {held.attempt for held in inventory.held} | recorded
-    return sorted(attempt for attempt in known if attempt < committed and attempt not in kept)
+    older = [a for a in known if a in recorded and lineage.leads_to(a, committed)]
+    kept = set(sorted(older, reverse=True)[: max(keep, 1)])
+    return sorted(
+        attempt
+        for attempt in known - kept
+        if lineage.is_behind(attempt, committed, is_recorded=attempt in recorded)
+    )

@@ -56,7 +56,7 @@ _Missing = tuple[int, ...]
 
 
 class Saving(Machine):
-    """``attempt``: what this rank means to save; the id of rank 0's counts. ``recorders``: ranks
+    """``attempt``: what this rank means to save, of the line that began. ``recorders``: ranks
     that record the commit, one of each store, alike on all ranks; None: each has a store of its
     own. ``refusal``: why this rank cannot vote for any (its medium is volatile), or empty.
     """
@@ -114,6 +114,8 @@ class Saving(Machine):
                 f"rank 0 saves step {its.step} with number {its.number}, "
                 f"this rank step {mine.step} with number {mine.number}"
             )
+        if its.id != mine.id:
+            return f"rank 0 is of line {its.id}, this rank of {mine.id}"
         if prepare.world != self.place.world:
             return f"rank 0 counts {prepare.world} ranks, this one {self.place.world}"
         if prepare.replicas != self.replicas:
