@@ -37,6 +37,7 @@ from cxlfs.job import engines, files, lines, medium, ownership
 from cxlfs.job.copies import Copies
 from cxlfs.job.driver import drive, reason_of
 from cxlfs.job.engines import Engine, engine_named
+from cxlfs.job.exchange import LINK_SHARE
 from cxlfs.job.offers import decode_roots, encode_roots
 from cxlfs.job.pending import NOT_BEGUN, InOrder, PendingCheckpoint, raising, writing
 from cxlfs.job.protocol import (
@@ -605,7 +606,7 @@ class Checkpointer:
                 name = f"{machine.place.call}/fetch/{machine.round}"
                 if machine.verdict is not None:  # no shards come before the lines that led to them
                     lines.keep(self.root, machine.verdict.seen.lineage.lines.values())
-                self.copies.fetch(machine, name, self.deadline_seconds)
+                self.copies.fetch(machine, name, LINK_SHARE * self.deadline_seconds)
                 if holder == TIER and self._tier is not None:
                     self._tier.bring(attempt, shard)
                 if holder in {self.store, TIER}:

@@ -19,6 +19,10 @@ from cxlfs.job.protocol import Transfer
 log = logging.getLogger(__name__)
 
 Failures = dict[Transfer, Exception]
+LINK_SHARE = 0.4
+"""Of a deadline: both halves of a link's time end before those stop waiting who hear how it went,
+whichever end has failed first.
+"""
 
 
 def exchange(

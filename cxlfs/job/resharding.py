@@ -30,7 +30,7 @@ from cxlfs.errors import CxlfsError, InvariantError, JobFilesError, NotRestoredE
 from cxlfs.job import copying, files
 from cxlfs.job.driver import REASON_MAX, reason_of
 from cxlfs.job.engines import Engine, Link
-from cxlfs.job.exchange import exchange
+from cxlfs.job.exchange import LINK_SHARE, exchange
 from cxlfs.job.offers import (
     MESSAGE_BYTES_MAX,
     Choice,
@@ -289,7 +289,9 @@ class Resharding:
 
         for turn, some in enumerate(rounds(transfers, LINKS_AT_ONCE)):
             whole = f"{self._name}/{name}.{turn}"
-            failures = exchange(self._engine, some, whole, self._seconds, send, receive)
+            failures = exchange(
+                self._engine, some, whole, LINK_SHARE * self._seconds, send, receive
+            )
             for transfer, error in sorted(failures.items()):
                 if transfer.target != self._rank:
                     continue

@@ -123,13 +123,27 @@ class Tier:
             is_first = self._complete(place, attempt, world)
             files.record_drained(self._root, attempt, self._rank)  # nobody asks for it again
             if is_first and self._keep is not None:
-                self._remove_older(attempt, self._keep)
+                self._give_back(attempt, self._keep)
         except Exception as error:
             log.warning("%s was not drained", attempt, exc_info=True)
             failure = JobTierError(f"{attempt} was not drained: {type(error).__name__}: {error}")
             self._failures.append(failure)
         finally:
             self._waiting.remove(attempt)
+
+    def _give_back(self, attempt: Attempt, keep: int) -> None:
+        """What is older. It is in the tier all the same if that fails."""
+        try:
+            self._remove_older(attempt, keep)
+        except Exception as error:
+            log.warning("%s: older ones were not removed", self._bucket.url, exc_info=True)
+            self._failures.append(
+                JobTierError(
+                    f"{attempt} is drained, and older ones were not removed: "
+                    f"{type(error).__name__}: {error}",
+                    next_step="let the job delete objects there, or drain without tier_keep",
+                )
+            )
 
     def _complete(self, place: Bucket, attempt: Attempt, world: int) -> bool:
         """Whether this rank is the one that has put the last object: all shards are there."""

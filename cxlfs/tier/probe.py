@@ -44,7 +44,8 @@ def probe(bucket: Bucket, *, single_writer: bool = False) -> Trust:
 
 def _probe(bucket: Bucket, key: str, first: bytes, second: bytes, *, single_writer: bool) -> Trust:
     try:
-        is_new = bucket.create(key, first)
+        # Where the answer to a create was lost and it was asked again, what is there is its own.
+        is_new = bucket.create(key, first) or bucket.read(key, _BYTES) == first
         creates = is_new and not bucket.create(key, second)
     except TierUntrustedError:
         if not single_writer:

@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -343,6 +344,34 @@ def test_a_damaged_copy_is_found_when_it_is_needed(job: Job) -> None:
     for error in job.start(job.load):
         assert isinstance(error, NotWholeError)
         assert f"rank 0 can load its shards from none of {identity(job, 1)}" in error.message
+
+
+@pytest.mark.parametrize("failures", [1, 99])
+def test_a_link_that_fails_is_no_damage(
+    job: Job, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """It is tried once more; then the start is an error, and the next one has the same step."""
+    job.start(lambda made: job.save(made, 10, 20))
+    shutil.rmtree(job.store(0))
+    link, failed = ThreadEngine.link, list[str]()
+
+    def flaky(self: ThreadEngine, other: int, name: str, seconds: float) -> Any:
+        if "/fetch/" in name and self.rank == 0 and len(failed) < failures:
+            failed.append(name)
+            raise JobLinkError(f"rank {other}: timed out")
+        return link(self, other, name, seconds)
+
+    job.seconds = 5.0
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadEngine, "link", flaky)
+        found = job.start(job.load)
+    if failures > 1:
+        assert all(isinstance(error, NotWholeError) for error in found), found
+        assert "timed out" in str(found[0])
+        job.seconds = SECONDS
+        found = job.start(job.load)
+    assert all(isinstance(each, Restored) and each.step == 20 for each in found), found
+    assert all("step-000000000020" in " ".join(job.attempts(rank)) for rank in range(WORLD))
 
 
 def test_a_damaged_copy_is_passed_over_and_made_again(job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from cxlfs.errors import (
 from cxlfs.job import (
     Checkpointer,
     Committed,
+    ForkError,
     JobConfigurationError,
     Nothing,
     Restored,
@@ -40,6 +42,7 @@ from cxlfs.job.protocol import (
     restoring,
 )
 from cxlfs.job.protocol.placement import fetches
+from cxlfs.job.tier import Tier
 from cxlfs.tier import Bucket
 from cxlfs.tier.staging import RECEIVING_NAME
 from tests.support.job_histories_below import tier_histories
@@ -329,6 +332,86 @@ def test_every_and_keep(job: Job) -> None:
         path for path in root.rglob("*") if path.is_file() and "step-000000000020" in str(path)
     ]
     assert files == []
+
+
+def test_what_was_half_removed_counts_no_more(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal that was refused, and a job that keeps more from then on: what was begun to be
+    removed is none of what it keeps.
+    """
+    job.tier_keep = 1
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "remove", refuse)
+        for step in (10, 20):
+            job.start(lambda made, step=step: save_and_pass_over(job, made, step))  # type: ignore[misc]
+    assert [name for name in in_tier(job) if name] == ["000000000010", "000000000020"]
+    below = Tier(job.tier or "", job.store(0), 0, every=1, keep=10)
+    assert [commit.attempt.step for commit in below.stock().commits] == [20]
+    job.tier_keep = 10
+    saved(job, 30)
+    assert in_tier(job) == ["000000000020", "000000000030"]
+    assert [commit.attempt.step for commit in below.stock().commits] == [20, 30]
+    root = Path((job.tier or "").removeprefix("file://"))
+    left = {path for path in root.rglob("*") if path.is_file() and "000010." in str(path)}
+    assert {path.parent.name for path in left} <= {".cxlfs-probe"}, "what it may not delete either"
+
+
+def test_what_may_not_be_removed_is_drained_all_the_same(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.tier_keep = 1
+    saved(job, 10)
+    monkeypatch.setattr(Bucket, "remove", refuse)
+
+    def work(made: Checkpointer) -> str:
+        try:
+            job.save(made, 20)
+            made.wait()
+        except JobTierError as error:
+            return str(error)
+        return ""
+
+    rows = [str(row) for row in job.start(work)]
+    assert any("is drained, and older ones were not removed" in row for row in rows), rows
+    assert not any("was not drained" in row for row in rows)
+
+
+def refuse(_self: Bucket, _key: str) -> None:
+    raise TierUnavailableError("it may not delete")
+
+
+def save_and_pass_over(job: Job, made: Checkpointer, step: int) -> None:
+    with contextlib.suppress(JobTierError):
+        job.save(made, step)
+        made.wait()
+
+
+def test_a_place_of_another_job_is_refused(job: Job, tmp_path: Path) -> None:
+    saved(job, 10)
+    other = Job(tmp_path / "other", job.world)
+    other.start(lambda made: other.save(made, 1))
+    other.tier = job.tier
+    for error in other.start(other.load):
+        assert isinstance(error, NotRestoredError)
+        assert "several jobs" in error.message
+        assert "the tier" in error.message
+
+
+def test_old_stores_that_return_beside_what_went_on_from_the_tier(job: Job) -> None:
+    """The job goes on from what was drained, elsewhere; then an old store is back."""
+    job.tier_every = 2
+    saved(job, 10, 20, 30)
+    job.seats = [rank + 10 for rank in range(WORLD)]
+    saved(job, 1000)
+    assert job.loaded[0] == content(0, 20)
+    job.seats = [10, 11, 2]
+    for error in job.start(job.load):
+        assert isinstance(error, ForkError), error
+        assert "step 1000" in error.message
+        assert "step 30" in error.message
+    assert any("000000001000" in name for name in job.attempts(0)), "nothing is removed"
+    job.seats = [10, 11, 12]
+    found = job.start(job.load)
+    assert all(isinstance(each, Restored) and each.step == 1000 for each in found)
 
 
 def test_too_slow_a_tier_is_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

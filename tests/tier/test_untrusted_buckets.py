@@ -13,6 +13,7 @@ from cxlfs.errors import (
     TierUntrustedError,
 )
 from cxlfs.tier import (
+    Bucket,
     Options,
     drain,
     fetch,
@@ -36,6 +37,26 @@ def test_a_second_create_that_is_accepted(server: ObjectServer, step: Path, back
     done = drain(step, bucket, Options(single_writer=True))
     assert not done.trust.creates
     assert contents(fetch(bucket, "step-1", back).path) == contents(step)
+
+
+def test_a_create_whose_answer_was_lost_is_its_own(
+    server: ObjectServer, step: Path, back: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked again, and told that the name is there already."""
+    create, lost = Bucket.create, list[str]()
+
+    def twice(self: Bucket, key: str, data: bytes) -> bool:
+        if ".cxlfs-probe" in key and not lost:
+            lost.append(key)
+            assert create(self, key, data)
+        return create(self, key, data)
+
+    monkeypatch.setattr(Bucket, "create", twice)
+    bucket = open_bucket(f"s3://{BUCKET}")
+    assert drain(step, bucket).trust.creates
+    assert lost
+    assert contents(fetch(bucket, "step-1", back).path) == contents(step)
+    del server
 
 
 def test_what_is_not_listed(server: ObjectServer, step: Path) -> None:
