@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -61,12 +62,9 @@ def take(root: Path, incarnation: str, seconds: float = WAIT_SECONDS) -> _Key | 
         status = os.fstat(descriptor)
         key = status.st_dev, status.st_ino
         own = _held.get(key)
-        if own is not None:
+        if own is not None and _takes_over(own, incarnation):
             os.close(descriptor)
             own.count += 1
-            if own.incarnation != incarnation:
-                own.incarnation = incarnation
-                _write_owner(own.descriptor, incarnation)
             return key
         try:
             is_locked = _lock(descriptor, root, incarnation, seconds)
@@ -76,8 +74,21 @@ def take(root: Path, incarnation: str, seconds: float = WAIT_SECONDS) -> _Key | 
         if not is_locked:
             os.close(descriptor)
             return None
-        _held[key] = _Held(descriptor, incarnation, 1)
+        if own is not None:
+            _close(own.descriptor)
+        _held[key] = _Held(descriptor, incarnation, 1 if own is None else own.count + 1)
         return key
+
+
+def _takes_over(own: _Held, incarnation: str) -> bool:
+    """False: the mount that it was of is gone, and its lock with it."""
+    try:
+        if own.incarnation != incarnation:
+            _write_owner(own.descriptor, incarnation)
+    except OSError:
+        return False
+    own.incarnation = incarnation
+    return True
 
 
 def release(key: _Key | None) -> None:
@@ -89,7 +100,13 @@ def release(key: _Key | None) -> None:
         held.count -= 1
         if not held.count:
             del _held[key]
-            os.close(held.descriptor)
+            _close(held.descriptor)
+
+
+def _close(descriptor: int) -> None:
+    """The daemon of its mount may be gone."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 def _lock(descriptor: int, root: Path, incarnation: str, seconds: float) -> bool:
@@ -156,7 +173,7 @@ def _forget_in_child() -> None:
     global _guard  # noqa: PLW0603 - another thread of the parent may have had it
     _guard = threading.Lock()
     for held in _held.values():
-        os.close(held.descriptor)
+        _close(held.descriptor)
     _held.clear()
 
 
