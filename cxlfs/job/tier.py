@@ -232,6 +232,8 @@ class Tier:
     def _looked_at(self) -> list[Attempt]:
         going = set(self._attempts(GOING_SUFFIX))
         there = [attempt for attempt in self._attempts() if attempt not in going]
+        of_lines = [attempt for attempt in there if is_of_line(attempt)]
+        there = of_lines or there  # the first line that was drained has seen what was before it
         last: dict[str, Attempt] = {}
         for attempt in there:
             last.setdefault(attempt.id if is_of_line(attempt) else "", attempt)
@@ -277,9 +279,11 @@ class Tier:
         """What leads to the newest, but for ``keep``. The last object goes first: under another
         name, until all of it is gone.
         """
-        commits = tuple(Commit(attempt, "") for attempt in self._attempts())
+        there = self._attempts()
+        commits = tuple(Commit(attempt, "") for attempt in there if is_of_line(attempt))
         older = collectable(Inventory(TIER, (), commits), newest, keep, self._lineage())
-        for attempt in older:
+        before = [attempt for attempt in there if not is_of_line(attempt)]
+        for attempt in (*older, *before[max(keep - len(commits) + len(older), 0) :]):
             name = files.attempt_name(attempt)
             count = len(self._content_of(attempt)[0])
             going = json.dumps(count).encode()

@@ -385,6 +385,30 @@ def save_and_pass_over(job: Job, made: Checkpointer, step: int) -> None:
         made.wait()
 
 
+def test_what_was_drained_before_there_were_lines_goes_in_its_turn(job: Job) -> None:
+    """More of it than a restore looks at; and none of it is ever a question."""
+    tier_place = Tier(job.tier or "", job.store(0), 0, every=1, keep=None)
+    for number in range(1, 12):
+        attempt = Attempt(number, number, f"{number:016x}")
+        for rank in range(WORLD):
+            path = files.begin(job.store(rank), attempt, rank)
+            write(path, rank, number)
+            measured = files.measure(path)
+            shards = files.Manifest(attempt, rank, WORLD, "n", "s", files.Medium(), measured)
+            files.seal(job.store(rank), shards)
+            drained = Tier(job.tier or "", job.store(rank), rank, every=1, keep=None)
+            drained.begin(attempt, WORLD)
+            drained.wait(60)
+    assert len(tier_place.stock().commits) == 8
+    lose(job, *range(WORLD))
+    job.tier_keep = 3
+    for step in (20, 30, 40, 50):
+        rows = saved(job, step)
+        assert all(isinstance(row, list) for row in rows), rows
+    assert job.loaded == {rank: content(rank, 40) for rank in range(WORLD)}
+    assert in_tier(job) == ["000000000030", "000000000040", "000000000050"]
+
+
 def test_a_place_of_another_job_is_refused(job: Job, tmp_path: Path) -> None:
     saved(job, 10)
     other = Job(tmp_path / "other", job.world)
