@@ -1,7 +1,8 @@
 """Who may use a source: an exclusive (or, for readers, shared) flock on it, and the name of whoever
 holds it already; of a DAX device also whoever uses it without a lock.
 
-Never: waits for a lock; writes an owner into the media.
+Never: waits for a lock; writes an owner into the media; asks the file system of another process's
+file anything. One that hangs, anywhere on the machine, would hang this process.
 
 The lock ends with the last descriptor that shares it, so a crash leaves none behind.
 """
@@ -9,6 +10,7 @@ The lock ends with the last descriptor that shares it, so a crash leaves none be
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import stat
@@ -19,6 +21,9 @@ from cxlfs.errors import BusyError
 from cxlfs.media import locks
 
 PROC = Path("/proc")
+_DEVICE_FIELD = 2
+_IN_MEMORY = frozenset({"devtmpfs", "tmpfs", "ramfs"})
+"""File systems that answer at once."""
 
 
 def lock_source(descriptor: int, path: str, *, shared: bool, proc: Path = PROC) -> None:
@@ -38,9 +43,13 @@ def refuse_other_users(descriptor: int, path: str, proc: Path = PROC) -> None:
     """
     status = os.fstat(descriptor)
     clients = locks.marked_processes(descriptor)
-    for has_it, users in (("open", _processes_with_open), ("mapped", _processes_with_mapping)):
-        for pid in users(status, proc):
-            if pid in clients or _has_locked_ranges(status, proc / str(pid)):
+    users = {
+        "open": _processes_with_open(descriptor, status, proc),
+        "mapped": _processes_with_mapping(status, proc),
+    }
+    for has_it, processes in users.items():
+        for pid in processes:
+            if pid in clients or _has_locked_ranges(descriptor, status, proc / str(pid)):
                 continue
             command = _command_line(proc / str(pid)) or "command unknown"
             raise BusyError(
@@ -57,7 +66,7 @@ def describe_owner(descriptor: int, proc: Path = PROC) -> str:
     if command is not None:
         return f"process {pid} ({command})"
     # In a container the kernel does not show the lock of one that has ended.
-    for heir in _processes_with_open(status, proc):
+    for heir in _processes_with_open(descriptor, status, proc):
         command = _command_line(proc / str(heir))
         has_it = ", which has it open" if pid is None else ""
         return f"process {heir} ({command or 'command unknown'}){has_it}"
@@ -105,29 +114,81 @@ def _others(proc: Path) -> Iterator[Path]:
             yield process
 
 
-def _processes_with_open(status: os.stat_result, proc: Path) -> Iterator[int]:
-    """Other processes that have the source open, of a device under any name."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an open file lies, as the kernel says by itself: the device of its mount, the type of
+    that file system, and the number of the inode.
+    """
+
+    device: str
+    file_system_type: str
+    inode: str
+
+
+def _place_of(process: Path, number: str, mounts: dict[str, tuple[str, str]]) -> _Place | None:
+    """Of a descriptor of a process, whose mounts these are; None: its mount is not among them."""
+    info = (process / "fdinfo" / number).read_text(encoding="ascii", errors="replace")
+    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    mount = mounts.get(fields.get("mnt_id", "").strip())
+    return None if mount is None else _Place(*mount, fields.get("ino", "").strip())
+
+
+def _mounts_of(process: Path) -> dict[str, tuple[str, str]]:
+    """Device and type by the number of the mount, from lines like
+    ``36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw``.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for line in (process / "mountinfo").read_bytes().decode(errors="replace").splitlines():
+        before, _, behind = line.partition(" - ")
+        fields, kind = before.split(" "), behind.split(" ")[0]
+        if len(fields) > _DEVICE_FIELD:
+            found[fields[0]] = fields[_DEVICE_FIELD], kind
+    return found
+
+
+def _open_descriptors(descriptor: int, status: os.stat_result, process: Path) -> Iterator[Path]:
+    """Descriptors of another process that are of the source, of a device under any name.
+
+    Only what lies in memory is asked what it is: nodes of devices lie there. A kernel that does not
+    tell the number of the inode (before 5.15) tells the path.
+    """
+    own = Path("/proc/self")
+    source = _place_of(own, str(descriptor), _mounts_of(own))
+    name = (own / "fd" / str(descriptor)).readlink()
+    mounts = _mounts_of(process)
+    for each in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            if not str(each.readlink()).startswith("/"):
+                continue
+            place = _place_of(process, each.name, mounts)
+            if place is not None and place.file_system_type in _IN_MEMORY:
+                is_source = _is_same(each.stat(), status)
+            elif place is not None and place.inode:
+                is_source = place == source
+            else:
+                is_source = each.readlink() == name
+            if is_source:
+                yield each
+
+
+def _processes_with_open(descriptor: int, status: os.stat_result, proc: Path) -> Iterator[int]:
+    """Other processes that have the source open."""
     for process in _others(proc):
         with contextlib.suppress(OSError):
-            for descriptor in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if _is_same(descriptor.stat(), status):
-                        yield int(process.name)
-                        break
+            if next(_open_descriptors(descriptor, status, process), None) is not None:
+                yield int(process.name)
 
 
-def _has_locked_ranges(status: os.stat_result, process: Path) -> bool:
+def _has_locked_ranges(descriptor: int, status: os.stat_result, process: Path) -> bool:
     """One of its descriptors of the source is of an open file description with locks of ranges,
     whatever the number of the process that took them: the kernel shows them in lines like
     ``lock: 1: OFDLCK ADVISORY READ -1 00:06:109 0 4095``.
     """
     with contextlib.suppress(OSError):
-        for descriptor in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                if _is_same(descriptor.stat(), status):
-                    shown = (process / "fdinfo" / descriptor.name).read_text(encoding="ascii")
-                    if "OFDLCK" in shown:
-                        return True
+        for each in _open_descriptors(descriptor, status, process):
+            shown = (process / "fdinfo" / each.name).read_text(encoding="ascii")
+            if "OFDLCK" in shown:
+                return True
     return False
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cxlfs.errors import BusyError
-from cxlfs.media import locks, open_media
+from cxlfs.media import lock, locks, open_media
 from cxlfs.media.lock import describe_owner, refuse_other_users
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,6 +144,39 @@ def test_a_stranger_without_a_lock_is_seen(how: str) -> None:
             with pytest.raises(BusyError, match=f"(?s)process {process.pid} .*has it {how}$"):
                 refuse_other_users(file.fileno(), file.name)
         refuse_other_users(file.fileno(), file.name)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_no_file_system_that_may_hang_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    """Whose files other processes have open: only what lies in memory is asked what it is."""
+    folder = Path("/dev/shm") if in_memory else tmp_path  # noqa: S108
+    asked: list[str] = []
+    original = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        process, what = path.parents[1], path.parent.name
+        if what == "fd":
+            place = lock._place_of(process, path.name, lock._mounts_of(process))
+            asked.append("" if place is None else place.file_system_type)
+        return original(path, **options)
+
+    with (
+        tempfile.NamedTemporaryFile(dir=folder) as file,
+        subprocess.Popen(
+            [sys.executable, "-c", STRANGER, file.name, "open"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", stat)
+            with pytest.raises(BusyError, match=f"process {process.pid} "):
+                refuse_other_users(file.fileno(), file.name)
+    assert set(asked) <= lock._IN_MEMORY
 
 
 HEIR = """

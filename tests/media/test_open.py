@@ -343,6 +343,9 @@ def test_device_that_somebody_uses_without_a_lock_is_refused(tmp_path: Path) -> 
     process = tmp_path / "proc" / "71"
     (process / "fd").mkdir(parents=True)
     (process / "fd" / "5").symlink_to(ZERO)
+    (process / "fdinfo").mkdir()
+    (process / "fdinfo" / "5").write_text("pos:\t0\nflags:\t02\nmnt_id:\t30\nino:\t5\n")
+    (process / "mountinfo").write_text("30 1 0:6 / /dev rw - devtmpfs dev rw\n")
     (process / "stat").write_text("71 (qemu) S 1 71 71")
     (process / "cmdline").write_bytes(b"qemu\0-object\0memory-backend-file\0")
     places = {"sysfs": tmp_path / "sys", "proc": tmp_path / "proc"}
