@@ -46,6 +46,7 @@ meanwhile. Looking it up costs 60 µs, and saving a small file takes three times
 _KNOWN_MAX = 1024
 _KEPT_MAX = 16
 _STAT_BYTES_MAX = 8192
+_COMMAND_LINE_BYTES_MAX = 128 << 10
 _DESCRIPTORS_MAX = 4096
 _TEXT_PAGES = 3
 """Of /proc/PID/statm: the size of the program itself; the first word is that of all memory."""
@@ -111,6 +112,14 @@ class ProcessTable:
         """The name of the program (15 bytes at most); empty when the process is gone."""
         try:
             return _read(f"{self._root}/{process.tgid}/comm").rstrip(b"\n")
+        except OSError:
+            return b""
+
+    def command_line(self, process: Process) -> bytes:
+        """Its words, each with a zero byte behind it; empty when the process is gone."""
+        try:
+            with open(f"{self._root}/{process.tgid}/cmdline", "rb") as file:  # noqa: PTH123
+                return file.read(_COMMAND_LINE_BYTES_MAX)
         except OSError:
             return b""
 

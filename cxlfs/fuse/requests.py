@@ -106,6 +106,7 @@ class Requests:
         store.units.ending_of = store.overwrites.ending_of = self._ending_of
         store.units.copies_files = lambda writer: self._command(writer) in _COPYING
         store.overwrites.copies_files = store.units.copies_files
+        store.units.savers.program = self._command_line
         store.overwrites.name_ended = self._name_ended
         store.overwrites.is_exempt = lambda writer: self._command(writer) in _CONTINUING
         store.units.returns.name_changed = self.page_cache.name_changed
@@ -151,6 +152,9 @@ class Requests:
 
     def _command(self, writer: Hashable) -> bytes:
         return self._processes.command(writer) if isinstance(writer, Process) else b""
+
+    def _command_line(self, writer: Hashable) -> bytes:
+        return self._processes.command_line(writer) if isinstance(writer, Process) else b""
 
     def name_seconds(self, ino: int) -> int:
         """How long the kernel may remember a name of an inode: not where it may go by itself."""

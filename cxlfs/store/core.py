@@ -394,7 +394,7 @@ class Store:
         )
         closed = self.files.get(handle)
         deferred = self.versions.shared_maps.is_unfinished(closed.inode.ino)
-        if closed.writable and not writer_killed and not deferred and self.units.has_open:
+        if closed.writable and not writer_killed and not deferred and self.units.active:
             self.units.closed(closed.inode)
         self.units.settle_pending()
 
@@ -415,7 +415,7 @@ class Store:
         opened = self.files.get(handle)
         deferred = self.versions.shared_maps.is_unfinished(opened.inode.ino)
         self.files.release(handle)
-        if deferred and not opened.killed and self.units.has_open and opened.inode.version is None:
+        if deferred and not opened.killed and self.units.active and opened.inode.version is None:
             self.units.closed(opened.inode)
             self.units.settle_pending()
 

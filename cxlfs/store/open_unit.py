@@ -37,6 +37,8 @@ class OpenUnit:
     directory was empty."""
     uid: int = UNKNOWN
     """Whose changes belong to it."""
+    is_guess: bool = False
+    """Its directory was made beside sets of a saver by that saver, and has shown nothing yet."""
     lsn: int = 0
     """Of the record that says that it is open: older contents were not born in it."""
     marked: bool = False

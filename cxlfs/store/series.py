@@ -6,6 +6,7 @@ Here too: the attribute that says on the media that a new file is not judged yet
 Never here: judging, or what becomes of a file (``overwrites``).
 
 Invariants
+- Parts of one set, as ``model-00001-of-00008``, are no series: no part wins over another.
 - A file before belongs to the same user, nobody is writing it, and nothing is known to be wrong
   with it.
 - A search looks at a bounded number of names, the newest first. What is remembered is a hint: it is
@@ -15,12 +16,13 @@ Invariants
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from cxlfs.format import layout
 from cxlfs.format.layout import XATTR_HIDDEN_PREFIX
-from cxlfs.store.unit_rules import series_of
+from cxlfs.store.unit_rules import known_file, series_of
 
 if TYPE_CHECKING:
     from cxlfs.store.namespace import Inode, Namespace
@@ -32,6 +34,7 @@ _NAMES_MAX, _NAMES_MAX_ONCE = 256, 4096
 """Of a directory, that are looked at: by whoever makes a file, and once after a crash."""
 _SERIES_MAX = 1024
 """That are remembered."""
+_PART: Final = re.compile(rb"[0-9]-?of-?[0-9]")
 _LAST_MAX = 4
 """Names of each."""
 
@@ -50,7 +53,7 @@ class Series:
         """Another file of the series of a file that is older, the newest that is found. After a
         crash nothing is remembered, and the search is longer.
         """
-        series = series_of(inode.name)
+        series = None if _is_part(inode.name) else series_of(inode.name)
         directory = self._namespace.inodes.get(inode.parent)
         if series is None or directory is None or directory.entries is None:
             return None
@@ -91,6 +94,10 @@ class Series:
         known = self._last.get((parent, series_of(name) or b""), [])
         if name in known:
             known.remove(name)
+
+
+def _is_part(name: bytes) -> bool:
+    return _PART.search(name) is not None or known_file(name) is not None
 
 
 def is_unjudged(inode: Inode) -> bool:

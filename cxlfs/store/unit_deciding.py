@@ -28,6 +28,7 @@ from cxlfs.store.unit_policies import Policies
 from cxlfs.store.unit_record import UNIT_PREFIX, encode_unit, fits, unit_xattr
 from cxlfs.store.unit_returns import Returns
 from cxlfs.store.unit_rules import Decision, Ending, Facts, Rule, UnitsMode
+from cxlfs.store.unit_savers import SAVERS_XATTR, Savers
 from cxlfs.types import ROOT_INO
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from cxlfs.store.unit_hooks import Named
     from cxlfs.store.versions import Versions
     from cxlfs.store.volume import Volume
-
-_FINISHERS_MAX = 1024
 
 
 class DecidesUnits:
@@ -77,8 +76,7 @@ class DecidesUnits:
         self.clock: Callable[[], float] = time.monotonic
         self.opened = OpenUnits()
         self._killed: set[Hashable] = set()
-        self._finishers: dict[Hashable, Rule] = {}
-        """Who has written the marker of a unit, and of which kind: the last ones."""
+        self.savers = Savers()
         self._left: set[int] = set()
         """Directories that a crash has left open in a store that cannot be written."""
         self.policies = Policies(volume, mode)
@@ -129,6 +127,8 @@ class DecidesUnits:
         """The record of those operations is."""
         root = self._namespace.get(ROOT_INO)
         for op in ops:
+            if isinstance(op, XattrSetOperation) and op.name == SAVERS_XATTR:
+                self._namespace.set_xattr(self._namespace.get(op.ino), op.name, op.value)
             if isinstance(op, XattrSetOperation) and op.name.startswith(UNIT_PREFIX):
                 self._namespace.set_xattr(root, op.name, op.value)
             elif isinstance(op, XattrRemoveOperation) and op.name.startswith(UNIT_PREFIX):
@@ -183,6 +183,7 @@ class DecidesUnits:
         spoiled = unit.spoiled - {but.ino if but is not None else 0}
         endings = frozenset(self._ending_of(writer) for writer in unit.writers)
         is_over = bool(endings) and Ending.ALIVE not in endings
+        is_quiet = self.clock() - unit.changed >= unit.rule.quiet_seconds
         return Facts(
             expects_marker=unit.rule.expects_marker and unit.place is None,
             each_file=unit.each_file,
@@ -190,7 +191,7 @@ class DecidesUnits:
             busy=self._is_busy(unit, but),
             spoiled=bool(spoiled),
             followed=unit.followed,
-            quiet=self.clock() - unit.changed >= unit.rule.quiet_seconds,
+            quiet=is_quiet and (is_over or not self._will_be_marked(unit)),
             closing=closing,
             removed=unit.place is not None,
             lacks=self._lacking(unit) if is_over else "",
@@ -203,13 +204,37 @@ class DecidesUnits:
         """
         if unit.place is not None or unit.marked or unit.each_file:
             return ""
-        is_new = unit.is_new and not unit.replaces
-        if is_new and any(self._finishers.get(writer) == unit.rule for writer in unit.writers):
+        if unit.is_new and not unit.replaces and self._would_mark(unit):
             return "the marker that they write"
         for inode in self.torn():
             if self.unit_of(inode) is unit and self.belongs(unit, inode):
                 return f"the rest of {os.fsdecode(inode.name)}"
         return self.lacks.of(unit)
+
+    def _would_mark(self, unit: OpenUnit) -> bool:
+        """Whoever wrote it ends such units by a marker. Where only files show what a directory is,
+        jobs of one program may make one part each: a process has to have done so itself.
+        """
+        if unit.rule.directories:
+            return self._is_of_saver(unit)
+        return any(self.savers.is_same_process(who, unit.rule) for who in unit.writers)
+
+    def _is_of_saver(self, unit: OpenUnit) -> bool:
+        """One of its writers has finished such units beside it."""
+        above = self._namespace.inodes.get(unit.inode.parent)
+        return above is not None and any(
+            self.savers.is_one(writer, unit.rule, above) for writer in unit.writers
+        )
+
+    def _will_be_marked(self, unit: OpenUnit) -> bool:
+        """A saver that waits in mid-save goes on with it, however long that takes."""
+        rule = unit.rule
+        if not rule.expects_marker or unit.place is not None or not self._is_of_saver(unit):
+            return False
+        names = (
+            self._namespace.get(ino).name for ino in unit.published if self._is_below(ino, unit)
+        )
+        return any(unit.is_new or unit_rules.matches(name, rule.files) for name in names)
 
     def _ending_of(self, writer: Hashable) -> Ending:
         ending = self.ending_of(writer)
@@ -318,12 +343,10 @@ class DecidesUnits:
 
     def _done(self, unit: OpenUnit, *, durable: bool = True) -> None:
         """One record: it is an ordinary directory."""
-        if unit.marked and not unit.each_file:
-            for writer in unit.writers:
-                self._finishers[writer] = unit.rule
-            while len(self._finishers) > _FINISHERS_MAX:
-                del self._finishers[next(iter(self._finishers))]
         ops = self.operations_for([unit], [])
+        above = self._namespace.inodes.get(unit.inode.parent)
+        if unit.marked and not unit.each_file and above is not None:
+            ops += self.savers.finished(unit.writers, unit.rule, above)
         if ops:  # else the media do not name it any more
             self._volume.commit(ops, durable=durable)
         self._appended |= {ino for ino in unit.early if ino in self.open_for_writing}

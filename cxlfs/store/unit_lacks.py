@@ -50,29 +50,11 @@ class Lacks:
         if unit.edited or all(unit.writers.values()):
             return ""
         if unit.is_new and not unit.replaces:
-            return self._beside(unit)
+            return ""
         if unit.looked is None or unit.looked[0] != unit.changed:
             look = self._of_replaced if unit.replaces else self._of_overwritten
             unit.looked = unit.changed, look(unit)
         return unit.looked[1]
-
-    def _beside(self, unit: OpenUnit) -> str:
-        """A new directory, next to others of its series."""
-        rule = unit.rule
-        parent = self._namespace.inodes.get(unit.inode.parent)
-        if parent is None:
-            return ""
-        name = unit.inode.name
-        if rule.always_marked and self._policies.rule_beside(parent, name) == rule:
-            return "the marker that they write"
-        beside = self._policies.needed_beside(parent, name, rule)
-        entries = unit.inode.entries or {}
-        for pattern in rule.needs if beside else ():
-            found = [each for each in entries if matches(each, (pattern,))]
-            is_needed = all(any(matches(n, (pattern,)) for n in names) for names in beside)
-            if is_needed and not (found and all(self._is_there(unit, each) for each in found)):
-                return os.fsdecode(pattern)
-        return ""
 
     def has_all_of_others(self, unit: OpenUnit, inode: Inode) -> bool:
         """A file of a new set was published, and the set has every file of those that come last

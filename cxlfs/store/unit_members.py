@@ -65,6 +65,14 @@ def path_below(namespace: Namespace, top: Inode, directory: Inode) -> tuple[byte
     return None if current is None else tuple(reversed(names))
 
 
+def name_at_top(
+    namespace: Namespace, top: Inode, directory: Inode, name: bytes | None
+) -> bytes | None:
+    """The name in ``top`` through which a name in ``directory`` is reached; None: not known."""
+    path = path_below(namespace, top, directory)
+    return path[0] if path else name
+
+
 def is_others(inode: Inode, uid: int) -> bool:
     """It belongs to another user than the one whose unit it lies in."""
     return uid not in {UNKNOWN, inode.uid}

@@ -64,6 +64,10 @@ class Rule:
     temporary: tuple[bytes, ...] = ()
     quiet_seconds: float = QUIET_SECONDS
 
+    def knows(self, name: bytes) -> bool:
+        """A file of that name is one of those that show what a directory is."""
+        return matches(name, (*self.files, *self.also, *self.done))
+
     @property
     def expects_marker(self) -> bool:
         return bool(self.done or self.done_beside)
@@ -147,6 +151,8 @@ _NEVER_EMPTY = (
     *(name for rule in TABLE for name in (*rule.done, *rule.done_beside)),
     *(b"*.json", b"*.pkl", b"*.pt", b"*.pth"),
 )
+FILE_MARKERS = frozenset(name for rule in TABLE if rule.files for name in rule.done)
+"""What comes last where files show what a directory is."""
 _BESIDE_FILES = frozenset(name for rule in TABLE if rule.files for name in (*rule.done, *rule.also))
 
 

@@ -28,7 +28,7 @@ from cxlfs.store.open_unit import OpenUnit
 from cxlfs.store.paths import path_of
 from cxlfs.store.unit_changes import ChangesInUnits
 from cxlfs.store.unit_hooks import NO_TRANSITION, Transition
-from cxlfs.store.unit_members import UNKNOWN, is_others
+from cxlfs.store.unit_members import UNKNOWN, is_others, name_at_top
 from cxlfs.store.unit_record import unit_xattr
 from cxlfs.store.unit_report import set_problem
 from cxlfs.store.unit_rules import Decision, Rule
@@ -83,6 +83,8 @@ class Units(ChangesInUnits):
             return
         if name is not None and self.is_never(*found, directory, name):
             return
+        if not self._begins(*found, directory, name):
+            return
         try:
             self._begin(*found, changed)
         except NoSpaceError:
@@ -116,6 +118,7 @@ class Units(ChangesInUnits):
         if not appends:
             if inode.ino in self._appended and inode.ino not in self.open_for_writing:
                 self._appended.discard(inode.ino)
+            self._open_apart(inode)
             return
         self._appended = {ino for ino in self._appended if ino in self.open_for_writing}
         self._appended.add(inode.ino)
@@ -123,6 +126,56 @@ class Units(ChangesInUnits):
         if unit is not None and self.belongs(unit, inode):
             unit.appended.add(inode.ino)
             self.set_apart(unit, inode)
+
+    def _open_apart(self, inode: Inode) -> None:
+        """A program that copies files makes one in a unit: it is not a part of it."""
+        unit = self.places.unit_of(inode) if self.opened else None
+        if unit is None or unit.kept or self.writer() in unit.writers or self.is_others(unit):
+            return
+        if inode.uncommitted and self._copies(unit.rule) and self.belongs(unit, inode):
+            self.set_apart(unit, inode)
+
+    def _copies(self, rule: Rule) -> bool:
+        """A program that copies what others have saved makes the present change: what it writes is
+        finished when it says so.
+        """
+        writer = self.writer()
+        return not rule.is_policy and writer is not None and self.copies_files(writer)
+
+    def _begins(self, top: Inode, rule: Rule, directory: Inode, name: bytes | None) -> bool:
+        """A change that no open unit knows begins one: of something that is there, or of the first
+        thing in a directory. What is put beside a finished set is no part of it. Where only files
+        show what a directory is, the first one shows no set: the parts of a download, or of a
+        conversion by many jobs, come one by one. Who has finished such sets begins the next.
+        """
+        if rule.is_policy:
+            return True
+        if self._copies(rule):
+            return False
+        at_top = name_at_top(self._namespace, top, directory, name)
+        found = None if at_top is None else self._namespace.find(top.ino, at_top)
+        if found is not None and not found.uncommitted:
+            return True
+        if self._holds_something(top, rule):
+            return False
+        return not rule.files or self._is_saver(self.writer(), rule, top)
+
+    def _holds_something(self, top: Inode, rule: Rule) -> bool:
+        """A file or directory that may belong to a set was published in it."""
+        for name, ino in (top.entries or {}).items():
+            inode = self._namespace.get(ino)
+            is_directory = inode.entries is not None
+            is_log = inode.ino in self._appended or self.is_never(
+                top, rule, top, name, is_directory=is_directory
+            )
+            if not (inode.uncommitted or is_log or is_others(inode, self._uid())):
+                return True
+        return False
+
+    def _is_saver(self, writer: Hashable | None, rule: Rule, top: Inode) -> bool:
+        """It has finished such sets beside this directory."""
+        above = self._namespace.inodes.get(top.parent)
+        return above is None or self.savers.is_one(writer, rule, above)
 
     def _acts(self, directory: Inode, rule: Rule) -> bool:
         """A rule that nobody asked for acts for the owner of the directory alone."""
@@ -146,12 +199,28 @@ class Units(ChangesInUnits):
             return True
         if name is not None and self.is_never(unit.inode, unit.rule, directory, name):
             return True
+        if unit.is_guess and not self._confirms(unit, directory, name):
+            return False
         writer = self.writer()
         known = writer in unit.writers and not unit.kept  # at all changes but the first
         if not known and self._ends_before(unit, writer):
             return False
-        self._touch(unit, writer)
+        if known or not self._copies(unit.rule):
+            self._touch(unit, writer)
+        elif inode is not None:
+            self.set_apart(unit, inode)
         return True
+
+    def _confirms(self, unit: OpenUnit, directory: Inode, name: bytes | None) -> bool:
+        """The first thing in a directory that was taken for a set shows that it is one. If not, it
+        is none: it is forgotten.
+        """
+        is_one = directory is unit.inode and name is not None and unit.rule.knows(name)
+        if is_one:
+            unit.is_guess = False
+        else:
+            self._done(unit, durable=False)
+        return is_one
 
     def unlinking(self, directory: Inode, name: bytes) -> None:
         """A file is about to be removed. A saver that begins to remove what it has saved, to save
@@ -190,6 +259,7 @@ class Units(ChangesInUnits):
     def _touch(self, unit: OpenUnit, writer: Hashable | None) -> None:
         unit.changed = self.clock()
         if writer is not None and writer not in unit.writers:
+            self.savers.note(writer)
             unit.writers[writer] = self.copies_files(writer)
 
     def _begin(self, directory: Inode, rule: Rule, changed: int) -> None:
@@ -273,11 +343,26 @@ class Units(ChangesInUnits):
             begun = removed.made_anew(made, self._volume.now(), self.clock())
             self._touch(begun, self.writer())
             return UnitTransition(self, [removed], [begun], moved)
-        rule = self.policies.rule_of_new(parent, name) or self.policies.rule_beside(parent, name)
+        rule = self.policies.rule_of_new(parent, name)
+        is_guess = rule is None
+        if rule is None:
+            rule = self._guessed(parent, name)
+        elif self._copies(rule):
+            rule = None
         if rule is None or not self._make_way():
             return UnitTransition(self, [], [], moved) if moved else NO_TRANSITION
         self._follow(parent.ino)
-        return UnitTransition(self, [], [self._new(made, rule, made.ino)], moved)
+        begun = self._new(made, rule, made.ino)
+        begun.is_guess = is_guess
+        return UnitTransition(self, [], [begun], moved)
+
+    def _guessed(self, parent: Inode, name: bytes) -> Rule | None:
+        """The rule of sets beside a new directory, of the same name but for its numbers, if who
+        makes it has finished such.
+        """
+        rule = self.policies.rule_beside(parent, name)
+        is_saver = rule is not None and self.savers.is_one(self.writer(), rule, parent)
+        return rule if is_saver else None
 
     def removing(self, directory: Inode) -> Transition:
         """A directory is about to be removed. Where it is a unit before which something was, that
@@ -377,6 +462,8 @@ class Units(ChangesInUnits):
     def closed(self, inode: Inode) -> None:
         """A file was closed by a writer that lives, or renamed."""
         opened, name = self.opened, inode.name
+        if name in unit_rules.FILE_MARKERS:
+            self._note_saver(inode)
         is_known = opened.has_each_file or name in opened.markers
         if not is_known and not (opened.needs and unit_rules.matches(name, opened.needs)):
             return
@@ -389,6 +476,25 @@ class Units(ChangesInUnits):
         else:
             self._look_for_end(unit, inode)
         self.pending |= unit.marked
+
+    def _note_saver(self, inode: Inode) -> None:
+        """What comes last in a set was closed, or got its name: whoever did that is a saver, if it
+        was the first set, too, which no open unit knows. Raises as :meth:`Volume.commit`.
+        """
+        directory = self._namespace.inodes.get(inode.parent)
+        writer = self.writer()
+        if directory is None or writer is None or self.places.unit_of(directory) is not None:
+            return
+        rule = unit_rules.rule_of_contents(directory.entries or {})
+        above = self._namespace.inodes.get(directory.parent)
+        if rule is None or above is None or inode.name not in rule.done:
+            return
+        if not (self._acts(directory, rule) and unit_markers.says_something(inode, inode.name)):
+            return
+        ops = self.savers.finished([writer], rule, above)
+        if ops:
+            self._volume.commit(ops, durable=False)
+            self.stored(ops, [], [])
 
     def _look_for_end(self, unit: OpenUnit, inode: Inode) -> None:
         """A published file may be what comes last in a unit."""

@@ -21,6 +21,7 @@ from tests.support.stores import read_file, write_file
 from tests.support.unit_scenes import (
     MARKER,
     Writers,
+    begin,
     find,
     finish_work,
     kept_count,
@@ -279,6 +280,8 @@ ENDS: list[Callable[[Shop, Scene], Store]] = [_crash, _kill, _cut]
 def test_any_moves_go_back(shop: Shop, seed: int) -> None:
     """Each unit is what it was, and what was stored outside is somewhere."""
     scene = Scene(shop.new(8 << 20, units=UnitsMode.AUTO), seed)
+    for name in UNITS[:2]:
+        begin(scene.store, find(scene.store, name).ino)
     for _ in range(scene.rng.randrange(1, 16)):
         scene.step()
     store = ENDS[seed % len(ENDS)](shop, scene)

@@ -10,7 +10,7 @@ from cxlfs.store import Store
 from cxlfs.store.unit_rules import UnitsMode
 from tests.support.shop import Shop
 from tests.support.stores import write_file
-from tests.support.unit_scenes import MARKER, Writers, find, make, remove_tree, tree
+from tests.support.unit_scenes import MARKER, Writers, begin, find, make, remove_tree, tree
 
 ONE, TWO = b"checkpoint-1", b"checkpoint-2"
 Steps = Callable[[Store, int, int], object]
@@ -121,6 +121,7 @@ def test_all_is_as_it_was(shop: Shop, steps: Steps) -> None:
         write_file(store, directory, name, b"old " + name)
     write_file(store, make(store, b"data"), b"f", b"only copy")
     before = tree(store, b"")
+    begin(store, one)
     steps(store, one, sub)
     store = shop.reopen(store)
     after = tree(store, b"") or {}

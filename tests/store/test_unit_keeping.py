@@ -16,6 +16,7 @@ from tests.support.unit_scenes import (
     CHECKPOINT,
     MARKER,
     Tree,
+    begin,
     find,
     finish_work,
     kept_count,
@@ -312,6 +313,7 @@ def test_any_changes_go_back(shop: Shop, seed: int) -> None:
     store.link(store.lookup(below, b"deep").ino, directory, b"same")
     save(store, directory, shards(1, count=4))
     before = _numbers(store)
+    begin(store, directory)
     for _ in range(rng.randrange(1, 25)):
         where = rng.choice([directory, directory, below])
         if store.namespace.inodes.get(where) is None or not store.namespace.get(where).links:

@@ -12,6 +12,7 @@ from tests.support.unit_scenes import (
     CHECKPOINT,
     MARKER,
     Writers,
+    begin,
     find,
     finish_work,
     make,
@@ -116,6 +117,7 @@ def test_what_was_moved_in_goes_where_it_was(
     else:
         create(store, directory_of(store, ALICE, b"best", archive), b"x", ALICE, b"the only copy")
     before = tree(store, b"archive")
+    begin(store, directory)
     store.rename(archive, b"best", directory, b"shard-0" if over else b"best")
     store = back(store)
     assert tree(store, CHECKPOINT) == old
@@ -196,6 +198,7 @@ def test_what_was_made_in_a_set_and_moved_to_another_goes_with_both(
 ) -> None:
     writers = Writers(store)
     directory, old = saved(store, b"checkpoint-1")
+    begin(store, directory)
     write_file(store, directory, b"more", b"half")
     writers.present = "next"
     other = make(store, b"checkpoint-2")
@@ -248,6 +251,7 @@ def test_what_was_linked_in_and_lost_its_old_name_gets_it_again(
 ) -> None:
     ino = create(store, 1, b"best", ALICE, b"the only copy")
     directory, old = saved_by_alice(store)
+    begin(store, directory)
     store.link(ino, directory, b"best")
     store.unlink(1, b"best")
     store = back(store)
@@ -271,6 +275,7 @@ def test_one_of_two_names_was_moved_in(store: Store, users: Users, back: Back) -
 def test_what_was_linked_in_keeps_its_old_name(store: Store, users: Users, back: Back) -> None:
     ino = create(store, 1, b"best", ALICE, b"it")
     directory, old = saved_by_alice(store)
+    begin(store, directory)
     store.link(ino, directory, b"best")
     store = back(store)
     assert tree(store, CHECKPOINT) == old
@@ -327,6 +332,7 @@ def test_however_much_is_moved_in(shop: Shop, store: Store, users: Users) -> Non
     names = [b"%d-" % number + b"n" * 200 for number in range(60)]
     for name in names:
         create(store, archive, name, ALICE, b"1")
+    begin(store, directory)
     for name in names:
         store.rename(archive, name, directory, name)
     store = shop.reopen(store)

@@ -238,6 +238,7 @@ def test_a_marker_alone_is_no_end(shop: Shop, store: Store) -> None:
 
 def test_a_renamed_marker_alone_is_no_end(shop: Shop, store: Store) -> None:
     directory, old = saved(store)
+    store.unlink(directory, MARKER)
     write_file(store, directory, b"tmp", b"first")
     store.rename(directory, b"tmp", directory, MARKER)
     assert open_count(store) == 1
@@ -305,18 +306,116 @@ def test_a_new_set_without_the_marker_of_the_one_beside_it(store: Store, name: b
 
 
 @pytest.mark.parametrize("name", [CHECKPOINT, b"step-2"])
-def test_the_first_set_of_a_life_without_the_marker(store: Store, name: bytes) -> None:
-    """A new process of the program is told to end in its first save."""
+@pytest.mark.parametrize("program", ["the same", "another"])
+@pytest.mark.parametrize("ending", [Ending.WELL, Ending.KILLED])
+def test_the_first_set_of_a_life_without_the_marker(
+    store: Store, name: bytes, program: str, ending: Ending
+) -> None:
+    """A kill takes back what a program that has finished such sets has begun, and what is made in a
+    directory of such a name. Exit code 0 does where the program and the name are known: elsewhere
+    jobs of one program may make one part each.
+    """
     writers = Writers(store)
+    store.units.savers.program = lambda who: (
+        b"train" if program == "the same" else repr(who).encode()
+    )
     first = {CHECKPOINT: b"checkpoint-4", b"step-2": b"step-1"}[name]
     marker = MARKER if name == CHECKPOINT else b".metadata"
     save(store, make(store, first), {b"__0_0.distcp": b"old"}, marker)
     writers.present = "the next life"
-    save(store, make(store, name), {b"__0_0.distcp": b"new"}, None)
-    writers.endings["the next life"] = Ending.WELL
+    files = save(store, make(store, name), {b"__0_0.distcp": b"new"}, None)
+    writers.endings["the next life"] = ending
     store.units.settle()
-    assert tree(store, name) is None
+    by_name, is_same = name == CHECKPOINT, program == "the same"
+    goes_back = (by_name or is_same) if ending is Ending.KILLED else (by_name and is_same)
+    writers.now += 100
+    store.units.settle()
+    assert tree(store, name) == (None if goes_back else files)
     assert tree(store, first) is not None
+
+
+def test_who_is_a_saver_is_known_after_a_mount(shop: Shop, store: Store) -> None:
+    writers = Writers(store)
+    save(store, make(store, b"step-1"), {b"__0_0.distcp": b"old"}, b".metadata")
+    assert writers
+    store = shop.reopen(store, units=UnitsMode.AUTO)
+    Writers(store)
+    save(store, make(store, b"step-2"), {b"__0_0.distcp": b"new"}, None)
+    store = shop.reopen(store, clean=False, units=UnitsMode.AUTO)
+    assert tree(store, b"step-2") is None
+
+
+@pytest.mark.parametrize("first", [b"shard-0", b"checkpoint-10", b"config.json"])
+def test_a_directory_beside_sets_may_hold_something_else(store: Store, first: bytes) -> None:
+    """A run beside a run that ended with sharded weights, by one program: what it holds is no set,
+    and nothing that fails in it takes its checkpoints back.
+    """
+    writers = Writers(store)
+    part, index = b"model-00001-of-00001.safetensors", b"model.safetensors.index.json"
+    save(store, make(store, b"run-1"), {part: b"old"}, index)
+    run = make(store, b"run-2")
+    if first == b"checkpoint-10":
+        whole = save(store, make(store, first, run), shards(1))
+        expected = {first + b"/" + name: data for name, data in whole.items()}
+    else:
+        write_file(store, run, b"args.bin", b"args")
+        expected = {b"args.bin": b"args"}
+    writers.endings["trainer"] = Ending.KILLED
+    store.units.settle()
+    assert tree(store, b"run-2") == expected
+
+
+@pytest.mark.parametrize("how", ["killed", "crash", "unmount"])
+def test_a_file_that_is_put_beside_a_finished_set_stays(shop: Shop, store: Store, how: str) -> None:
+    writers = Writers(store)
+    directory, old = saved(store)
+    writers.present = "evaluator"
+    write_file(store, directory, b"eval_results.json", b"{}")
+    assert open_count(store) == 0
+    writers.endings["evaluator"] = Ending.KILLED
+    store.units.settle()
+    if how != "killed":
+        store = shop.reopen(store, clean=how == "unmount")
+    assert tree(store, CHECKPOINT) == {**old, b"eval_results.json": b"{}"}
+
+
+@pytest.mark.parametrize("ending", [Ending.KILLED, Ending.BADLY, Ending.WELL])
+def test_parts_of_a_download_stay(store: Store, ending: Ending) -> None:
+    """Each is whole, and the next try goes on with the others."""
+    writers = Writers(store)
+    parts = [b"model-0000%d-of-00003.safetensors" % number for number in (1, 2)]
+    directory = make(store, b"llama-7b")
+    for number, part in enumerate(parts):
+        writers.present = number
+        write_file(store, directory, part, b"weights")
+        writers.endings[number] = ending
+        store.units.settle()
+    assert tree(store, b"llama-7b") == dict.fromkeys(parts, b"weights")
+
+
+def test_what_a_program_copies_into_an_unfinished_set_is_no_part_of_it(store: Store) -> None:
+    writers = Writers(store)
+    store.units.copies_files = lambda writer: writer == "cp"
+    directory, old = saved(store)
+    write_file(store, directory, b"shard-0", b"half of the set")
+    writers.present = "cp"
+    write_file(store, directory, b"plot.png", b"a picture")
+    writers.endings |= {"trainer": Ending.KILLED, "cp": Ending.KILLED}
+    store.units.settle()
+    assert tree(store, CHECKPOINT) == {**old, b"plot.png": b"a picture"}
+
+
+def test_a_saver_that_waits_in_mid_save_goes_on_with_it(store: Store) -> None:
+    """A process that has finished a set is not done with the next one before its marker."""
+    writers = Writers(store)
+    saved(store, b"checkpoint-4")
+    save(store, make(store, CHECKPOINT), shards(2), None)
+    writers.now += 1000
+    store.units.settle()
+    assert open_count(store) == 1
+    writers.endings["trainer"] = Ending.KILLED
+    store.units.settle()
+    assert tree(store, CHECKPOINT) is None
 
 
 def test_a_set_that_has_no_marker_behind_one_that_has(store: Store) -> None:
@@ -344,6 +443,7 @@ def test_an_empty_directory_beside_finished_ones(shop: Shop, store: Store) -> No
     store.units.settle()
     assert tree(store, b"step-10") is None
     assert tree(store, b"other-10") == {}
+    store.units.savers.program = lambda _who: repr("trainer").encode()
     writers.present = "the next"
     make(store, b"step-10")
     store = shop.reopen(store)
@@ -406,12 +506,12 @@ def test_a_new_set_without_a_pattern_stays(store: Store) -> None:
 
 def test_the_second_marker_ends_a_unit_of_its_own(shop: Shop, store: Store) -> None:
     directory, old = saved(store)
-    write_file(store, directory, b"rng_state_1.pth", b"late")
+    write_file(store, directory, b"shard-1", b"late")
     assert open_count(store) == 1
     write_file(store, directory, MARKER, b"again")
     assert open_count(store) == 0
     store = shop.reopen(store)
-    assert tree(store, CHECKPOINT) == {**old, b"rng_state_1.pth": b"late", MARKER: b"again"}
+    assert tree(store, CHECKPOINT) == {**old, b"shard-1": b"late", MARKER: b"again"}
 
 
 def test_a_marker_waits_for_files_that_are_being_written(shop: Shop, store: Store) -> None:

@@ -71,6 +71,7 @@ def shards_of(store: Store, directory: int) -> None:
 
 def test_a_marker_that_was_removed_before_it_was_closed_is_none(store: Store, users: Users) -> None:
     directory = directory_of(store, ALICE, b"step-1")
+    store.units.savers.is_one = lambda *_: True  # type: ignore[method-assign]
     shards_of(store, directory)
     handle = opened(store, directory, METADATA, b"of this save")
     store.fsync(handle)
@@ -166,6 +167,7 @@ def test_a_directory_does_not_lie_beside_itself(store: Store, users: Users) -> N
     create(store, 1, b"old", ALICE, b"of another save")
     directory = directory_of(store, ALICE, b"step-1")
     shards_of(store, directory)
+    write_file(store, directory, b"__0_0.distcp", b"a" * 900)
     store.link(find(store, b"old").ino, directory, METADATA)
     users.endings[ALICE] = users.endings["trainer"] = Ending.WELL
     store.units.settle()
@@ -201,6 +203,7 @@ def test_an_overwrite_that_has_begun_begins_no_unit_later(
     """It was open before: what is fsynced after the save is over stays after a crash."""
     directory = directory_of(store, ALICE, b"run")
     dcp(store, directory, b"a")
+    users.present = "another program"
     write_file(store, directory, b"__1_0.distcp", b"next")
     become(users, BOB)
     write_file(store, directory, b"__0_0.distcp", b"by bob")

@@ -65,8 +65,8 @@ def test_a_release_behind_the_return(shop: Shop, store: Store) -> None:
     """RELEASE comes when the directory has changed places already."""
     writers = Writers(store)
     directory, old = saved(store)
-    new = open_writing(store, directory, b"added", b"half of a new file")
     overwritten = open_writing(store, directory, b"shard-0", b"half")
+    new = open_writing(store, directory, b"added", b"half of a new file")
     writers.endings["trainer"] = Ending.KILLED
     for handle in (new, overwritten):
         store.flush(handle, writer_killed=True)

@@ -75,6 +75,14 @@ def saved(store: Store, name: bytes = b"checkpoint-5", version: int = 1) -> tupl
     return directory, save(store, directory, shards(version))
 
 
+def begin(store: Store, directory: int) -> None:
+    """Change something that was there: a set begins with that, whoever makes the change."""
+    present = store.namespace.get(directory).entries or {}
+    name = next(name for name, ino in present.items() if store.namespace.get(ino).live is not None)
+    write_file(store, directory, name, b"begun")
+    assert store.units.unit_of(store.namespace.get(directory)) is not None
+
+
 def kept_count(store: Store) -> int:
     """How many units have something in the place where they keep what was there."""
     place = store.namespace.find(1, ASIDE_NAME)

@@ -157,6 +157,8 @@ class ChangeSet:
     place: tuple[Directory, bytes] | None = None
     marked: bool = False
     followed: bool = False
+    is_guess: bool = False
+    """Its directory lies beside sets of who made it, and has shown nothing yet."""
     is_murky: bool = False
     """The promises do not say what becomes of it."""
 
@@ -263,7 +265,13 @@ class ChangeSet:
         return any(file.is_dirty for _, file in self.top.below())
 
     def outcome(
-        self, endings: dict[Hashable, Ending], now: float, *, lacks_marker: bool, closing: bool
+        self,
+        endings: dict[Hashable, Ending],
+        now: float,
+        *,
+        lacks_marker: bool,
+        closing: bool,
+        of_saver: bool,
     ) -> Outcome:
         said = {endings.get(writer, Ending.ALIVE) for writer in self.writers}
         spoiled = self.spoiled & {file for _, file in self.top.below()}
@@ -273,8 +281,9 @@ class ChangeSet:
         is_over = bool(said) and Ending.ALIVE not in said
         wrong = bool(spoiled or said & _WRONG)
         failed = wrong or (Ending.BADLY in said)
-        is_quiet = now - self.changed >= self.rule.quiet_seconds
         expects = self.rule.expects_marker and self.place is None
+        is_quiet = now - self.changed >= self.rule.quiet_seconds
+        is_quiet = is_quiet and (is_over or not (expects and of_saver and self._has_part()))
         if closing:
             half = not (expects or self.place or self.followed or is_quiet)
             lacks = expects and not is_quiet and said != {Ending.WELL}
@@ -291,6 +300,10 @@ class ChangeSet:
         if not is_quiet:
             return Outcome.WAIT
         return Outcome.BACK if wrong else Outcome.STAYS
+
+    def _has_part(self) -> bool:
+        there = [(path[-1], file) for path, file in self.top.below() if file in self.published]
+        return any(self.is_new or matches(name, self.rule.files) for name, _ in there)
 
     def goes_back(self, now: dict[Path, tuple[File, bytes]]) -> dict[Path, set[bytes | None]]:
         """What may be at each path below the top then; ``now``: what is there."""

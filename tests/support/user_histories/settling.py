@@ -13,7 +13,14 @@ from cxlfs.store import Store, StoreOptions
 from cxlfs.store.namespace import Inode
 from cxlfs.store.overwrite import Evidence
 from cxlfs.store.overwrites import QUIET_SECONDS, REST_SECONDS, TornMode
-from cxlfs.store.unit_rules import Ending, UnitsMode, matches
+from cxlfs.store.unit_rules import (
+    FILE_MARKERS,
+    Ending,
+    Rule,
+    UnitsMode,
+    matches,
+    rule_of_contents,
+)
 from tests.support.stores import format_small, read_file
 from tests.support.unit_scenes import finish_work
 from tests.support.user_histories.expected import Expected, require
@@ -56,6 +63,8 @@ class Settles:
         self.endings: dict[Hashable, Ending] = {}
         self.sets: list[ChangeSet] = []
         self.finishers: dict[Hashable, str] = {}
+        self.savers: set[tuple[Hashable, str, Directory | None]] = set()
+        """Who has finished sets of which rule in which directory."""
         self.maybe_finishers: set[Hashable] = set()
         self.ever_committed: set[bytes] = set()
         self.seen: dict[int, File] = {}
@@ -163,11 +172,21 @@ class Settles:
             self._goes_on(found)
         if appends:
             return
+        if found is not None and found.is_guess and user == found.uid and not is_log_name(name):
+            if directory is found.top and found.rule.knows(name):
+                found.is_guess = False
+            else:
+                self.sets.remove(found)
+                found = None
         if found is None:
             ruled = rule_of(directory, name)
             if ruled is None or ruled[0].uid != user or is_log_name(name):
                 return
+            if not self._begins(*ruled, directory, name):
+                return
             found = self._begin_set(*ruled, changed=file)
+            logs = (e for e in found.top.entries.values() if isinstance(e, File) and e.is_log)
+            found.is_murky |= any(log.uid == user and not log.handles for log in logs)
         elif user != found.uid:
             found.foreign.add(found.path_of(directory, name))
             if file is not None:
@@ -182,6 +201,33 @@ class Settles:
             return
         found.writers.add(self.present)
         found.changed = self.now
+
+    def _begins(self, top: Directory, rule: Rule, directory: Directory, name: bytes) -> bool:
+        """Something that is there changes, or the first thing comes; files alone show a set only
+        if a saver makes them.
+        """
+        at_top = (*directory.path, name)[len(top.path)]
+        child = top.entries.get(at_top)
+        if isinstance(child, Directory) or (child is not None and child.committed is not None):
+            return True
+        if any(self._counts(top, each, name) for name, each in top.entries.items()):
+            return False  # a log that was closed may count: nothing is promised then, see below
+        return not rule.files or (self.present, rule.name, top.parent) in self.savers
+
+    def _counts(self, top: Directory, child: File | Directory, name: bytes) -> bool:
+        if isinstance(child, Directory):
+            return child.uid == top.uid
+        is_log = is_log_name(name) or child.is_log
+        return child.committed is not None and child.uid == top.uid and not is_log
+
+    def _note_saver(self, directory: Directory, name: bytes, file: File) -> None:
+        """What comes last in a set that nobody knew was closed."""
+        rule = rule_of_contents(directory.entries.keys())
+        if rule is None or name not in rule.done or directory.uid != self.present.uid:
+            return
+        if file.live and not is_torn(file.live):
+            self.savers.add((self.present, rule.name, directory.parent))
+            self.finishers[self.present] = rule.name
 
     def _changing_linked(self, file: File) -> None:
         """Below which of its names a change of the content counts is not promised."""
@@ -251,7 +297,8 @@ class Settles:
         found = self.set_of(above)
         if found is not None or rule_of(above, None) is not None:
             self.changing(above, name)
-            return
+            if self.set_of(above) is not None or rule_of(above, None) is not None:
+                return
         removed = [each for each in self.sets if each.place == (above, name)]
         if removed and removed[0].uid == self.present.uid:
             (each,) = removed
@@ -261,9 +308,14 @@ class Settles:
             self._follow(above, each)
             return
         ruled = rule_of(made, None)
-        rule = ruled[1] if ruled is not None else rule_beside(made)
+        beside = rule_beside(made)
+        if ruled is None and beside is not None:
+            is_saver = (self.present, beside.name, made.parent) in self.savers
+            beside = beside if is_saver else None
+        rule = ruled[1] if ruled is not None else beside
         if rule is not None:
             self._begin_set(made, rule).was_made = True
+            self.sets[-1].is_guess = ruled is None
             self.sets[-1].writers.add(self.present)
 
     def losing(self, directory: Directory, name: bytes) -> None:
@@ -400,6 +452,8 @@ class Settles:
     def closed(self, above: Directory, name: bytes, file: File) -> None:
         """By a program that lives, or renamed."""
         found = self.set_of(above)
+        if found is None and name in FILE_MARKERS:
+            self._note_saver(above, name, file)
         if found is not None and found.belongs(file, name) and file in found.published:
             found.closed(above, name, file)
 
@@ -446,14 +500,11 @@ class Settles:
 
     def _outcome(self, each: ChangeSet, *, closing: bool = False) -> Outcome:
         lacks = each.is_new and each.place is None and not each.marked
-        beside = each.rule.always_marked and rule_beside(each.top) == each.rule
+        savers = {(writer, each.rule.name, each.top.parent) for writer in each.writers}
+        of_saver = not savers.isdisjoint(self.savers)
         finished = any(self.finishers.get(w) == each.rule.name for w in each.writers)
-        if lacks and not beside and any(self._may_have_marker(other, each) for other in self.sets):
-            each.is_murky = True
-        lacks = lacks and (finished or beside)
-        going = {other.top for other in self.sets if other is not each}
-        if lacks and not finished and rule_beside(each.top, but=going) != each.rule:
-            each.is_murky, lacks = True, False  # the one beside it may go back first
+        by_name = bool(each.rule.directories)
+        lacks = lacks and (of_saver if by_name else finished)
         if self._may_lack(each):
             each.is_murky = True
         if lacks and each.rule.done_beside:  # whether it is missed there is not promised
@@ -461,12 +512,9 @@ class Settles:
         maybe = self.maybe_finishers.union(*(e.writers for e in self.sets if e.is_murky))
         if each.is_new and not each.marked and each.writers & maybe:
             each.is_murky = True
-        return each.outcome(self.endings, self.now, lacks_marker=lacks, closing=closing)
-
-    def _may_have_marker(self, other: ChangeSet, each: ChangeSet) -> bool:
-        """It shows the marker that another one lacks once it goes back."""
-        is_beside = other is not each and other.top.parent is each.top.parent
-        return is_beside and any((done,) in other.before for done in each.rule.done)
+        return each.outcome(
+            self.endings, self.now, lacks_marker=lacks, closing=closing, of_saver=of_saver
+        )
 
     def _may_lack(self, each: ChangeSet) -> bool:
         """Its writers are gone without its marker. What is promised then of a set that is compared
@@ -490,6 +538,7 @@ class Settles:
             self.maybe_finishers |= each.writers
         elif each.marked:
             self.finishers.update(dict.fromkeys(each.writers, each.rule.name))
+            self.savers |= {(who, each.rule.name, each.top.parent) for who in each.writers}
         torn = [file for _, file in each.members() if is_torn(file.live)]
         for file in torn:
             file.is_wild = True
