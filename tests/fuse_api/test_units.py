@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,6 @@ def _write(kernel: Kernel, _directory: int, ino: int) -> None:
 
 
 BEGINNINGS: dict[str, Callable[[Kernel, int, int], Any]] = {
-    "create": lambda k, d, _: k.create(b"new", os.O_RDWR, d),
     "create over": lambda k, d, _: k.create(b"7", os.O_RDWR | os.O_TRUNC, d),
     "open": lambda k, _, ino: k.open(ino, os.O_WRONLY | os.O_TRUNC),
     "setattr": lambda k, _, ino: k.setattr(ino, size=3),
@@ -34,13 +32,7 @@ BEGINNINGS: dict[str, Callable[[Kernel, int, int], Any]] = {
     "rename": lambda k, d, _: finish(k.operations.rename(d, b"7", d, b"n", 0, k.context)),
     "rename out": lambda k, d, _: finish(k.operations.rename(d, b"7", 1, b"n", 0, k.context)),
     "rename in": lambda k, d, _: finish(k.operations.rename(1, b"o", d, b"7", 0, k.context)),
-    "link": lambda k, d, ino: finish(k.operations.link(ino, d, b"second", k.context)),
-    "mkdir": lambda k, d, _: finish(k.operations.mkdir(d, b"new", 0o755, k.context)),
     "rmdir": lambda k, d, _: finish(k.operations.rmdir(d, b"empty", k.context)),
-    "symlink": lambda k, d, _: finish(k.operations.symlink(d, b"new", b"7", k.context)),
-    "mknod": lambda k, d, _: finish(
-        k.operations.mknod(d, b"new", stat.S_IFIFO | 0o600, 0, k.context)
-    ),
     "write": _write,
 }
 

@@ -157,12 +157,25 @@ def test_whoever_opens_by_name_after_the_kill(place: Workplace, mounted: Path) -
         assert versions(directory) == {"1"}
 
 
+MORE = """
+import os, sys
+top = sys.argv[1]
+with open(top + "/shard-0", "w") as file:
+    file.write("2")
+os.mkdir(top + "/more")
+with open(top + "/more/file", "w") as file:
+    file.write("2")
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
 def test_whoever_lists_the_unit_itself_after_the_kill(place: Workplace, mounted: Path) -> None:
     """By a name that the kernel remembers: it led to what has gone back, with a new file in it."""
     directory = mounted / "checkpoint-1"
     save(place, directory, 1)
     for _ in range(4):
-        process = saver(place, directory / "more", 2, pause_after=3)
+        process = place.python(MORE, directory)
         wait_for_line(process)
         assert "more" in names(directory)
         kill(process)
@@ -416,7 +429,7 @@ def test_a_shell_removes_for_good(place: Workplace, mounted: Path) -> None:
     directory = mounted / "checkpoint-1"
     free_before = free_bytes(mounted)
     save(place, directory, 1)
-    (directory / "big").write_bytes(b"b" * 8_000_000)
+    (directory / "shard-0").write_bytes(b"b" * 8_000_000)
     (directory / MARKER).write_text("1")
     assert subprocess.run(["rm", "-rf", directory], check=False).returncode == 0
     assert names(mounted) == []

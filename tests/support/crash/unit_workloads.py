@@ -126,6 +126,7 @@ def unit_marker_twice(bench: Bench) -> None:
     scene.save(SET + b"/a", 300)
     scene.finish(SET + b"/" + MARKER, 95, SET)
     scene.begin(SET)
+    scene.save(SET + b"/a", 400)
     scene.save(SET + b"/rng_state_1.pth", 400)
     scene.finish(SET + b"/" + MARKER, 99, SET)
 
@@ -234,6 +235,7 @@ def _save_directly(bench: Bench, path: bytes) -> None:
 def units_in_each_other(bench: Bench) -> None:
     scene = complete_set(bench)
     scene.begin(SET)
+    scene.save(SET + b"/a", 200)
     scene.make(SET + b"/global_step9")
     scene.save(SET + b"/global_step9/zero", 5000)
     scene.save(SET + b"/latest", 12)

@@ -65,6 +65,8 @@ class Settles:
         self.finishers: dict[Hashable, str] = {}
         self.savers: set[tuple[Hashable, str, Directory | None]] = set()
         """Who has finished sets of which rule in which directory."""
+        self.maybe_savers: set[tuple[Hashable, str, Directory | None]] = set()
+        """The same, of sets of which nothing is promised."""
         self.maybe_finishers: set[Hashable] = set()
         self.ever_committed: set[bytes] = set()
         self.seen: dict[int, File] = {}
@@ -172,21 +174,10 @@ class Settles:
             self._goes_on(found)
         if appends:
             return
-        if found is not None and found.is_guess and user == found.uid and not is_log_name(name):
-            if directory is found.top and found.rule.knows(name):
-                found.is_guess = False
-            else:
-                self.sets.remove(found)
-                found = None
-        if found is None:
-            ruled = rule_of(directory, name)
-            if ruled is None or ruled[0].uid != user or is_log_name(name):
+        if found is None or not self._is_confirmed(found, directory, name):
+            found = self._begun(directory, name, file)
+            if found is None:
                 return
-            if not self._begins(*ruled, directory, name):
-                return
-            found = self._begin_set(*ruled, changed=file)
-            logs = (e for e in found.top.entries.values() if isinstance(e, File) and e.is_log)
-            found.is_murky |= any(log.uid == user and not log.handles for log in logs)
         elif user != found.uid:
             found.foreign.add(found.path_of(directory, name))
             if file is not None:
@@ -202,6 +193,31 @@ class Settles:
         found.writers.add(self.present)
         found.changed = self.now
 
+    def _is_confirmed(self, found: ChangeSet, directory: Directory, name: bytes) -> bool:
+        """What was taken for a set beside others of a saver is one, as far as is known."""
+        if not found.is_guess or self.present.uid != found.uid or is_log_name(name):
+            return True
+        found.is_guess = False
+        if directory is found.top and found.rule.knows(name):
+            return True
+        self.sets.remove(found)
+        return False
+
+    def _begun(self, directory: Directory, name: bytes, file: File | None) -> ChangeSet | None:
+        """The set that a change begins, if it does."""
+        user = self.present.uid
+        ruled = rule_of(directory, name)
+        if ruled is None or ruled[0].uid != user or is_log_name(name):
+            return None
+        if not self._begins(*ruled, directory, name):
+            return None
+        unsure = bool(ruled[1].files) and self._may_be_saver(ruled[1], ruled[0])
+        found = self._begin_set(*ruled, changed=file)
+        found.is_murky |= unsure and found.is_new
+        logs = (each for each in found.top.entries.values() if isinstance(each, File))
+        found.is_murky |= any(e.is_log and e.uid == user and not e.handles for e in logs)
+        return found
+
     def _begins(self, top: Directory, rule: Rule, directory: Directory, name: bytes) -> bool:
         """Something that is there changes, or the first thing comes; files alone show a set only
         if a saver makes them.
@@ -212,7 +228,17 @@ class Settles:
             return True
         if any(self._counts(top, each, name) for name, each in top.entries.items()):
             return False  # a log that was closed may count: nothing is promised then, see below
-        return not rule.files or (self.present, rule.name, top.parent) in self.savers
+        return not rule.files or self._is_saver(rule, top) or self._may_be_saver(rule, top)
+
+    def _is_saver(self, rule: Rule, top: Directory) -> bool:
+        return (self.present, rule.name, top.parent) in self.savers
+
+    def _may_be_saver(self, rule: Rule, top: Directory) -> bool:
+        """It is not promised that it is none."""
+        token = self.present, rule.name, top.parent
+        unsure = [each for each in self.sets if each.is_murky and self.present in each.writers]
+        tokens = {(self.present, each.rule.name, each.top.parent) for each in unsure}
+        return token not in self.savers and token in self.maybe_savers | tokens
 
     def _counts(self, top: Directory, child: File | Directory, name: bytes) -> bool:
         if isinstance(child, Directory):
@@ -310,12 +336,13 @@ class Settles:
         ruled = rule_of(made, None)
         beside = rule_beside(made)
         if ruled is None and beside is not None:
-            is_saver = (self.present, beside.name, made.parent) in self.savers
-            beside = beside if is_saver else None
+            known = self._is_saver(beside, made) or self._may_be_saver(beside, made)
+            beside = beside if known else None
         rule = ruled[1] if ruled is not None else beside
         if rule is not None:
             self._begin_set(made, rule).was_made = True
             self.sets[-1].is_guess = ruled is None
+            self.sets[-1].is_murky |= ruled is None and self._may_be_saver(rule, made)
             self.sets[-1].writers.add(self.present)
 
     def losing(self, directory: Directory, name: bytes) -> None:
@@ -536,6 +563,7 @@ class Settles:
         self.sets.remove(each)
         if each.is_murky:
             self.maybe_finishers |= each.writers
+            self.maybe_savers |= {(who, each.rule.name, each.top.parent) for who in each.writers}
         elif each.marked:
             self.finishers.update(dict.fromkeys(each.writers, each.rule.name))
             self.savers |= {(who, each.rule.name, each.top.parent) for who in each.writers}
