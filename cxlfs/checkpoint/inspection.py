@@ -46,23 +46,28 @@ def inspect(path: str | Path, level: Level = Level.STRUCTURE) -> Checkpoint | No
     Reads headers only, or everything (``Level.CONTENT``); writes nothing, runs nothing of what it
     reads. Raises nothing for what the bytes may hold; what cannot be judged is ``State.UNKNOWN``.
     """
-    place = Place(Path(path))
     try:
-        found = _format_at(place)
+        examined = examine(path)
     except ProblemError as error:
         return _unknown(path, error)
-    if found is None:
+    if examined is None:
         return None
-    contents = _examined(place, found)
-    home = Place(place.path.parent, place.budget) if contents.beside else place
-    _ask_store(home, contents)
+    home, contents = examined.home, examined.contents
     state, _ = contents.state()
     if level is Level.CONTENT and state is State.COMPLETE:
         verify_content(home, contents)
         list_later(home, contents)
+    return checkpoint_of(path, examined, level)
+
+
+def checkpoint_of(
+    path: str | Path, examined: Examined, level: Level = Level.STRUCTURE
+) -> Checkpoint:
+    """What was found, as it is said of a checkpoint that was read to ``level``."""
+    contents = examined.contents
     state, reason = contents.state()
     return Checkpoint(
-        kind=contents.kind or found.kind,
+        kind=examined.kind,
         path=str(path),
         step=contents.named_step if contents.step is None else contents.step,
         state=state,
@@ -75,6 +80,29 @@ def inspect(path: str | Path, level: Level = Level.STRUCTURE) -> Checkpoint | No
         named_step=contents.named_step,
         committed_ns=contents.committed_ns,
     )
+
+
+class Examined(NamedTuple):
+    """What a reader has found. ``home``: what the names of files are relative to."""
+
+    kind: str
+    home: Place
+    contents: Contents
+
+
+def examine(path: str | Path) -> Examined | None:
+    """The structure of one checkpoint; None: it is none of a format that is known.
+
+    Raises ProblemError where not even the format can be told.
+    """
+    place = Place(Path(path))
+    found = _format_at(place)
+    if found is None:
+        return None
+    contents = _examined(place, found)
+    home = Place(place.path.parent, place.budget) if contents.beside else place
+    _ask_store(home, contents)
+    return Examined(contents.kind or found.kind, home, contents)
 
 
 def _unknown(path: str | Path, error: ProblemError) -> Checkpoint:

@@ -64,7 +64,7 @@ class File:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
     """``[offset, offset + size_bytes)`` of ``file`` holds it; both None where the format does not
-    say so (compressed, or kept in pieces).
+    say so (compressed, or kept in pieces). ``strides``: in items; None: C order without gaps.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Tensor:
     file: str
     offset: int | None
     size_bytes: int | None
+    strides: tuple[int, ...] | None = None
 
 
 class Algorithm(enum.Enum):

@@ -96,6 +96,21 @@ class Reader:
             at += len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """As :meth:`read_data`, into memory of the caller's: all of ``target``."""
+        at, end = offset, offset + len(target)
+        if offset < 0 or end > self.size_bytes:
+            raise IncompleteError(f"it ends at byte {self.size_bytes}, {end} are needed")
+        while at < end:
+            try:
+                count = os.preadv(self._descriptor, [target[at - offset :]], at)
+            except OSError as error:
+                first, length = self._narrowed(at, end - at)
+                raise _problem(error, self.name, first, length) from error
+            if not count:
+                raise IncompleteError(f"it ends at byte {at}, {end} are needed")
+            at += count
+
     def stretches(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
         """``[first, last)`` of a range, and whether that is a hole: zeros that nobody wrote."""
         at = begin

@@ -101,6 +101,8 @@ class TorchTensor:
     storage: Storage
     offset: int
     size_bytes: int
+    strides: tuple[int, ...] = ()
+    """In items."""
 
 
 def storage_of(value: object) -> Storage | None:
@@ -216,7 +218,8 @@ class TensorWalk:
             raise DamagedError(f"tensor {name} is larger than its storage")
         if len(self.tensors) >= limits.TENSORS_MAX:
             raise BeyondLimitsError("it has more tensors than are listed")
-        self.tensors.append(TorchTensor(name, dtype, shape, storage, first * item_bytes, size))
+        begin = first * item_bytes
+        self.tensors.append(TorchTensor(name, dtype, shape, storage, begin, size, strides))
 
 
 def _numbers(value: object) -> tuple[int, ...] | None:

@@ -40,7 +40,7 @@ _ARRAYS_MAX = 100_000
 class Array:
     """The header of one ``.npy``. ``data``: where the array begins; ``item_bytes`` 0: objects."""
 
-    __slots__ = ("data", "dtype", "item_bytes", "shape")
+    __slots__ = ("_is_fortran", "data", "dtype", "item_bytes", "shape")
 
     def __init__(self, head: bytes) -> None:
         """``head``: the first bytes of the file. Raises IncompleteError, DamagedError, ..."""
@@ -62,6 +62,18 @@ class Array:
         self.dtype = str(fields.get("descr"))[: limits.NAME_CHARACTERS_MAX]
         self.item_bytes = _item_bytes(fields.get("descr"), 0)
         self.shape = shape(fields.get("shape"), "the array")
+        self._is_fortran = fields.get("fortran_order") is True
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """In items; None: C order."""
+        if not self._is_fortran:
+            return None
+        found, step = [], 1
+        for dimension in self.shape:
+            found.append(step)
+            step = min(step * max(dimension, 1), limits.NUMBER_MAX)
+        return tuple(found)
 
     @property
     def size_bytes(self) -> int:
@@ -151,7 +163,7 @@ class NumpyArray:
             raise IncompleteError(f"the last {end - reader.size_bytes} bytes are missing")
         name = str(number) if number else ""
         contents.tensors.append(
-            Tensor(name, array.dtype, array.shape, reader.name, begin, end - begin)
+            Tensor(name, array.dtype, array.shape, reader.name, begin, end - begin, array.strides)
         )
         return end
 
@@ -194,4 +206,5 @@ class NumpyArchive:
         if array.item_bytes and array.data + array.size_bytes > record.size_bytes:
             raise DamagedError(f"tensor {name}: its size does not fit its shape")
         offset = record.offset + array.data
-        return Tensor(name, array.dtype, array.shape, reader.name, offset, array.size_bytes)
+        size = array.size_bytes
+        return Tensor(name, array.dtype, array.shape, reader.name, offset, size, array.strides)

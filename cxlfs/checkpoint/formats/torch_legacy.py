@@ -61,6 +61,7 @@ class TorchLegacy:
                     reader.name,
                     begin + tensor.offset,
                     tensor.size_bytes,
+                    tensor.strides,
                 )
             )
         contents.step, contents.epoch = progress_of(value)

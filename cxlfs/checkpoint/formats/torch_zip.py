@@ -36,7 +36,8 @@ _OTHER_NAMES = re.compile(
 )
 """What Hugging Face calls files of ``torch.save``."""
 _PICKLE = "data.pkl"
-_OF_THE_WRITER = frozenset({"version", "byteorder", ".data/serialization_id"})
+_BYTE_ORDER, _BIG = "byteorder", b"big"
+_OF_THE_WRITER = frozenset({"version", _BYTE_ORDER, ".data/serialization_id"})
 """Records that it adds when an archive is ended."""
 
 
@@ -74,6 +75,7 @@ class TorchZip:
             raise DamagedError("its pickle has no end") from error
         walk = TensorWalk()
         walk.walk(found.value)
+        order = _byte_order(archive, root)
         for tensor in walk.tensors:
             storage = tensor.storage
             record = archive.records.get(f"{root}data/{storage.key}")
@@ -85,11 +87,12 @@ class TorchZip:
             contents.tensors.append(
                 Tensor(
                     tensor.name,
-                    tensor.dtype,
+                    order + tensor.dtype,
                     tensor.shape,
                     file,
                     offset,
                     None if offset is None else tensor.size_bytes,
+                    tensor.strides,
                 )
             )
         contents.step, contents.epoch = progress_of(found.value)
@@ -101,6 +104,14 @@ def _begins_with_pickle(head: bytes) -> bool:
     """Whatever the file is called: its first record is the pickle, in a directory."""
     name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
     return name.endswith(b"/" + _PICKLE.encode())
+
+
+def _byte_order(archive: Archive, root: str) -> str:
+    """``>`` for an archive that a big-endian machine wrote, as NumPy marks types; else nothing."""
+    record = archive.records.get(f"{root}{_BYTE_ORDER}")
+    if record is None or record.size_bytes != len(_BIG):
+        return ""
+    return ">" if archive.read(record) == _BIG else ""
 
 
 def _is_plain(record: Record) -> bool:
