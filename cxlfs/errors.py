@@ -336,6 +336,26 @@ class StreamError(CxlfsError):
     default_next_step = "send it again; with --base and cxlfs receive DIR --have it goes on"
 
 
+class NotInspectableError(CxlfsError):
+    """There is nothing at a path that can be looked into: no checkpoint, or several, or a format
+    that no reader knows.
+    """
+
+    errno = _errno.ENOENT
+    exit_code = 37
+    id = "not-inspectable"
+    default_next_step = "name one checkpoint: a file, a directory, or the prefix of TensorFlow's"
+
+
+class ManifestError(CxlfsError):
+    """A manifest of a checkpoint cannot be read, or is not what it says of itself."""
+
+    errno = _errno.EINVAL
+    exit_code = 38
+    id = "manifest"
+    default_next_step = "make it again: cxlfs manifest PATH --output FILE"
+
+
 class CheckpointExistsError(CxlfsError):
     """A checkpoint of that name is there already, and is left as it is."""
 

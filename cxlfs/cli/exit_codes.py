@@ -19,6 +19,7 @@ FAILURE = 1
 USAGE = 2
 FINDINGS = 3
 REPAIRED = 4
+HINTS = 5
 SIGNAL_BASE = 128
 
 PLAIN = {
@@ -27,6 +28,7 @@ PLAIN = {
     USAGE: "the arguments cannot be meant as given",
     FINDINGS: "verify found damage, and some of it is still there",
     REPAIRED: "verify found damage and repaired all of it",
+    HINTS: "verify --deep found no damage, and hints of some that no checksum finds",
 }
 """Codes that are not of one kind of error."""
 
@@ -82,7 +84,7 @@ def meanings() -> dict[int, str]:
     """Every exit code and its meaning, smallest first."""
     found = dict(PLAIN)
     for kind in error_kinds():
-        if kind.exit_code > REPAIRED:  # the class that sets it comes before those that inherit it
+        if kind.exit_code > HINTS:  # the class that sets it comes before those that inherit it
             found.setdefault(kind.exit_code, kind.meaning)
     return dict(sorted(found.items()))
 

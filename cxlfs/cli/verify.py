@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
-from cxlfs.cli.exit_codes import FINDINGS, OK, REPAIRED, epilog
+from cxlfs.cli.exit_codes import FINDINGS, HINTS, OK, REPAIRED, epilog
 from cxlfs.cli.output import Output, Report, quote
 from cxlfs.cli.progress import Progress
 from cxlfs.cli.source import media_of
@@ -38,7 +38,10 @@ from cxlfs.errors import (
     BusyError,
     CorruptionError,
     CxlfsError,
+    DirectoryAbsentError,
+    ManifestError,
     NotACxlfsError,
+    NotInspectableError,
     SavedCopyError,
     UsageError,
 )
@@ -60,6 +63,9 @@ from cxlfs.verify.repair import apply, plan
 from cxlfs.verify.repair import undo as undo_repair
 
 NOT_MOUNTED = "it is not mounted, and was only read (--record writes the outcome into it)"
+_INSIDE_EXIT_CODES = tuple(
+    error.exit_code for error in (NotInspectableError, ManifestError, DirectoryAbsentError)
+)
 _DATA_PASSES = frozenset(each.id for each in PASSES if each.data)
 
 HELP = """Check the store on SOURCE, or the one mounted on MOUNTPOINT: first every structure, then
@@ -75,12 +81,21 @@ A mounted store remembers the outcome, and "cxlfs status" and "cxlfs list" show 
 is gone. One that is not mounted is only read; with --record it is opened as by a mount, and the
 outcome is written into it.
 
+Two options check checkpoints instead, in any directory, on a store or not. --manifest FILE compares
+the files in DIR with a manifest, every byte, and names the tensors that differ (exit code 3);
+--public-key says who must have signed it. --deep PATH looks at a checkpoint, or at all in a
+directory from the oldest on: it compares the checksums of their formats (exit code 3), and gives
+hints of damage that no checksum finds: NaN, Inf, and changes of a tensor ten times as large as ever
+before (exit code 5). A hint proves nothing.
+
 \b
 Examples:
   cxlfs verify /mnt/ckpt
   cxlfs verify /dev/dax0.0 --structure-only
   cxlfs verify /dev/dax0.0 --repair
   cxlfs verify /dev/dax0.0 --undo /var/tmp/dax0.0.saved-20260131T120000Z
+  cxlfs verify --manifest step-700.manifest run/step-700
+  cxlfs verify --deep run --last 5
 """
 
 
@@ -197,18 +212,26 @@ class Tally:
     "verify",
     help=HELP,
     context_settings=CONTEXT_SETTINGS,
-    epilog=epilog(FINDINGS, REPAIRED, *OPEN_EXIT_CODES),
+    epilog=epilog(FINDINGS, REPAIRED, HINTS, *OPEN_EXIT_CODES, *_INSIDE_EXIT_CODES),
 )
-@click.argument("target", metavar="SOURCE|MOUNTPOINT", type=ANY_PATH)
+@click.argument("target", metavar="SOURCE|MOUNTPOINT|PATH", type=ANY_PATH, required=False)
 @click.option("--structure-only", is_flag=True, help="Do not read file data.")
 @click.option("--repair", is_flag=True, help="Repair what can be undone from a saved copy.")
 @click.option("--record", is_flag=True, help="Write the outcome into a store that is not mounted.")
 @click.option("--undo", metavar="SAVED_COPY", type=ANY_PATH, help="Take a repair back.")
+@click.option("--manifest", metavar="FILE", type=ANY_PATH, help="Compare PATH with a manifest.")
+@click.option("--public-key", metavar="KEY", type=ANY_PATH, help="Check who signed the manifest.")
+@click.option("--deep", is_flag=True, help="Look inside the checkpoints at PATH.")
+@click.option("--last", metavar="N", type=click.IntRange(1), help="With --deep: the newest N.")
 @common_options
 def command(
-    target: str,
+    target: str | None,
     undo: str | None,
+    manifest: str | None,
+    public_key: str | None,
+    last: int | None,
     *,
+    deep: bool,
     structure_only: bool,
     repair: bool,
     record: bool,
@@ -216,12 +239,45 @@ def command(
 ) -> int:
     """See HELP."""
     output = Output(as_json=as_json)
+    if manifest is not None or deep or public_key is not None or last is not None:
+        if structure_only or repair or record or undo is not None:
+            raise UsageError(
+                "--manifest and --deep go with no option that is about a store",
+                next_step="see cxlfs verify --help",
+            )
+        return _inside(target, manifest, public_key, last, output, deep=deep)
+    if target is None:
+        raise UsageError("name what to check", next_step="cxlfs verify SOURCE, or MOUNTPOINT")
     if undo is not None:
         if structure_only or repair or record:
             raise UsageError("--undo takes no other option", next_step="see cxlfs verify --help")
         output.report(take_back(target, Path(undo)))
         return OK
     return check(target, output, structure_only=structure_only, repair=repair, record=record)
+
+
+def _inside(
+    target: str | None,
+    manifest: str | None,
+    public_key: str | None,
+    last: int | None,
+    output: Output,
+    *,
+    deep: bool,
+) -> int:
+    """Check checkpoints; the exit code."""
+    # Only where they are asked for: formats take a while to load.
+    from cxlfs.cli.verify_inside import verify_deep, verify_manifest  # noqa: PLC0415
+
+    if manifest is not None:
+        if deep or last is not None:
+            raise UsageError("--manifest and --deep are two checks", next_step="run one at a time")
+        return verify_manifest(manifest, target, public_key, output)
+    if public_key is not None:
+        raise UsageError("--public-key goes with --manifest", next_step="see cxlfs verify --help")
+    if not deep or target is None:
+        raise UsageError("--deep needs a PATH", next_step="cxlfs verify --deep PATH [--last N]")
+    return verify_deep(target, last, output)
 
 
 def take_back(source: str, saved_copy: Path) -> Undone:

@@ -26,7 +26,7 @@ def reports() -> Iterator[type[Report]]:
     """Every kind of document of the program. Not ``__subclasses__``: a dataclass with slots leaves
     the class that it was made from there.
     """
-    for verb in ("output", "progress", "mounts", "verify_reports", *cli.VERBS):
+    for verb in ("output", "progress", "mounts", "verify_reports", "verify_inside", *cli.VERBS):
         for found in vars(importlib.import_module(f"cxlfs.cli.{verb}")).values():
             is_report = isinstance(found, type) and issubclass(found, Report)
             if is_report and found.__module__ == f"cxlfs.cli.{verb}" and found is not Report:
