@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import random
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from cxlfs.checkpoint.model import BeyondLimitsError, State
+from cxlfs.checkpoint.model import BeyondLimitsError, ProblemError, State
 from cxlfs.checkpoint.place import Place
 from cxlfs.checkpoint.tensors import (
     Layout,
     Statistics,
+    decode_manifest,
     difference,
     family_of,
     layer_of,
     layout_of,
+    manifest_of,
     statistics,
 )
 from cxlfs.checkpoint.tensors.blocks import BLOCK_BYTES, Buffer, access_of, blocks, spread
@@ -34,6 +38,7 @@ from cxlfs.checkpoint.tensors.dtypes import Kind, byte_values, item_type
 from cxlfs.checkpoint.tensors.model import Part, dense_strides, span_items
 from cxlfs.checkpoint.tensors.reducing import Reducer
 from cxlfs.checkpoint.tensors.statistics import NEVER_READ
+from tests.support import fuzz_checkpoints, hostile_checkpoints
 from tests.support.checkpoints import CASES, Case
 
 from .conftest import Unpack
@@ -488,6 +493,40 @@ def test_headers_of_any_numbers(
         if isinstance(found, Statistics):
             assert found.items in (tensor.items, 2 * tensor.items)
             assert tensor.size_bytes <= 256
+
+
+@pytest.mark.slow
+def test_hostile_checkpoints_are_looked_into(tmp_path: Path, seed: int) -> None:
+    """Those of real libraries, changed at random: nothing is run, and what is said is bounded."""
+    list(spread(range(2), abs, 2))  # loads what threads need
+    for index in range(200):
+        base, notes = fuzz_checkpoints.make(seed, index)
+        path = hostile_checkpoints.write(base, tmp_path)
+        try:
+            with hostile_checkpoints.watched(), contextlib.suppress(ProblemError):
+                look_at(path)
+        except Exception as error:
+            error.add_note(f"index {index}: {notes}")
+            raise
+        for each in tmp_path.iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def look_at(path: Path) -> None:
+    """All that is done with one checkpoint. Raises ProblemError."""
+    layout = layout_of(path)
+    if layout is None:
+        return
+    sizes = {file.name: file.size_bytes or 0 for file in layout.files}
+    for tensor, found in zip(layout.tensors, statistics(layout), strict=True):
+        assert isinstance(found, str) or tensor.reason is None
+        for part in tensor.parts:
+            if part.inflated_ahead is None:
+                assert 0 <= part.offset <= part.offset + part.size_bytes <= sizes[part.file]
+    compared = difference(layout, layout, reads_all=True).tensors
+    assert not any(each.is_changed for each in compared)
+    manifest = manifest_of(path)
+    assert decode_manifest(manifest.encode()).id == manifest.id
 
 
 def test_dense_strides() -> None:

@@ -24,6 +24,7 @@ from tests.support.bench.bare import bare_mount
 from tests.support.bench.data import BLOCKS_BYTES, KINDS, TRANSPORTS
 from tests.support.bench.fragmentation import QUICK_REFERENCES
 from tests.support.bench.huge_pages import RATES, TIMES
+from tests.support.bench.inspecting import TYPES
 from tests.support.bench.report import FIRST_PASS_CASES, PIECES, ROWS, find, table
 from tests.support.bench.targets import mounted
 from tests.support.bench.unit_saves import SHAPES, WAYS
@@ -124,6 +125,19 @@ def test_a_quick_run_measures_saves_in_units(tmp_path: Path) -> None:
     for key in (f"units.{shape}_{way}" for shape in SHAPES for way in WAYS):
         assert_positive(figures, f"{key}.inside_s", f"{key}.outside_s", f"{key}.ratio")
         assert done.stdout.count(f"`{key}.ratio`") == 1
+
+
+def test_a_quick_run_measures_looking_inside(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ["--quick", "--only", "inspect", "--state-size", "64M", "--runs", "1"]
+    arguments += ["--json", str(path), "--memory", str(fast_directory() or tmp_path)]
+    done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(path.read_text())
+    assert figures["missing"] == {}
+    for key in ("inspect.diff", *(f"inspect.stats.{name}" for name in TYPES)):
+        assert_positive(figures, *(f"{key}.{name}bytes_per_s" for name in ("", "crc32c_")))
+        assert done.stdout.count(f"`{key}.bytes_per_s`") == 1
 
 
 @pytest.mark.mounted

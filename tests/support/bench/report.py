@@ -13,6 +13,7 @@ from cxlfs.units import KIB, MIB
 from tests.support.bench import openings, scaling
 from tests.support.bench.first_pass import CASES
 from tests.support.bench.huge_pages import RATES, TIMES
+from tests.support.bench.inspecting import TYPES
 from tests.support.bench.measure import Figures
 from tests.support.bench.unit_saves import SHAPES, WAYS
 
@@ -259,6 +260,17 @@ def _store_rows() -> Iterator[Row]:
         yield Row(f"the same beside raw CRC32C of a cached block, {text}", f"{key}.ratio", "ratio")
 
 
+def _inspect_rows() -> Iterator[Row]:
+    """Those that a limit was set for come first; the others are slower, as the page says."""
+    for name in TYPES:
+        key = f"inspect.stats.{name}"
+        must = INSPECT_MIN if name == "F32" else None
+        yield Row(f"inspect --stats, {name}", f"{key}.bytes_per_s", "GB/s", f"{key}.ratio", must)
+    key = "inspect.diff"
+    yield Row("diff, F32", f"{key}.bytes_per_s", "GB/s", f"{key}.ratio", INSPECT_MIN)
+
+
+INSPECT_MIN = 0.5
 GATHERED_MIN, FIRST_WRITE_MIN = 0.7, 0.8
 PIECES: dict[str, tuple[str, float | None]] = {
     "fresh": ("as written", None),
@@ -344,6 +356,7 @@ ROWS = {
         _torch_row("DCP save, StorageWriter of cxlfs.torch, 2 threads", "dcp_save", must=1.2),
         _torch_row("cxlfs.torch.async_save, until it returns", "async_save"),
     ),
+    "of reading and CRC32C, as many threads": tuple(_inspect_rows()),
     "": (
         *_fuse_time_rows(),
         *_latency_rows(),
