@@ -16,7 +16,7 @@ import click
 from cxlfs.checkpoint.tensors import Difference, TensorChange, difference
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import OK, epilog
-from cxlfs.cli.inspect import INSPECT_EXIT_CODES, require_layout
+from cxlfs.cli.inspect import INSPECT_EXIT_CODES, reading, require_layout
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.tables import finite, short, table
 from cxlfs.units import format_size
@@ -202,6 +202,8 @@ class Changes(Report):
 def command(before: str, after: str, *, tensors: bool, reads_all: bool, as_json: bool) -> int:
     """See HELP."""
     output = Output(as_json=as_json)
-    found = difference(require_layout(before), require_layout(after), reads_all=reads_all)
+    layouts = require_layout(before), require_layout(after)
+    with reading(output) as seen:
+        found = difference(*layouts, reads_all=reads_all, seen=seen)
     output.report(Changes.of(before, after, found, lists_tensors=tensors))
     return OK

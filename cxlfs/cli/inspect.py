@@ -5,6 +5,7 @@ Never here: finding them, computing (``checkpoint.tensors``).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import os
@@ -25,9 +26,11 @@ from cxlfs.checkpoint.tensors import (
     only_layout,
     statistics,
 )
+from cxlfs.checkpoint.tensors.blocks import Seen
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import OK, epilog
 from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.cli.progress import Progress
 from cxlfs.cli.tables import finite, short, table
 from cxlfs.errors import DirectoryAbsentError, DirectoryUnreachableError, NotInspectableError
 from cxlfs.units import format_size
@@ -229,7 +232,10 @@ def command(path: str, tensor: str | None, plot: str | None, *, stats: bool, as_
     wanted = [
         each for each in layout.tensors if tensor is None or fnmatch.fnmatchcase(each.name, tensor)
     ]
-    found = statistics(layout, wanted) if stats or plot is not None else None
+    found = None
+    if stats or plot is not None:
+        with reading(output) as seen:
+            found = statistics(layout, wanted, seen=seen)
     if plot is not None and found is not None:
         named = [
             (each.name, norm)
@@ -241,6 +247,19 @@ def command(path: str, tensor: str | None, plot: str | None, *, stats: bool, as_
     if plot is not None:
         output.text(f"drawn: {quote(plot)}")
     return OK
+
+
+@contextlib.contextmanager
+def reading(output: Output) -> Iterator[Seen | None]:
+    """Show how much was read, where a person watches; JSON stays one document."""
+    if not output.shows_progress:
+        yield None
+        return
+    progress = Progress(output)
+    try:
+        yield lambda done, total: progress("reading", done, total, "bytes")
+    finally:
+        progress.clear()
 
 
 def require_layout(path: str) -> Layout:

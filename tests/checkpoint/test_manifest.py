@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from cxlfs.checkpoint.model import BeyondLimitsError
 from cxlfs.checkpoint.place import Place
 from cxlfs.checkpoint.tensors import compare, decode_manifest, manifest_of, sha256_lines
 from cxlfs.checkpoint.tensors.blocks import TASK_BYTES
@@ -76,6 +77,12 @@ def test_any_directory_has_a_manifest_of_its_files(tmp_path: Path) -> None:
     ]
     assert found.tensors == ()
     assert found.kind is None
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"a\xff")).write_text("")
+    with pytest.raises(BeyondLimitsError, match="not UTF-8"):
+        manifest_of(tmp_path)
 
 
 @pytest.mark.parametrize(

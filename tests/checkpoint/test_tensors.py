@@ -262,6 +262,21 @@ def test_one_file_is_not_read_twice(tmp_path: Path) -> None:
     assert difference(*layouts[:2], reads_all=True).bytes_read == 8000
 
 
+def test_what_was_read_is_said_on_the_way(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", w=np.ones(9 << 20), v=np.ones(9 << 20))
+    layouts = [laid_out(tmp_path / f"{name}.npz") for name in ("a", "b")]
+    for size, work in (
+        (144 << 20, lambda seen: statistics(layouts[0], seen=seen)),
+        (288 << 20, lambda seen: difference(*layouts, reads_all=True, seen=seen)),
+    ):
+        said: list[tuple[int, int]] = []
+        work(lambda *numbers, said=said: said.append(numbers))
+        assert len(said) > 1
+        assert said == sorted(said)
+        assert said[-1] == (size, size)
+
+
 def test_ranks_with_tensors_of_one_name_are_told_apart(unpack: Unpack) -> None:
     layout = laid_out(unpack("megatron") / "ranks" / "iter_0000100")
     names = layout.named()

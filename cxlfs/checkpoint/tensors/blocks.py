@@ -38,6 +38,8 @@ _READS_MAX = 1 << 20
 """Of one part that is not contiguous."""
 
 Bytes = NDArray[np.uint8]
+Seen = Callable[[int, int], None]
+"""Called with the bytes that were read so far, and with all that will be."""
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 

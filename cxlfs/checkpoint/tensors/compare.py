@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from cxlfs.checkpoint.tensors.blocks import (
     TASK_BYTES,
     Buffer,
     Bytes,
+    Seen,
     access_of,
     blocks,
     spread,
@@ -126,7 +128,12 @@ def _of_family(family: str, inside: list[TensorChange]) -> FamilyChange:
 
 
 def difference(
-    before: Layout, after: Layout, *, reads_all: bool = False, threads: int | None = None
+    before: Layout,
+    after: Layout,
+    *,
+    reads_all: bool = False,
+    threads: int | None = None,
+    seen: Seen | None = None,
 ) -> Difference:
     """Of two checkpoints, tensor by tensor. ``reads_all``: shared ones too."""
     old, new = before.named(), after.named()
@@ -151,7 +158,7 @@ def difference(
         found.append(
             TensorChange(name, family_of(name), one, other, None, reason, is_shared=is_shared)
         )
-    changes = _compared(before, after, pairs, threads)
+    changes = _compared(before, after, pairs, threads, seen)
     return Difference(
         added=tuple(tensor for name, tensor in new.items() if name not in old),
         gone=tuple(tensor for name, tensor in old.items() if name not in new),
@@ -286,12 +293,21 @@ def _check_together(tensor: StoredTensor, item_bytes: int) -> None:
 
 
 def _compared(
-    before: Layout, after: Layout, pairs: list[_Pair], threads: int | None
+    before: Layout,
+    after: Layout,
+    pairs: list[_Pair],
+    threads: int | None,
+    seen: Seen | None,
 ) -> dict[int, Change | str]:
     """Of each tensor that is in ``pairs``, by its number."""
     found: dict[int, Change | str] = {}
     homes = before.home, after.home
-    for done in spread(list(_tasks(pairs)), lambda task: _work(homes, task), threads):
+    tasks = list(_tasks(pairs))
+    sizes = [sum(pair.size_bytes for pair in task) for task in tasks]
+    results = spread(tasks, lambda task: _work(homes, task), threads)
+    for read, done in zip(itertools.accumulate(sizes), results, strict=True):
+        if seen is not None:
+            seen(read, sum(sizes))
         for number, result in done:
             so_far = found.setdefault(number, Change())
             if isinstance(so_far, str):

@@ -66,6 +66,9 @@ def manifest_of(
         for name in _names(root, path, layout)
         if os.path.realpath(root.path / name) not in skipped
     ]
+    for name in names:
+        if _in_utf8(name) != name:
+            raise BeyondLimitsError(f"the name of the file {_in_utf8(name)} is not UTF-8")
     tensors: tuple[StoredTensor, ...] = ()
     if with_tensors and layout is not None:
         tensors = tuple(_from_root(each, layout, root) for each in layout.tensors)
@@ -148,7 +151,7 @@ def _tensor(tensor: StoredTensor, sums: dict[str, Sums]) -> ManifestTensor:
             else of_file.ranges.get((part.offset, part.offset + part.size_bytes))
         )
         if crc is None:
-            return ManifestTensor(tensor.name, tensor.dtype, tensor.shape, ())
+            return ManifestTensor(_in_utf8(tensor.name), tensor.dtype, tensor.shape, ())
         parts.append(
             ManifestPart(
                 part.file,
@@ -160,7 +163,12 @@ def _tensor(tensor: StoredTensor, sums: dict[str, Sums]) -> ManifestTensor:
                 part.strides,
             )
         )
-    return ManifestTensor(tensor.name, tensor.dtype, tensor.shape, tuple(parts))
+    return ManifestTensor(_in_utf8(tensor.name), tensor.dtype, tensor.shape, tuple(parts))
+
+
+def _in_utf8(name: str) -> str:
+    """Halves of surrogate pairs, which a pickle may hold, are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _with_sha256(root: Place, files: list[ManifestFile]) -> list[ManifestFile]:

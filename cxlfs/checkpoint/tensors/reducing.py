@@ -30,6 +30,7 @@ from cxlfs.checkpoint.tensors.dtypes import ItemType, Kind, byte_values
 
 Number = int | float
 _ROW = 256
+_ONES = np.ones(_ROW, dtype=np.float32)
 _SQUARE_MIN = 2.0**-80
 """Mean squares below it are of items whose squares float32 may not hold."""
 _UNSIGNED = {16: np.uint16, 32: np.uint32, 64: np.uint64}
@@ -153,15 +154,14 @@ class Reducer:
             return found
         if of_item.bits == 64:
             doubles = block.view(np.float64)
-            found.total, found.squares = float(doubles.sum()), float(_squares(doubles).sum())
+            found.total, found.squares = float(doubles.sum()), _squares(doubles)
             return found
         for floats in self._as_floats(block, of_item, self._words):
-            total, squares = _sums(floats)
-            found.total += total
-            found.squares += squares
+            found.total += _sum(floats)
+            found.squares += _squares(floats)
         if not _are_sound(found.total, found.squares, found.items):
             doubles = _doubles(block, of_item)
-            found.total, found.squares = float(doubles.sum()), float(_squares(doubles).sum())
+            found.total, found.squares = float(doubles.sum()), _squares(doubles)
         return found
 
     def _measure_floats(
@@ -174,7 +174,7 @@ class Reducer:
             strict=True,
         )
         for one, other in pairs:
-            found.squares_before += float(_squares(one).sum(dtype=np.float64))
+            found.squares_before += _squares(one)
             if not found.changed:
                 continue
             other = np.subtract(other, one, out=self._other[: len(one)].view(np.float32))  # noqa: PLW2901  in its place
@@ -182,7 +182,7 @@ class Reducer:
             largest = max(int(other.view(np.int32).max()), int(bits.max()) - (1 << 31), 0)
             value = float(np.array([largest], dtype=np.uint32).view(np.float32)[0])
             found.largest = max(found.largest, value)
-            found.squares += float(_squares(other).sum(dtype=np.float64))
+            found.squares += _squares(other)
         is_sound = _are_sound(0.0, found.squares_before, found.items)
         return is_sound and (not found.changed or _are_sound(0.0, found.squares, found.items))
 
@@ -234,19 +234,22 @@ def _order(block: Bytes, of_item: ItemType) -> None:
         block.view(_UNSIGNED[of_item.bits]).byteswap(inplace=True)
 
 
-def _squares(values: _Floats | _Doubles) -> NDArray[np.floating]:
-    """In rows: the sum of the squares of each, and at the end that of what is left."""
+def _squares(values: _Floats | _Doubles) -> float:
+    """Their sum: in rows, and the rows as float64."""
     whole = len(values) // _ROW * _ROW
-    rows, rest = values[:whole].reshape(-1, _ROW), values[whole:]
-    return np.append(np.vecdot(rows, rows), np.vecdot(rest, rest))
+    rows = values[:whole].reshape(-1, _ROW)
+    found = float(np.vecdot(rows, rows).sum(dtype=np.float64)) if whole else 0.0
+    if whole < len(values):
+        rest = values[whole:].astype(np.float64)
+        found += float(np.vecdot(rest, rest))
+    return found
 
 
-def _sums(values: _Floats) -> tuple[float, float]:
+def _sum(values: _Floats) -> float:
     whole = len(values) // _ROW * _ROW
-    rows, rest = values[:whole].reshape(-1, _ROW), values[whole:]
-    in_rows = np.vecdot(rows, np.ones(_ROW, dtype=np.float32))
-    total = float(in_rows.sum(dtype=np.float64)) + float(rest.sum(dtype=np.float64))
-    return total, float(_squares(values).sum(dtype=np.float64))
+    in_rows = np.vecdot(values[:whole].reshape(-1, _ROW), _ONES)
+    found = float(in_rows.sum(dtype=np.float64)) if whole else 0.0
+    return found + float(values[whole:].sum(dtype=np.float64)) if whole < len(values) else found
 
 
 def _are_sound(total: float, squares: float, items: int) -> bool:
@@ -275,7 +278,7 @@ def _of_doubles(values: _Doubles) -> Moments:
     if len(finite):
         found.see(float(finite.min()), float(finite.max()))
         found.total = float(finite.sum())
-        found.squares = float(_squares(finite).sum())
+        found.squares = _squares(finite)
     return found
 
 
@@ -311,12 +314,12 @@ def _measure(
     found: Change, before: _Doubles, after: _Doubles, different: NDArray[np.bool_]
 ) -> None:
     finite = np.isfinite(before)
-    found.squares_before = float(_squares(before[finite]).sum())
+    found.squares_before = _squares(before[finite])
     if not found.changed:
         return
     change = after[different] - before[different]
     measured = change[np.isfinite(change)]
     found.unmeasured = len(change) - len(measured)
     if len(measured):
-        found.squares = float(_squares(measured).sum())
+        found.squares = _squares(measured)
         found.largest = float(np.abs(measured).max())

@@ -11,11 +11,12 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 from cxlfs.checkpoint.model import ProblemError
-from cxlfs.checkpoint.tensors.blocks import TASK_BYTES, Buffer, access_of, blocks, spread
+from cxlfs.checkpoint.tensors.blocks import TASK_BYTES, Buffer, Seen, access_of, blocks, spread
 from cxlfs.checkpoint.tensors.model import Layout, Part, StoredTensor
 from cxlfs.checkpoint.tensors.reducing import Moments, Number, Reducer
 
@@ -55,10 +56,37 @@ class _Piece:
 
 
 def statistics(
-    layout: Layout, tensors: Sequence[StoredTensor] | None = None, threads: int | None = None
+    layout: Layout,
+    tensors: Sequence[StoredTensor] | None = None,
+    threads: int | None = None,
+    seen: Seen | None = None,
 ) -> list[Statistics | str]:
     """Of each tensor (None: of all), or why there is none."""
     wanted = layout.tensors if tensors is None else tensors
+    found, pieces, same = _planned(layout, wanted)
+    tasks = list(_tasks(pieces))
+    sizes = [sum(map(_bytes_of, task)) for task in tasks]
+    results = spread(tasks, lambda task: _work(layout, wanted, task), threads)
+    for read, done in zip(itertools.accumulate(sizes), results, strict=True):
+        if seen is not None:
+            seen(read, sum(sizes))
+        for number, result in done:
+            so_far = found[number]
+            if isinstance(result, str):
+                found[number] = so_far if isinstance(so_far, str) else result
+            elif isinstance(so_far, Moments):
+                so_far.add(result)
+    for number, known in same.items():
+        found[number] = found[known]
+    return [each if isinstance(each, str) else Statistics.of(each) for each in found]
+
+
+def _planned(
+    layout: Layout, wanted: Sequence[StoredTensor]
+) -> tuple[list[Moments | str], list[_Piece], dict[int, int]]:
+    """Of each tensor an empty result, or why it is not read; what is read; and for each tensor that
+    is the same as one before it, which one that is.
+    """
     budget = _OVERLAP_MAX * sum(file.size_bytes or 0 for file in layout.files)
     found: list[Moments | str] = []
     pieces: list[_Piece] = []
@@ -78,16 +106,7 @@ def statistics(
             found[number] = taken
         else:
             pieces += taken
-    for done in spread(list(_tasks(pieces)), lambda task: _work(layout, wanted, task), threads):
-        for number, result in done:
-            so_far = found[number]
-            if isinstance(result, str):
-                found[number] = so_far if isinstance(so_far, str) else result
-            elif isinstance(so_far, Moments):
-                so_far.add(result)
-    for number, known in same.items():
-        found[number] = found[known]
-    return [each if isinstance(each, str) else Statistics.of(each) for each in found]
+    return found, pieces, same
 
 
 def _pieces(number: int, tensor: StoredTensor) -> list[_Piece] | str:
@@ -121,10 +140,16 @@ def _tasks(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
             yield task
             task, size = [], 0
         task.append(piece)
-        share = len(piece.items) / max(piece.part.items, 1) if piece.items is not None else 1
-        size += int(piece.part.size_bytes * share)
+        size += _bytes_of(piece)
     if task:
         yield task
+
+
+def _bytes_of(piece: _Piece) -> int:
+    """Those of a part that is read in several pieces are shared out among them."""
+    if piece.items is None:
+        return piece.part.size_bytes
+    return piece.part.size_bytes * len(piece.items) // max(piece.part.items, 1)
 
 
 def _work(
