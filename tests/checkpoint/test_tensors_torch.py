@@ -13,6 +13,7 @@ from cxlfs.checkpoint.tensors import Layout, Statistics, difference, layout_of, 
 from cxlfs.checkpoint.tensors.compare import together
 from cxlfs.checkpoint.tensors.dtypes import byte_values, item_type
 from cxlfs.checkpoint.tensors.model import Part, StoredTensor
+from tests.support.torch_ranks import run_program
 
 pytestmark = [pytest.mark.frameworks("torch"), pytest.mark.slow]
 
@@ -170,3 +171,52 @@ def test_boxes_of_another_cut_are_compared(tmp_path: Path, seed: int) -> None:
     (found,) = difference(one, dataclasses.replace(two, tensors=(cut,))).tensors
     assert found.change is not None, found.reason
     assert (found.change.items, found.change.changed) == (60, 0)
+
+
+RANKS = """
+import sys, warnings
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from tests.support.torch_ranks import start
+
+
+def save(path, seed, delta):
+    torch.manual_seed(seed)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    rows, columns = torch.randn(101, 64), torch.randn(64, 33).bfloat16()
+    rows[50, 3] += delta
+    state = {
+        "rows": distribute_tensor(rows, mesh, [Shard(0)]),
+        "columns": distribute_tensor(columns, mesh, [Shard(1)]),
+        "whole": distribute_tensor(columns, mesh, [Replicate()]),
+    }
+    dcp.save(state, checkpoint_id=path)
+
+
+warnings.simplefilter("ignore")
+directory, seed = sys.argv[1], int(sys.argv[2])
+assert start(2, save, f"{directory}/two", seed, 0)
+assert start(3, save, f"{directory}/three", seed, 5)
+"""
+
+
+def test_shards_of_two_and_three_ranks_are_compared(tmp_path: Path, seed: int) -> None:
+    """Rows and columns that each number of ranks cuts elsewhere."""
+    run_program(RANKS, tmp_path, tmp_path, seed)
+    torch.manual_seed(seed)
+    rows, columns = torch.randn(101, 64), torch.randn(64, 33).bfloat16()
+    two, three = laid_out(tmp_path / "two"), laid_out(tmp_path / "three")
+    assert {len(each.parts) for each in three.tensors} == {1, 3}
+    wanted = {"rows": rows, "columns": columns, "whole": columns}
+    for tensor, found in zip(two.tensors, statistics(two), strict=True):
+        check(found, wanted[tensor.name])
+    changes = {each.name: each.change for each in difference(two, three, reads_all=True).tensors}
+    assert {name: change and change.changed for name, change in changes.items()} == {
+        "rows": 1,
+        "columns": 0,
+        "whole": 0,
+    }

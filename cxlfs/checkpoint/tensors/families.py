@@ -8,8 +8,8 @@ import re
 
 OPTIMIZER, OTHER = "optimizer", "other"
 _OPTIMIZER = (
-    r"optim|exp_avg|momentum|velocity|(?:^|[./_])(?:mu|nu|m|v)(?:$|[./])|(?:^|\.)state\.\d+\."
-    r"|square_avg|accumulator|slot_variable"
+    r"optim|opt_state|exp_avg|momentum|velocity|(?:^|[./_])(?:mu|nu)(?:$|[./])"
+    r"|(?:^|\.)state\.\d+\.|square_avg|accumulator|slot_variable"
 )
 _NORM = r"norm|(?:^|[./_])ln(?:_?\w)?(?=[./_]|$)|(?:^|[./_])bn\d*(?=[./_]|$)"
 _EMBEDDING = r"embed|(?:^|[./_])(?:wte|wpe|emb|tok|pos)(?=[./_]|$)|lookup_table"
