@@ -70,7 +70,7 @@ class Place:
     start: tuple[int, ...]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    is_deflated: bool
+    codec: str | None
 
     @classmethod
     def of(cls, part: Part, name: str) -> Place:
@@ -82,7 +82,7 @@ class Place:
             part.start,
             part.shape,
             part.strides,
-            part.inflated_ahead is not None,
+            None if part.codec is None else part.codec.value,
         )
 
 

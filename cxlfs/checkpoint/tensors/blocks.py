@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from cxlfs.checkpoint.model import BeyondLimitsError
 from cxlfs.checkpoint.place import Reader
-from cxlfs.checkpoint.tensors.deflated import inflated
+from cxlfs.checkpoint.tensors.compressed import inflated, span_of
 from cxlfs.checkpoint.tensors.model import Part
 from cxlfs.units import KIB, MIB
 
@@ -121,7 +121,7 @@ def blocks(
     """
     access = access_of(part, item_bytes)
     step = BLOCK_BYTES // item_bytes
-    if part.inflated_ahead is not None:
+    if part.codec is not None:
         yield from _inflated(reader, part, access, item_bytes)
     elif access.is_contiguous:
         within = range(access.items) if items is None else items
@@ -135,11 +135,25 @@ def blocks(
 
 
 def _inflated(reader: Reader, part: Part, access: Access, item_bytes: int) -> Iterator[Bytes]:
-    if not access.is_contiguous or access.repeats > 1:
-        raise BeyondLimitsError("its items are not in one piece")
     size, step = access.items * item_bytes, BLOCK_BYTES // item_bytes * item_bytes
-    for piece in inflated(reader, part, size, step):
-        yield np.frombuffer(bytearray(piece), dtype=np.uint8)
+    if access.is_contiguous:
+        for piece in inflated(reader, part, size, step):
+            yield np.frombuffer(bytearray(piece), dtype=np.uint8)
+        return
+    word = np.dtype(f"V{item_bytes}")
+    # A dimension that only repeats is read once, as everywhere.
+    kept = [
+        (n if stride else min(n, 1), stride)
+        for n, stride in zip(part.shape, part.strides, strict=True)
+    ]
+    box = np.lib.stride_tricks.as_strided(
+        span_of(reader, part, item_bytes).view(word),
+        [n for n, _ in kept],
+        [stride * item_bytes for _, stride in kept],
+    )
+    data = box.reshape(-1).view(np.uint8)
+    for at in range(0, size, step):
+        yield data[at : at + step].copy()
 
 
 def _rows(

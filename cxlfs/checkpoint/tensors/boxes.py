@@ -21,7 +21,8 @@ from cxlfs.checkpoint.jsons import mapping, parse_json, shape, text
 from cxlfs.checkpoint.model import BeyondLimitsError, Contents, DamagedError, ProblemError, Tensor
 from cxlfs.checkpoint.pickles import read_pickle
 from cxlfs.checkpoint.place import Place, Reader
-from cxlfs.checkpoint.tensors.model import Part, StoredTensor, dense_strides
+from cxlfs.checkpoint.tensors.compressed import has_zstandard
+from cxlfs.checkpoint.tensors.model import Codec, Part, StoredTensor, dense_strides
 from cxlfs.checkpoint.torch_values import TensorWalk, TorchTensor
 from cxlfs.checkpoint.zips import MAGIC, STORED, Archive
 
@@ -158,10 +159,9 @@ def _array(place: Place, name: str, about: bytes, values: list[ocdbt.Value]) -> 
     if len(sizes) != len(chunk) or not all(chunk):
         raise DamagedError("the chunks of its array cannot be")
     compressor = fields.get("compressor")
-    reason = None
-    if compressor is not None or fields.get("filters"):
-        kind = compressor.get("id") if isinstance(compressor, dict) else "a filter"
-        reason = f"its chunks are compressed ({str(kind)[:40]})"
+    codec, reason = _codec_of(compressor)
+    if fields.get("filters"):
+        reason = "its chunks go through a filter"
     strides = dense_strides(chunk)
     if fields.get("order") == "F":
         strides = tuple(reversed(dense_strides(tuple(reversed(chunk)))))
@@ -172,10 +172,23 @@ def _array(place: Place, name: str, about: bytes, values: list[ocdbt.Value]) -> 
         start = _start_of(key, separator, chunk, sizes)
         inside = [min(step, size - at) for at, step, size in zip(start, chunk, sizes, strict=True)]
         file = place.full_name(value.file)
-        parts.append(Part(file, value.offset, value.length, start, tuple(inside), strides))
+        place_of = file, value.offset, value.length
+        parts.append(Part(*place_of, start, tuple(inside), strides, codec))
     if reason is None and sum(part.items for part in parts) != math.prod(sizes):
         reason = "some of its chunks lie in the tree itself, or were never written"
     return StoredTensor(name, dtype, sizes, tuple(parts), reason)
+
+
+def _codec_of(compressor: object) -> tuple[Codec | None, str | None]:
+    """The codec, and why it cannot be read."""
+    if compressor is None:
+        return None, None
+    kind = compressor.get("id") if isinstance(compressor, dict) else None
+    if kind != "zstd":
+        return None, f"its chunks are compressed ({str(kind)[:40]})"
+    if not has_zstandard():
+        return Codec.ZSTD, "its chunks are compressed (zstd): pip install 'cxlfs[zstd]' reads them"
+    return Codec.ZSTD, None
 
 
 def _start_of(

@@ -36,15 +36,14 @@ from cxlfs.checkpoint.tensors.blocks import (
     blocks,
     spread,
 )
+from cxlfs.checkpoint.tensors.compressed import TOGETHER_BYTES_MAX, span_of
 from cxlfs.checkpoint.tensors.dtypes import ItemType
 from cxlfs.checkpoint.tensors.families import FAMILIES, family_of
 from cxlfs.checkpoint.tensors.model import Layout, Part, StoredTensor, span_items
 from cxlfs.checkpoint.tensors.reducing import Change, Reducer
 from cxlfs.checkpoint.tensors.statistics import NEVER_READ
 from cxlfs.durable import promised_crc32c
-from cxlfs.units import MIB
 
-_TOGETHER_BYTES_MAX = 256 * MIB
 _OVERLAP_MAX = 4
 
 
@@ -206,7 +205,7 @@ class _Shares:
             return False
         if one.digest is not None and one.digest == other.digest:
             return True
-        places = [(p.offset, p.size_bytes, p.inflated_ahead) for p in (one, other)]
+        places = [(p.offset, p.size_bytes, p.codec, p.ahead_bytes) for p in (one, other)]
         return places[0] == places[1] and self._files(one.file, other.file)
 
     def _are_same(self, one: str, other: str) -> bool:
@@ -259,7 +258,7 @@ def _pairs(number: int, one: StoredTensor, other: StoredTensor) -> list[_Pair] |
             a, b = parts
             access = access_of(a, size)
             both = a.size_bytes + b.size_bytes
-            if not access.is_contiguous or not (a.inflated_ahead is b.inflated_ahead is None):
+            if not access.is_contiguous or not (a.codec is b.codec is None):
                 found.append(_Pair(number, tensors, types, (a, b), None, both))
                 continue
             for begin in range(0, access.items, step):
@@ -288,7 +287,7 @@ def _steps(part: Part) -> tuple[int, ...]:
 
 def _check_together(tensor: StoredTensor, item_bytes: int) -> None:
     spans = [span_items(part.shape, part.strides) * item_bytes for part in tensor.parts]
-    if max(tensor.items * item_bytes, *spans, 0) > _TOGETHER_BYTES_MAX:
+    if max(tensor.items * item_bytes, *spans, 0) > TOGETHER_BYTES_MAX:
         raise BeyondLimitsError("it is stored in another way, and too large to be put together")
 
 
@@ -398,9 +397,8 @@ def together(home: Place, tensor: StoredTensor) -> Bytes:
 
 def _span(reader: Reader, part: Part, item_bytes: int) -> Bytes:
     """The bytes from the first item of a part to its last."""
-    if part.inflated_ahead is not None:
-        pieces = list(blocks(reader, part, item_bytes, Buffer()))
-        return np.concatenate([np.empty(0, dtype=np.uint8), *pieces])
+    if part.codec is not None:
+        return span_of(reader, part, item_bytes)
     data = np.empty(span_items(part.shape, part.strides) * item_bytes, dtype=np.uint8)
     if len(data):
         reader.read_into(part.offset, data.data)

@@ -20,7 +20,7 @@ from cxlfs.checkpoint.hdf5_apart import list_later
 from cxlfs.checkpoint.inspection import Examined, checkpoint_of, examine
 from cxlfs.checkpoint.model import Algorithm, Contents, ProblemError, Region, Tensor
 from cxlfs.checkpoint.place import Place
-from cxlfs.checkpoint.tensors import boxes, deflated
+from cxlfs.checkpoint.tensors import boxes, compressed
 from cxlfs.checkpoint.tensors.dtypes import item_type
 from cxlfs.checkpoint.tensors.model import (
     Digest,
@@ -33,7 +33,7 @@ from cxlfs.checkpoint.tensors.model import (
 from cxlfs.errors import DirectoryAbsentError, NotInspectableError
 
 _CHECKSUMS = (Algorithm.CRC32, Algorithm.CRC32C, Algorithm.CRC32C_MASKED)
-_NO_PLACE = "the format keeps it compressed, or in pieces that are not followed"
+_NO_PLACE = "the format says no place: it is compressed, cut up, or part of an index"
 _IS_NO_TENSOR = "its items are not numbers of 8 bits or more"
 
 
@@ -99,7 +99,7 @@ def _tensors(found: Examined) -> list[StoredTensor]:
         elif name not in taken:
             taken[name] = True
             listed += _boxed(home, name, found.contents)
-    inflated = deflated.tensors_in(home, [each for each in rest if each.offset is None])
+    inflated = compressed.tensors_in(home, [each for each in rest if each.offset is None])
     for tensor in rest:
         listed.append(inflated.get((tensor.file, tensor.name)) or _plain(tensor))
     return listed
@@ -150,14 +150,14 @@ def _checked(tensor: StoredTensor, sizes: dict[str, int | None], regions: _Regio
     of_item = item_type(tensor.dtype)
     for part in tensor.parts:
         end = part.offset + part.size_bytes
-        if part.inflated_ahead is None and end > (sizes.get(part.file) or 0):
+        if end > (sizes.get(part.file) or 0):
             words = f"it ends at byte {end} of {part.file or 'the file'}, which is shorter"
             return StoredTensor(tensor.name, tensor.dtype, tensor.shape, (), words)
     if of_item is None:
         return _with_reason(tensor, _IS_NO_TENSOR)
     for part in tensor.parts:
         needed = span_items(part.shape, part.strides) * of_item.item_bytes
-        if part.inflated_ahead is None and needed > part.size_bytes:
+        if part.codec is None and needed > part.size_bytes:
             return _with_reason(tensor, "its size does not fit its shape")
     if any(size > limits.NUMBER_MAX for size in (tensor.items, *tensor.shape)):
         return _with_reason(tensor, "its shape cannot be")
@@ -173,7 +173,8 @@ def _checked(tensor: StoredTensor, sizes: dict[str, int | None], regions: _Regio
             part.start,
             part.shape,
             part.strides,
-            part.inflated_ahead,
+            part.codec,
+            part.ahead_bytes,
             regions.around(part),
         )
         for part in tensor.parts

@@ -3,21 +3,29 @@
 Other modules find it out (``layout``) and use it.
 
 Invariants
-- Of a part that is not deflated, ``[offset, offset + size_bytes)`` lies inside its file, and every
-  item that ``shape`` and ``strides`` lead to lies inside that range.
-- A tensor without ``reason`` has an item type, and parts that lie inside it and have as many items
-  together as it has.
+- ``[offset, offset + size_bytes)`` of a part lies inside its file. If the part is not compressed,
+  every item that ``shape`` and ``strides`` lead to lies inside that range.
+- A tensor without ``reason`` has an item type, and parts that lie inside it and have as many
+  items together as it has.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import math
 
 from cxlfs.checkpoint.model import Algorithm, File, State
 from cxlfs.checkpoint.place import Place
 from cxlfs.checkpoint.tensors.dtypes import ItemType, item_type
+
+
+class Codec(enum.Enum):
+    """How bytes are compressed."""
+
+    DEFLATE = "deflate"
+    ZSTD = "zstd"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,8 +44,8 @@ class Digest:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
     """Bytes of a file that hold a box of a tensor. ``start``: where in the tensor the box begins.
-    ``strides``: in items. ``inflated_ahead``: of deflated bytes, how many come before the items;
-    None: they are stored as they are.
+    ``strides``: in items. ``codec``: what the bytes are compressed with, as one stream, in which
+    ``ahead_bytes`` come before the items.
     """
 
     file: str
@@ -46,7 +54,8 @@ class Part:
     start: tuple[int, ...]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    inflated_ahead: int | None = None
+    codec: Codec | None = None
+    ahead_bytes: int = 0
     digest: Digest | None = None
 
     @property

@@ -119,7 +119,7 @@ def _pieces(number: int, tensor: StoredTensor) -> list[_Piece] | str:
     try:
         for part in tensor.parts:
             access = access_of(part, of_item.item_bytes)
-            if not access.is_contiguous or part.inflated_ahead is not None:
+            if not access.is_contiguous or part.codec is not None:
                 found.append(_Piece(number, part, None))
                 continue
             begins = range(0, access.items, step)
