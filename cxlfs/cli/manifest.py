@@ -161,12 +161,13 @@ def command(
         raise NotInspectableError(f"cannot look inside {path}: {error}") from error
     if sign is not None:
         found = found.signed(Path(sign))
+    data = found.encode()
     if sha256 is not None:
         write_durably(Path(sha256), os.fsencode(sha256_lines(found.files)))
     if output is None:
         said.report(Printed.of(found))
         return OK
-    write_durably(Path(output), found.encode())
+    write_durably(Path(output), data)
     said.report(
         Written(
             output=os.fsencode(output),

@@ -303,6 +303,16 @@ def test_bytes_of_any_kind_are_refused_or_read(data: st.DataObject) -> None:
         decode_manifest(blob)
 
 
+def test_what_could_not_be_read_is_not_made(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = manifest_of(saved)
+    size = len(found.encode())
+    monkeypatch.setattr("cxlfs.checkpoint.tensors.manifest.BYTES_MAX", size - 2)
+    with pytest.raises(ManifestError, match=f"{size} bytes"):
+        found.encode()
+    with pytest.raises(ManifestError):
+        decode_manifest(json.dumps(found.plain(), indent=1).encode())
+
+
 def test_deep_and_large_json_is_refused() -> None:
     for blob in (b"[" * 100_000, b"[" + b"1," * 9_000_000 + b"1]", b'{"a":' * 50_000):
         with pytest.raises(ManifestError):

@@ -129,7 +129,14 @@ class Manifest:
         }
 
     def encode(self) -> bytes:
-        return json.dumps(self.plain(), indent=1).encode() + b"\n"
+        """Raises ManifestError: it is larger than what is read."""
+        data = json.dumps(self.plain(), indent=1).encode() + b"\n"
+        if len(data) > BYTES_MAX:
+            raise ManifestError(
+                f"the manifest is larger than what is read: {len(data)} bytes",
+                next_step="name files alone: --no-tensors",
+            )
+        return data
 
     def signed(self, key: Path) -> Manifest:
         """The same with a signature. Raises what ``signing.sign`` raises, and ManifestError."""
