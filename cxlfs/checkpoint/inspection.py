@@ -90,8 +90,9 @@ class Examined(NamedTuple):
     contents: Contents
 
 
-def examine(path: str | Path) -> Examined | None:
-    """The structure of one checkpoint; None: it is none of a format that is known.
+def examine(path: str | Path, *, lists_all: bool = False) -> Examined | None:
+    """The structure of one checkpoint; None: it is none of a format that is known. ``lists_all``:
+    also of files that a library has to list.
 
     Raises ProblemError where not even the format can be told.
     """
@@ -102,6 +103,8 @@ def examine(path: str | Path) -> Examined | None:
     contents = _examined(place, found)
     home = Place(place.path.parent, place.budget) if contents.beside else place
     _ask_store(home, contents)
+    if lists_all:
+        list_later(home, contents)
     return Examined(contents.kind or found.kind, home, contents)
 
 

@@ -16,15 +16,16 @@ from __future__ import annotations
 import math
 import re
 
+from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats import dcp, ocdbt
-from cxlfs.checkpoint.jsons import mapping, parse_json, shape, text
 from cxlfs.checkpoint.model import BeyondLimitsError, Contents, DamagedError, ProblemError, Tensor
 from cxlfs.checkpoint.pickles import read_pickle
 from cxlfs.checkpoint.place import Place, Reader
-from cxlfs.checkpoint.tensors.compressed import has_zstandard
+from cxlfs.checkpoint.tensors.compressed import has_zstd
 from cxlfs.checkpoint.tensors.model import Codec, Part, StoredTensor, dense_strides
 from cxlfs.checkpoint.torch_values import TensorWalk, TorchTensor
 from cxlfs.checkpoint.zips import MAGIC, STORED, Archive
+from cxlfs.plain import PlainError, number, parse, row, text
 
 _DISTCP = ".distcp"
 _OCDBT_FILE = re.compile(r"(?P<home>(?:.*/)?)(?:ocdbt\.process_\d{1,9}/)?d/[0-9a-f]{8,64}")
@@ -152,10 +153,16 @@ def _without_chunk(name: str) -> str:
 
 def _array(place: Place, name: str, about: bytes, values: list[ocdbt.Value]) -> StoredTensor:
     """Of version 2 of zarr. Raises ProblemError."""
-    what = "the metadata of its array"
-    fields = mapping(parse_json(about, what), what)
-    dtype = text(fields.get("dtype"), what)
-    sizes, chunk = shape(fields.get("shape"), what), shape(fields.get("chunks"), what)
+    try:
+        fields = parse(about, limits.TEXT_BYTES_MAX)
+        if not isinstance(fields, dict):
+            raise DamagedError("the metadata of its array is no object")
+        dtype = text(fields.get("dtype"))
+        sizes, chunk = (
+            row(fields.get(name), number, limits.DIMENSIONS_MAX) for name in ("shape", "chunks")
+        )
+    except PlainError as error:
+        raise DamagedError(f"the metadata of its array: {error}") from error
     if len(sizes) != len(chunk) or not all(chunk):
         raise DamagedError("the chunks of its array cannot be")
     compressor = fields.get("compressor")
@@ -186,7 +193,7 @@ def _codec_of(compressor: object) -> tuple[Codec | None, str | None]:
     kind = compressor.get("id") if isinstance(compressor, dict) else None
     if kind != "zstd":
         return None, f"its chunks are compressed ({str(kind)[:40]})"
-    if not has_zstandard():
+    if not has_zstd():
         return Codec.ZSTD, "its chunks are compressed (zstd): pip install 'cxlfs[zstd]' reads them"
     return Codec.ZSTD, None
 

@@ -1,8 +1,8 @@
 """Arrays that are compressed: the headers of those that ``numpy.savez_compressed`` deflates, and
 the bytes of any part that is one compressed stream.
 
-Zstandard is inflated by the package ``zstandard`` (the extra ``zstd``), which is imported when such
-a part is read. Other modules compute with the items.
+Zstandard is inflated by Python's own library from 3.14 on, and by ``backports.zstd`` (the extra
+``zstd``) before. It is imported when such a part is read. Other modules compute with the items.
 
 Invariants
 - Whatever a stream inflates to, no more is in memory than was asked for, and the window of a frame.
@@ -10,9 +10,11 @@ Invariants
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import sys
 import zlib
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from cxlfs.checkpoint.formats.npy import MAGIC, Array
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, ProblemError, Tensor
 from cxlfs.checkpoint.place import Place, Reader
+from cxlfs.checkpoint.tensors.dtypes import item_type
 from cxlfs.checkpoint.tensors.model import (
     Codec,
     Part,
@@ -34,8 +37,8 @@ from cxlfs.units import MIB
 _SUFFIX = ".npz"
 _HEAD_BYTES = 12 + 10_000
 _READ_BYTES = 1 << 18
-_WINDOW_BYTES_MAX = 128 * MIB
-"""Of a frame of Zstandard, as its own program has it."""
+_WINDOW_BITS_MAX = 27
+"""Of a frame of Zstandard: 128 MiB, as its own program has it."""
 TOGETHER_BYTES_MAX = 256 * MIB
 """Of a tensor, or a part of one, that is held in memory as a whole."""
 
@@ -67,7 +70,10 @@ def _array(reader: Reader, record: Record, name: str) -> StoredTensor:
         if not head.startswith(MAGIC):
             raise BeyondLimitsError("it is no array: NumPy gives its bytes")
         array = Array(head)
-        if array.item_bytes and array.data + array.size_bytes != record.size_bytes:
+        if (
+            item_type(array.dtype) is not None
+            and array.data + array.size_bytes != record.size_bytes
+        ):
             raise DamagedError("its size does not fit its shape")
     except ProblemError as error:
         return StoredTensor(name, "", (), (), str(error))
@@ -171,21 +177,38 @@ class _Deflated:
 
 class _Zstandard:
     def __init__(self, reader: Reader, part: Part) -> None:
-        import zstandard  # noqa: PLC0415  an extra
-
-        self._error = zstandard.ZstdError
-        machine = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
-        self._stream = machine.stream_reader(_Stored(reader, part), read_size=_READ_BYTES)
+        library = _zstd()
+        self._stored = _Stored(reader, part)
+        self._error: type[Exception] = library.ZstdError
+        self._machine = library.ZstdDecompressor(
+            options={library.DecompressionParameter.window_log_max: _WINDOW_BITS_MAX}
+        )
 
     def read(self, length: int) -> bytes:
         """Raises DamagedError."""
-        try:
-            found: bytes = self._stream.read(length)
-        except self._error as error:
-            raise DamagedError(f"it cannot be inflated: {str(error)[:200]}") from error
-        return found
+        while not self._machine.eof:
+            data = self._stored.read(_READ_BYTES) if self._machine.needs_input else b""
+            is_last = self._machine.needs_input and not data
+            try:
+                piece: bytes = self._machine.decompress(data, length)
+            except self._error as error:
+                raise DamagedError(f"it cannot be inflated: {str(error)[:200]}") from error
+            if piece or is_last:
+                return piece
+        return b""
 
 
-def has_zstandard() -> bool:
-    """True if the extra ``zstd`` is installed."""
-    return importlib.util.find_spec("zstandard") is not None
+def has_zstd() -> bool:
+    """True if Python has Zstandard, or the extra ``zstd`` is installed."""
+    try:
+        _zstd()
+    except ImportError:
+        return False
+    return True
+
+
+def _zstd() -> ModuleType:
+    """Raises ImportError."""
+    return importlib.import_module(
+        "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    )

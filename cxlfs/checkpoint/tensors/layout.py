@@ -16,7 +16,6 @@ from pathlib import Path
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.catalogue import catalogue, with_step
-from cxlfs.checkpoint.hdf5_apart import list_later
 from cxlfs.checkpoint.inspection import Examined, checkpoint_of, examine
 from cxlfs.checkpoint.model import Algorithm, Contents, ProblemError, Region, Tensor
 from cxlfs.checkpoint.place import Place
@@ -42,11 +41,10 @@ def layout_of(path: str | Path) -> Layout | None:
 
     Raises ProblemError where not even the format can be told.
     """
-    found = examine(path)
+    found = examine(path, lists_all=True)
     if found is None:
         return None
     home, contents = found.home, found.contents
-    list_later(home, contents)
     sizes = {file.name: file.size_bytes for file in contents.files}
     regions = _Regions(contents.regions)
     plain = with_step(checkpoint_of(path, found))
