@@ -16,7 +16,7 @@ from cxlfs.checkpoint.content import verify_content
 from cxlfs.checkpoint.formats import FORMATS
 from cxlfs.checkpoint.formats.base import FileFormat
 from cxlfs.checkpoint.formats.files import format_of
-from cxlfs.checkpoint.hdf5_apart import list_later
+from cxlfs.checkpoint.hdf5_apart import list_hdf5
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
     Checkpoint,
@@ -55,8 +55,8 @@ def inspect(path: str | Path, level: Level = Level.STRUCTURE) -> Checkpoint | No
     home, contents = examined.home, examined.contents
     state, _ = contents.state()
     if level is Level.CONTENT and state is State.COMPLETE:
+        list_hdf5(home, contents)
         verify_content(home, contents)
-        list_later(home, contents)
     return checkpoint_of(path, examined, level)
 
 
@@ -104,7 +104,7 @@ def examine(path: str | Path, *, lists_all: bool = False) -> Examined | None:
     home = Place(place.path.parent, place.budget) if contents.beside else place
     _ask_store(home, contents)
     if lists_all:
-        list_later(home, contents)
+        list_hdf5(home, contents)
     return Examined(contents.kind or found.kind, home, contents)
 
 
@@ -169,7 +169,9 @@ def _damage_of(home: Place, contents: Contents, file: File) -> ProblemError:
     its format: the store has found what it has found.
     """
     if (file.size_bytes or 0) <= limits.DAMAGED_READ_BYTES_MAX:
-        part = Contents(files=[file], tensors=contents.tensors)
+        part = Contents(files=[file], tensors=list(contents.tensors))
+        part.hdf5 = [each for each in contents.hdf5 if each.file == file.name]
+        list_hdf5(home, part)
         verify_content(home, part)
         for problem in part.problems:
             if problem.state is State.DAMAGED:

@@ -1,17 +1,29 @@
-"""JSON of bounded size, and claims taken out of it (or out of a pickle) with a check of their type.
+"""JSON of bounded size, and claims of it (or of a pickle) checked against a type.
+
+Python's parser, as the programs that write and load these files have: they hold NaN and Infinity,
+which ``msgspec`` and JSON itself refuse. ``msgspec`` checks what was parsed.
 
 Never here: a format. Whatever is wrong is a :class:`DamagedError` with one line that says what.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, IncompleteError
 from cxlfs.checkpoint.place import Place, Reader
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=limits.NUMBER_MAX)]
+"""A size, an offset or a count."""
+Name = Annotated[str, msgspec.Meta(max_length=limits.NAME_CHARACTERS_MAX)]
+Shape = Annotated[tuple[Number, ...], msgspec.Meta(max_length=limits.DIMENSIONS_MAX)]
+_Kind = TypeVar("_Kind")
 _WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 
 
@@ -89,37 +101,26 @@ def read_json(reader: Reader, what: str) -> object:
     return parse_json(data, what)
 
 
-def json_of(place: Place, name: str) -> dict[str, object]:
-    """The object in the file ``name``."""
+def prepared(kind: type[_Kind]) -> type[_Kind]:
+    """Have ``msgspec`` read the annotations now, which executes them: not beside hostile bytes."""
+    with contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert(None, kind)
+    return kind
+
+
+def json_of(place: Place, name: str, kind: type[_Kind]) -> _Kind:
+    """The object in the file ``name``, checked."""
     with place.open(name) as reader:
-        return mapping(read_json(reader, place.full_name(name)), place.full_name(name))
+        what = place.full_name(name)
+        return checked(read_json(reader, what), kind, what)
 
 
-def mapping(value: object, what: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise DamagedError(f"{what} is not an object")
-    return value
-
-
-def sequence(value: object, what: str) -> list[object] | tuple[object, ...]:
-    if not isinstance(value, list | tuple):
-        raise DamagedError(f"{what} is not a list")
-    return value
-
-
-def text(value: object, what: str) -> str:
-    if not isinstance(value, str) or len(value) > limits.NAME_CHARACTERS_MAX:
-        raise DamagedError(f"{what} is not a name")
-    return value
-
-
-def number(value: object, what: str) -> int:
-    """A size, an offset or a count."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise DamagedError(f"{what} is not a number")
-    if not 0 <= value <= limits.NUMBER_MAX:
-        raise DamagedError(f"{what} is out of range")
-    return value
+def checked(value: object, kind: type[_Kind], what: str) -> _Kind:
+    """A claim of JSON or of a pickle as what it should be. Raises DamagedError."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise DamagedError(f"{what} is damaged: {error}") from error
 
 
 def number_or_none(value: object) -> int | None:
@@ -127,10 +128,3 @@ def number_or_none(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limits.NUMBER_MAX:
         return value
     return None
-
-
-def shape(value: object, what: str) -> tuple[int, ...]:
-    dimensions = sequence(value, f"the shape of {what}")
-    if len(dimensions) > limits.DIMENSIONS_MAX:
-        raise DamagedError(f"{what} has {len(dimensions)} dimensions")
-    return tuple(number(each, f"a dimension of {what}") for each in dimensions)

@@ -8,6 +8,7 @@ Invariants
 - Content of a format that nobody knows, or that a reader does not understand, is never torn.
 - Content that is whole and has every name of the version before is never torn.
 - Nothing is compared with a version before that is not whole itself.
+- HDF5's library reads HDF5 files in this process: it is one that may fail, with limits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import functools
 from collections.abc import Callable
 from typing import Protocol
 
-from cxlfs.checkpoint import limits, zips
+from cxlfs.checkpoint import hdf5_child, limits, zips
 from cxlfs.checkpoint.formats import hdf5, npy
 from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
 from cxlfs.checkpoint.formats.files import FILE_FORMATS
@@ -26,10 +27,13 @@ from cxlfs.checkpoint.formats.hdf5 import Hdf5
 from cxlfs.checkpoint.formats.npy import NumpyArchive
 from cxlfs.checkpoint.formats.other import SUFFIXES, Other
 from cxlfs.checkpoint.formats.torch_legacy import MAGIC as TORCH_LEGACY
+from cxlfs.checkpoint.hdf5_apart import take_listed
 from cxlfs.checkpoint.jsons import ends_early, read_json
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
+    Contents,
     DamagedError,
+    Hdf5Part,
     IncompleteError,
     ProblemError,
     State,
@@ -207,6 +211,8 @@ def _reading_of(name: str, head: bytes) -> _Reading | None:
 
 def _examine(found: FileFormat, reader: Reader) -> _Names | None:
     contents = found.examine(reader)
+    for part in contents.hdf5:
+        _list_hdf5(reader, part, contents)
     state, reason = contents.state()
     if state is State.INCOMPLETE:
         raise IncompleteError(reason or "it is incomplete")
@@ -224,6 +230,22 @@ def _examine(found: FileFormat, reader: Reader) -> _Names | None:
         parts = tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in listed)
     names = frozenset(tensor.name for tensor in listed).union(contents.attributes)
     return _Names("tensor", names, parts)
+
+
+def _list_hdf5(reader: Reader, part: Hdf5Part, contents: Contents) -> None:
+    failed: list[Exception] = []
+
+    def read(offset: int, length: int) -> bytes:
+        try:
+            return reader.read_data(offset, length)
+        except Exception as error:
+            failed.append(error)  # HDF5's library would make another one of it
+            raise
+
+    said = hdf5_child.listed(hdf5_child.Window(read, part.base, part.length), part.length)
+    if failed:
+        raise failed[0]
+    take_listed(part, said, contents)
 
 
 def _is_open_for_readers(head: bytes) -> bool:

@@ -61,7 +61,7 @@ class Value:
         if not entry.path.is_dir():
             return None
         try:
-            found = _lookup(json_of(Place(entry.path), self.file), self.keys)
+            found = _lookup(json_of(Place(entry.path), self.file, dict[str, object]), self.keys)
         except (ProblemError, OSError):
             return None
         return None if found is None or math.isnan(found) else found

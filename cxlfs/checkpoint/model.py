@@ -86,7 +86,7 @@ class Algorithm(enum.Enum):
     STRINGS = "crc32c masked, of strings"
     """TensorFlow's: over lengths of four bytes each that lie there as varints."""
     ZSTD = "frame of Zstandard"
-    """No checksum: a frame, the blocks of which end where it does."""
+    """One frame and nothing else; its own checksum, where it has one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,15 +106,12 @@ class Region:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Later:
-    """An HDF5 file in ``[base, base + length)`` of ``file``, of a version whose groups are not read
-    here; ``note`` says so.
-    """
+class Hdf5Part:
+    """An HDF5 file in ``[base, base + length)`` of ``file``: HDF5's library lists what it holds."""
 
     file: str
     base: int
     length: int
-    note: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,7 +192,7 @@ class Contents:
     """Names of small values beside the tensors, where the format has such."""
     regions: list[Region] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
-    later: list[Later] = dataclasses.field(default_factory=list)
+    hdf5: list[Hdf5Part] = dataclasses.field(default_factory=list)
     problems: list[ProblemError] = dataclasses.field(default_factory=list)
     kind: str | None = None
     """A name that says more than that of the format, where the content does."""

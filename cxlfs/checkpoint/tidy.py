@@ -23,10 +23,12 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from cxlfs.checkpoint.catalogue import ASIDE, Entry, catalogue, nothing_good, verified
 from cxlfs.checkpoint.directory import require_directory
 from cxlfs.checkpoint.formats import lightning
-from cxlfs.checkpoint.jsons import mapping, parse_json, sequence
+from cxlfs.checkpoint.jsons import Name, checked, parse_json, prepared
 from cxlfs.checkpoint.model import Level, ProblemError, State
 from cxlfs.checkpoint.place import Place
 from cxlfs.checkpoint.trackers import Tracker, rewritten, trackers_of
@@ -65,6 +67,29 @@ class Retargeted:
     new: str
     is_link: bool
     is_copy: bool = False
+
+
+@prepared
+class _ListedMove(msgspec.Struct):
+    names: tuple[Name, ...]
+    state: str
+    reason: str | None
+
+
+@prepared
+class _ListedTracker(msgspec.Struct):
+    name: Name
+    new: Name
+    is_link: bool
+    is_copy: bool = False
+
+
+@prepared
+class _List(msgspec.Struct):
+    """What is written down before it is done."""
+
+    moves: list[_ListedMove]
+    trackers: list[_ListedTracker]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -411,9 +436,12 @@ def _last_aside(directory: Path) -> Path:
 def _read_list(directory: Path, aside: Path) -> tuple[list[Moved], list[Retargeted]]:
     try:
         with Place(aside).open(_LIST) as reader:
-            data = mapping(parse_json(reader.head(1 << 20), _LIST), _LIST)
-        moves = [_read_move(directory, each) for each in sequence(data.get("moves"), _LIST)]
-        trackers = [_read_tracker(each) for each in sequence(data.get("trackers"), _LIST)]
+            data = checked(parse_json(reader.head(1 << 20), _LIST), _List, _LIST)
+        moves = [_read_move(directory, each) for each in data.moves]
+        trackers = [
+            Retargeted(_plain(each.name), None, each.new, each.is_link, each.is_copy)
+            for each in data.trackers
+        ]
     except ProblemError as error:
         raise NotFoundError(
             f"{aside / _LIST} cannot be read: {error}", next_step=f"move back what is in {aside}"
@@ -421,23 +449,14 @@ def _read_list(directory: Path, aside: Path) -> tuple[list[Moved], list[Retarget
     return moves, trackers
 
 
-def _read_move(directory: Path, claim: object) -> Moved:
-    fields = mapping(claim, _LIST)
-    names = tuple(_plain(each) for each in sequence(fields.get("names"), _LIST))
-    state = next((each for each in State if each.value == fields.get("state")), State.UNKNOWN)
-    reason = fields.get("reason")
-    path = str(directory / names[0]) if names else ""
-    return Moved(path, names, state, reason if isinstance(reason, str) else None)
+def _read_move(directory: Path, found: _ListedMove) -> Moved:
+    names = tuple(map(_plain, found.names))
+    state = next((each for each in State if each.value == found.state), State.UNKNOWN)
+    return Moved(str(directory / names[0]) if names else "", names, state, found.reason)
 
 
-def _read_tracker(claim: object) -> Retargeted:
-    fields = mapping(claim, _LIST)
-    is_link, is_copy = fields.get("is_link") is True, fields.get("is_copy") is True
-    return Retargeted(_plain(fields.get("name")), None, str(fields.get("new")), is_link, is_copy)
-
-
-def _plain(name: object) -> str:
+def _plain(name: str) -> str:
     """A name in the directory, and nothing that leads out of it."""
-    if not isinstance(name, str) or "/" in name or name in ("", ".", "..") or "\0" in name:
+    if "/" in name or name in ("", ".", "..") or "\0" in name:
         raise ProblemError("a name in it leads elsewhere")
     return name

@@ -18,10 +18,12 @@ import itertools
 import math
 import re
 
+import msgspec
+
 from cxlfs.checkpoint import limits, zips
 from cxlfs.checkpoint.ages import written_after
 from cxlfs.checkpoint.formats.files import take_files, take_stray
-from cxlfs.checkpoint.jsons import number, number_or_none, sequence, text
+from cxlfs.checkpoint.jsons import Name, Number, Shape, checked, number_or_none, prepared
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
     Contents,
@@ -67,6 +69,23 @@ class State:
     dtype: str
     shape: _Shape
     chunks: tuple[tuple[_Shape, _Shape], ...] | None
+
+
+@prepared
+class _Index(msgspec.Struct):
+    fqn: Name
+
+
+@prepared
+class _Storage(msgspec.Struct):
+    relative_path: Name
+    offset: Number
+    length: Number
+
+
+@prepared
+class _Dimensions(msgspec.Struct):
+    value: Shape
 
 
 class Distributed:
@@ -149,25 +168,25 @@ def _fields(value: object, what: str) -> dict[str, object]:
 
 def _piece(key: object, value: object) -> Piece:
     index, info = _fields(key, "an index of its metadata"), _fields(value, "its metadata")
-    name = text(index.get("fqn"), "a tensor of its metadata")
+    name = checked(index, _Index, "an index of its metadata").fqn
     what = f"tensor {name[:200]}"
     offset = index.get("offset")
-    return Piece(
-        name,
-        None if offset is None else _dimensions(offset, what),
-        text(info.get("relative_path"), f"the file of {what}"),
-        number(info.get("offset"), f"the place of {what}"),
-        number(info.get("length"), f"the size of {what}"),
-    )
+    chunk = None if offset is None else _dimensions(offset, what)
+    place = checked(info, _Storage, f"the place of {what}")
+    return Piece(name, chunk, place.relative_path, place.offset, place.length)
 
 
 def _dimensions(value: object, what: str) -> tuple[int, ...]:
     if isinstance(value, Applied) and value.called == "torch.Size":
         arguments = value.arguments
         value = arguments[0] if isinstance(arguments, tuple) and arguments else ()
-    if not isinstance(value, tuple | list) or len(value) > limits.DIMENSIONS_MAX:
-        raise DamagedError(f"the shape of {what} cannot be")
-    return tuple(number(each, f"the shape of {what}") for each in value)
+    return checked({"value": value}, _Dimensions, f"the shape of {what}").value
+
+
+def _sequence(value: object, what: str) -> list[object] | tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise DamagedError(f"the chunks of {what} are no list")
+    return value
 
 
 def _states(states: Pairs) -> dict[str, State]:
@@ -180,7 +199,7 @@ def _states(states: Pairs) -> dict[str, State]:
             continue
         what = f"tensor {name[:200]}"
         size = _dimensions(value.state.get("size"), what)
-        chunks = [_fields(each, what) for each in sequence(value.state.get("chunks"), what)]
+        chunks = [_fields(each, what) for each in _sequence(value.state.get("chunks"), what)]
         places = tuple(
             (_dimensions(each.get("offsets"), what), _dimensions(each.get("sizes"), what))
             for each in chunks

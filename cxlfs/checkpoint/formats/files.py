@@ -6,7 +6,6 @@ first that recognises a file has it.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -102,9 +101,7 @@ def take_member(place: Place, name: str, contents: Contents, *, required: bool =
     contents.tensors += found.tensors
     contents.regions += found.regions
     contents.notes += [f"{full_name}: {note}" for note in found.notes]
-    contents.later += [
-        dataclasses.replace(each, note=f"{full_name}: {each.note}") for each in found.later
-    ]
+    contents.hdf5 += found.hdf5
     contents.problems += found.problems
     return found
 

@@ -1,25 +1,22 @@
-"""HDF5 (``.h5``, ``.hdf5``): the superblock, and the data sets behind it (``hdf5_tree``).
+"""HDF5 (``.h5``, ``.hdf5``): how long the file should be, as its superblock says.
 
 Source: HDF5 File Format Specification 3.0, section II.A. Complete: the file ends where the
-superblock says, which a writer makes true when it closes it, and it is not marked as open for
-writing. Keras writes ``.weights.h5`` so.
+superblock says, which a writer makes true when it closes it, it is not marked as open for writing,
+and HDF5's own library can list what it holds (``hdf5_apart``). Keras writes ``.weights.h5`` so.
+
+Never here: the tree behind the superblock, checksums: the library knows them.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import NamedTuple
-
 from cxlfs.checkpoint.formats.base import is_cut
-from cxlfs.checkpoint.formats.hdf5_tree import data_sets
-from cxlfs.checkpoint.formats.lookup3 import lookup3
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
     Contents,
     DamagedError,
     File,
+    Hdf5Part,
     IncompleteError,
-    Later,
 )
 from cxlfs.checkpoint.place import Reader
 
@@ -28,7 +25,7 @@ _SUFFIXES = (".h5", ".hdf5", ".keras.h5")
 _FIRST_PLACE = 512
 _HEAD_BYTES = 128
 _OPEN_FOR_WRITING = 1
-_FLAGS_MAX = 7
+_SUPERBLOCK_BYTES_MIN = 48
 
 
 class Hdf5:
@@ -44,62 +41,19 @@ class Hdf5:
 
 
 def take_hdf5(reader: Reader, base: int, length: int, contents: Contents) -> None:
-    """Add the data sets of the HDF5 file in ``[base, base + length)``.
-
-    Raises IncompleteError, DamagedError.
-    """
-    block = read_superblock(reader, base, length)
-    if block.root is None:
-        note = "its tensors are not listed: it was written with libver latest"
-        contents.notes.append(note)
-        contents.later.append(Later(reader.name, base, length, note))
-        return
-    begin = base + block.base
-    try:
-        found = data_sets(reader, begin, length - block.base, block.sizes, block.root)
-    except BeyondLimitsError as error:
-        contents.notes.append(f"its tensors are not listed: {error}")
-        return
-    contents.tensors += found.tensors
-    contents.attributes += found.attributes
-    if found.left_out:
-        note = f"{found.left_out} objects of later versions are not listed"
-        contents.notes.append(note)
-        contents.later.append(Later(reader.name, base, length, note))
-
-
-class Superblock(NamedTuple):
-    """``root``: address of the root's object header, from ``base`` on; None: of a later version.
-    ``sizes``: bytes of an address and of a length.
-    """
-
-    end: int
-    base: int
-    sizes: tuple[int, int]
-    root: int | None
-
-
-def read_superblock(reader: Reader, base: int, length: int) -> Superblock:
-    """Of the HDF5 file in ``[base, base + length)``. Raises IncompleteError, DamagedError."""
+    """Add the HDF5 file in ``[base, base + length)``. Raises ProblemError."""
     if not length:
         raise IncompleteError("it is empty")
     at = _find(reader, base, length)
     head = reader.read(base + at, min(_HEAD_BYTES, length - at))
-    if len(head) < 48:
+    if len(head) < _SUPERBLOCK_BYTES_MIN:
         raise IncompleteError("its superblock is cut")
-    version = head[8]
-    if version in (0, 1):
-        block = _old(head, version)
-    elif version in (2, 3):
-        block = _new(head, version)
-    else:
-        raise BeyondLimitsError("its superblock is of a version that is not known")
-    end = block.end + at - block.base
+    end = _end(head) + at
     if end > length:
         raise IncompleteError(f"it ends at byte {length}, {end} are needed")
     if end < length:
         raise BeyondLimitsError("it goes on behind its end: its writer may not have closed it")
-    return block._replace(end=end, base=at)
+    contents.hdf5.append(Hdf5Part(reader.name, base, length))
 
 
 def _find(reader: Reader, base: int, length: int) -> int:
@@ -114,37 +68,23 @@ def _find(reader: Reader, base: int, length: int) -> int:
     raise DamagedError("it has no superblock")
 
 
-def _old(head: bytes, version: int) -> Superblock:
-    size = head[13]
-    versions = head[9], head[10], head[12]  # of free space, the root's entry, shared headers
-    ranks = head[16:18], head[18:20]  # of leaves and nodes of groups' trees
-    flags = int.from_bytes(head[20:24], "little")
-    if size not in (2, 4, 8) or head[14] not in (2, 4, 8) or any(versions) or bytes(2) in ranks:
-        raise DamagedError("its superblock is damaged")
-    begin = 24 + (4 if version == 1 else 0)
-    fields = [head[at : at + size] for at in range(begin, begin + 6 * size, size)]
-    base, extension, end, driver, _, root = (int.from_bytes(each, "little") for each in fields)
-    undefined = (1 << 8 * size) - 1
-    if end == undefined or extension != undefined or flags > _FLAGS_MAX:
-        raise DamagedError("its superblock is damaged")
-    if driver != undefined and driver >= end:
-        raise DamagedError("its superblock is damaged")
-    if not 0 < root < end:  # behind the link name of the root's entry
-        raise IncompleteError("its root was not written")
-    return Superblock(end, base, (size, head[14]), root)
-
-
-def _new(head: bytes, version: int) -> Superblock:
-    size = head[9]
+def _end(head: bytes) -> int:
+    """Where the file ends, counted from its superblock."""
+    version = head[8]
+    if version not in (0, 1, 2, 3):
+        raise BeyondLimitsError("its superblock is of a version that is not known")
+    is_old = version < 2
+    size = head[13 if is_old else 9]
     if size not in (2, 4, 8):
         raise DamagedError("its superblock is damaged")
-    length = 12 + 4 * size
-    if len(head) < length + 4:
-        raise IncompleteError("its superblock is cut")
-    if lookup3(head[:length]) != struct.unpack_from("<L", head, length)[0]:
-        raise DamagedError("the checksum of its superblock differs")
+    begin = (24, 28, 12, 12)[version]
+    base, _, end, last = (
+        int.from_bytes(head[at : at + size], "little")
+        for at in range(begin, begin + 4 * size, size)
+    )
+    root = int.from_bytes(head[begin + 5 * size : begin + 6 * size], "little") if is_old else last
     if version == 3 and head[11] & _OPEN_FOR_WRITING:
         raise IncompleteError("its writer did not close it")
-    end = int.from_bytes(head[12 + 2 * size : 12 + 3 * size], "little")
-    base = int.from_bytes(head[12 : 12 + size], "little")
-    return Superblock(end, base, (size, head[10]), None)
+    if not root or end == (1 << 8 * size) - 1:
+        raise IncompleteError("its root was not written")
+    return end - base

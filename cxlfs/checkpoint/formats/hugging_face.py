@@ -77,7 +77,9 @@ class HuggingFace:
     def _take_state(place: Place, contents: Contents) -> None:
         contents.files.append(File(STATE, place.size_of(STATE)))
         try:
-            contents.step = number_or_none(json_of(place, STATE).get("global_step"))
+            contents.step = number_or_none(
+                json_of(place, STATE, dict[str, object]).get("global_step")
+            )
             if contents.step is None:
                 contents.doubt(f"{STATE} names no step")
         except ProblemError as error:

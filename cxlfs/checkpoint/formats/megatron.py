@@ -66,7 +66,7 @@ class Megatron:
                 contents.problems.append(IncompleteError(f"{name} is missing"))
         try:
             if place.is_file(_ABOUT):
-                json_of(place, _ABOUT)
+                json_of(place, _ABOUT, dict[str, object])
         except ProblemError as error:
             contents.problems.append(error)
         if place.is_file(_COMMON):

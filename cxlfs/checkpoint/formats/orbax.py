@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats import ocdbt
 from cxlfs.checkpoint.formats.files import take_rest
 from cxlfs.checkpoint.jsons import (
+    Name,
+    Number,
+    Shape,
+    checked,
     json_of,
-    mapping,
-    number,
     number_or_none,
     parse_json,
-    sequence,
-    shape,
-    text,
+    prepared,
 )
 from cxlfs.checkpoint.model import (
     Algorithm,
     BeyondLimitsError,
     Contents,
-    DamagedError,
     File,
     IncompleteError,
     ProblemError,
@@ -41,7 +42,7 @@ from cxlfs.checkpoint.place import Place
 METADATA = "_CHECKPOINT_METADATA"
 TEMPORARY = re.compile(r"(.+)\.orbax-checkpoint-tmp(?:-\d{1,30})?")
 COMMITTED = "commit_success.txt"
-_ITEM = "_METADATA"
+_TREE = "_METADATA"
 _SHARDING = "_sharding"
 _ARRAYS = "array_metadatas"
 _JSON_HANDLER = "JsonCheckpointHandler"
@@ -50,6 +51,61 @@ _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 _ZARRAY = ".zarray"
 _NODE_SEARCH_BYTES = 32 << 10
 _NODE_BYTES_MAX = 128 << 20
+
+
+@prepared
+class _Metadata(msgspec.Struct):
+    """Of a checkpoint. ``item_handlers``: by the names of its items, or none of use."""
+
+    commit_timestamp_nsecs: object = None
+    item_handlers: object = None
+
+
+@prepared
+class _Key(msgspec.Struct):
+    key_type: Number
+    key: object = None
+
+
+@prepared
+class _Value(msgspec.Struct):
+    value_type: str
+    skip_deserialize: bool
+    write_shape: Shape | None = None
+
+
+@prepared
+class _Parameter(msgspec.Struct):
+    value_metadata: _Value
+    key_metadata: tuple[_Key, ...] = ()
+
+
+@prepared
+class _Item(msgspec.Struct):
+    use_ocdbt: object = True
+    tree_metadata: dict[str, _Parameter] | None = None
+
+
+@prepared
+class _Array(msgspec.Struct):
+    param_name: Name
+    write_shape: Shape
+    chunk_shape: Shape
+
+
+@prepared
+class _ArrayMetadata(msgspec.Struct):
+    array_metadata: _Array
+
+
+@prepared
+class _Arrays(msgspec.Struct):
+    array_metadatas: list[_ArrayMetadata]
+
+
+@prepared
+class _Zarray(msgspec.Struct):
+    compressor: object = None
 
 
 class Orbax:
@@ -79,7 +135,7 @@ class Orbax:
                 contents.problems.append(IncompleteError(f"the item {name} is missing"))
             else:
                 _take_item(place.below(name), contents, handler)
-        if place.is_file(_ITEM) or place.is_file(ocdbt.MANIFEST):
+        if place.is_file(_TREE) or place.is_file(ocdbt.MANIFEST):
             _take_item(place, contents, "")
         take_rest(place, contents)
         return contents
@@ -88,15 +144,15 @@ class Orbax:
     def _items(place: Place, contents: Contents) -> dict[str, str]:
         """Names of items and what handles them; what is wrong with the metadata is a problem."""
         contents.files.append(File(METADATA, place.size_of(METADATA)))
-        found = {n: "" for n in place.names() if place.is_file(f"{n}/{_ITEM}")}
+        found = {n: "" for n in place.names() if place.is_file(f"{n}/{_TREE}")}
         try:
-            metadata = json_of(place, METADATA)
-            contents.committed_ns = number_or_none(metadata.get("commit_timestamp_nsecs"))
+            metadata = json_of(place, METADATA, _Metadata)
+            contents.committed_ns = number_or_none(metadata.commit_timestamp_nsecs)
             if contents.committed_ns is None:
                 raise IncompleteError(f"{METADATA} has no time of commit")
-            handlers = metadata.get("item_handlers")
-            if isinstance(handlers, dict):
-                found |= {text(n, "an item"): str(handler) for n, handler in handlers.items()}
+            if isinstance(metadata.item_handlers, dict):
+                handlers = checked(metadata.item_handlers, dict[Name, object], METADATA)
+                found |= {name: str(handler) for name, handler in handlers.items()}
         except ProblemError as error:
             contents.doubt(f"its items are not known: {error}")
         return found
@@ -109,14 +165,14 @@ def _take_item(place: Place, contents: Contents, handler: str) -> None:
         if handler.endswith(_JSON_HANDLER):
             for name in place.names():
                 if name != COMMITTED:
-                    json_of(place, name)
-        if not place.is_file(_ITEM) and not place.is_file(ocdbt.MANIFEST):
+                    json_of(place, name, dict[str, object])
+        if not place.is_file(_TREE) and not place.is_file(ocdbt.MANIFEST):
             return  # an item that is no tree: what is in it is files of its own
-        metadata = json_of(place, _ITEM)
-        contents.files.append(File(place.full_name(_ITEM), place.size_of(_ITEM)))
+        metadata = json_of(place, _TREE, _Item)
+        contents.files.append(File(place.full_name(_TREE), place.size_of(_TREE)))
         _check_descriptions(place)
-        values = _take_database(place, contents) if metadata.get("use_ocdbt", True) else {}
-        _take_tensors(place, metadata, values, contents)
+        values = _take_database(place, contents) if metadata.use_ocdbt else {}
+        _take_tensors(place, metadata.tree_metadata or {}, values, contents)
     except ProblemError as error:
         contents.problems.append(error)
 
@@ -175,15 +231,10 @@ def _take_files(
 def _check_descriptions(place: Place) -> None:
     """What Orbax parses beside the tree, where it is there: of shardings, and of arrays."""
     if place.is_file(_SHARDING):
-        json_of(place, _SHARDING)
+        json_of(place, _SHARDING, dict[str, object])
     arrays = place.below(_ARRAYS)
     for name in arrays.names():
-        what = arrays.full_name(name)
-        for claim in sequence(json_of(arrays, name).get("array_metadatas"), what):
-            array = mapping(mapping(claim, what).get("array_metadata"), what)
-            text(array.get("param_name"), what)
-            for key in ("write_shape", "chunk_shape"):
-                shape(array.get(key), what)
+        json_of(arrays, name, _Arrays)
 
 
 def _frames(place: Place, found: ocdbt.Contents) -> list[Region]:
@@ -193,8 +244,8 @@ def _frames(place: Place, found: ocdbt.Contents) -> list[Region]:
         array, _, name = key.rpartition("/")
         if name != _ZARRAY:
             continue
-        metadata = mapping(parse_json(data, f"the metadata of {array[:200]}"), "it")
-        compressor = metadata.get("compressor")
+        what = f"the metadata of {array[:200]}"
+        compressor = checked(parse_json(data, what), _Zarray, what).compressor
         if isinstance(compressor, dict) and compressor.get("id") == "zstd":
             compressed.add(array)
     return [
@@ -245,21 +296,16 @@ def _take_data(place: Place, name: str, contents: Contents) -> None:
 
 def _take_tensors(
     place: Place,
-    metadata: dict[str, object],
+    tree: dict[str, _Parameter],
     values: dict[str, list[ocdbt.Value]],
     contents: Contents,
 ) -> None:
     """Names and shapes from the metadata; places from the tree, of arrays that are one piece."""
-    tree = metadata.get("tree_metadata")
-    for claim in mapping(tree, "its tree").values() if tree is not None else ():
-        fields = mapping(claim, "its tree")
-        keys = sequence(fields.get("key_metadata", []), "its tree")
-        parts = [str(mapping(key, "its tree").get("key")) for key in keys]
-        value = mapping(fields.get("value_metadata", {}), "its tree")
-        _check_keys(keys, value)
+    for parameter in tree.values():
+        parts = [str(key.key) for key in parameter.key_metadata]
         name = ".".join(parts)[: limits.NAME_CHARACTERS_MAX]
-        dimensions = shape(value.get("write_shape") or [], name)
-        if value.get("value_type") == "None":
+        dimensions = parameter.value_metadata.write_shape or ()
+        if parameter.value_metadata.value_type == "None":
             continue
         pieces = values.get(name, [])
         for piece in pieces:
@@ -269,13 +315,3 @@ def _take_tensors(
             contents.tensors.append(Tensor(label, "", dimensions, file, piece.offset, piece.length))
         if not pieces:  # small: it lies in the tree itself
             contents.tensors.append(Tensor(name, "", dimensions, "", None, None))
-
-
-def _check_keys(keys: list[object] | tuple[object, ...], value: dict[str, object]) -> None:
-    """What Orbax cannot do without."""
-    for key in keys:
-        number(mapping(key, "its tree").get("key_type"), "the type of a key of its tree")
-    if not isinstance(value.get("value_type"), str):
-        raise DamagedError("a value of its tree has no type")
-    if not isinstance(value.get("skip_deserialize"), bool):
-        raise DamagedError("a value of its tree is not said to be read or not")

@@ -6,8 +6,10 @@ last tensor does. It has no checksums.
 
 from __future__ import annotations
 
+import msgspec
+
 from cxlfs.checkpoint import limits
-from cxlfs.checkpoint.jsons import mapping, number, parse_json, sequence, shape, text
+from cxlfs.checkpoint.jsons import Name, Number, Shape, checked, parse_json, prepared
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
     Contents,
@@ -48,6 +50,15 @@ _ITEM_BITS = {
 _KEYS = frozenset({"__metadata__", "dtype", "shape", "data_offsets"})
 
 
+@prepared
+class _Claim(msgspec.Struct):
+    """What the header says of a tensor."""
+
+    dtype: Name
+    shape: Shape
+    data_offsets: tuple[Number, Number]
+
+
 class SafeTensors:
     kind = "safetensors"
 
@@ -70,7 +81,9 @@ class SafeTensors:
         data = reader.read(_LENGTH_BYTES, length)
         if not data.strip(b"\0"):
             raise IncompleteError("its header was not written")
-        header = mapping(parse_json(data, "its header", once=_KEYS), "its header")
+        header = checked(
+            parse_json(data, "its header", once=_KEYS), dict[Name, object], "its header"
+        )
         metadata = _metadata(header)
         end = 0
         for name, claim in sorted(header.items(), key=_first_byte):
@@ -87,11 +100,7 @@ class SafeTensors:
 def _metadata(header: dict[str, object]) -> object:
     """What is said beside the tensors: texts alone, or the library refuses the file."""
     found = header.pop("__metadata__", None)
-    if found is not None and not all(
-        isinstance(each, str) for each in mapping(found, "its metadata").values()
-    ):
-        raise DamagedError("its metadata holds what is no text")
-    return found
+    return None if found is None else checked(found, dict[str, str], "its metadata")
 
 
 def _too_long(length: int, size_bytes: int) -> Exception:
@@ -116,24 +125,19 @@ def _first_byte(item: tuple[str, object]) -> tuple[int, int]:
 
 
 def _tensor(name: str, claim: object, file: str, begin: int) -> Tensor:
-    what = f"tensor {text(name, 'a tensor')[:200]}"
+    what = f"tensor {name[:200]}"
     if isinstance(claim, list):  # what the library reads as well, and nobody writes
         raise BeyondLimitsError(f"what is said of {what} has no names")
-    fields = mapping(claim, what)
-    offsets = sequence(fields.get("data_offsets"), f"the place of {what}")
-    if len(offsets) != 2:
-        raise DamagedError(f"the place of {what} cannot be")
-    first, last = (number(each, f"the place of {what}") for each in offsets)
-    dtype = text(fields.get("dtype"), f"the type of {what}")
-    dimensions = shape(fields.get("shape"), what)
-    bits = _ITEM_BITS.get(dtype)
+    found = checked(claim, _Claim, what)
+    first, last = found.data_offsets
+    bits = _ITEM_BITS.get(found.dtype)
     if bits is not None:
-        for dimension in dimensions:
+        for dimension in found.shape:
             bits = min(bits * dimension, 1 << 80)
         if bits % 8 or bits // 8 != last - first:
             raise DamagedError(f"the size of {what} does not fit its shape")
     elif last < first:
         raise DamagedError(f"the place of {what} cannot be")
     else:
-        raise BeyondLimitsError(f"the type of {what} is not known: {dtype[:20]}")
-    return Tensor(name, dtype, dimensions, file, begin + first, last - first)
+        raise BeyondLimitsError(f"the type of {what} is not known: {found.dtype[:20]}")
+    return Tensor(name, found.dtype, found.shape, file, begin + first, last - first)

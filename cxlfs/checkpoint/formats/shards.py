@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.ages import mixed
 from cxlfs.checkpoint.formats.files import take_files, take_member, take_stray
-from cxlfs.checkpoint.jsons import json_of, mapping, text
+from cxlfs.checkpoint.jsons import Name, json_of, prepared
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
     Contents,
@@ -44,6 +46,11 @@ def shard_names(place: Place) -> list[str]:
 def _is_shard(name: str) -> bool:
     match = _SHARD.fullmatch(name)
     return match is not None and match["end"] in _WEIGHTS
+
+
+@prepared
+class _Index(msgspec.Struct):
+    weight_map: dict[str, Name]
 
 
 class Shards:
@@ -86,11 +93,9 @@ def take_models(place: Place, contents: Contents) -> bool:
 
 def _take_index(place: Place, name: str, contents: Contents) -> None:
     contents.files.append(File(place.full_name(name), place.size_of(name)))
-    index = json_of(place, name)
-    weight_map = mapping(index.get("weight_map"), f"the list of tensors in {name}")
     wanted: dict[str, list[str]] = {}
-    for tensor, file in weight_map.items():
-        wanted.setdefault(text(file, f"the file of tensor {tensor[:80]}"), []).append(tensor)
+    for tensor, file in json_of(place, name, _Index).weight_map.items():
+        wanted.setdefault(file, []).append(tensor)
     if len(wanted) > limits.FILES_MAX:
         raise BeyondLimitsError(f"{name} names more files than are read")
     if not wanted:
