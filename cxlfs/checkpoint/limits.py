@@ -39,6 +39,8 @@ ZIP_ENTRIES_MAX = 300_000
 ZIP_DIRECTORY_BYTES_MAX = 64 * MIB
 INFLATE_BYTES_MAX = 64 * MIB
 """Of one compressed record that is read as a header."""
+FRAME_BYTES_MAX = 64 * GIB
+"""Of one compressed value that is gone through: zeros take some seconds."""
 
 PICKLE_STEPS_MAX = 6_000_000
 PICKLE_MEMORY_BYTES_MAX = 256 * MIB

@@ -11,9 +11,12 @@ import ast
 import re
 import struct
 
+import msgspec
+import numpy as np
+
 from cxlfs.checkpoint import limits, zips
 from cxlfs.checkpoint.formats.base import is_cut
-from cxlfs.checkpoint.jsons import shape
+from cxlfs.checkpoint.jsons import Shape, checked, prepared
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
     Contents,
@@ -30,17 +33,20 @@ MAGIC = b"\x93NUMPY"
 _HEADER_CHARACTERS_MAX = 10_000
 """NumPy's own limit (``max_header_size``), for the same reason: the header is parsed as Python."""
 _HEAD_BYTES = 12 + _HEADER_CHARACTERS_MAX
-_TYPE = re.compile(r"[<>|=]?([?biufcSaUVmMO])(\d{0,9})(\[\w{1,20}\])?")
-_DEPTH_MAX = 8
 _OF_PYTHON_2 = re.compile(r"\b(\d+)L\b")
 """Its long integers, which NumPy still reads (``_filter_header``)."""
 _ARRAYS_MAX = 100_000
 
 
-class Array:
-    """The header of one ``.npy``. ``data``: where the array begins; ``item_bytes`` 0: objects."""
+@prepared
+class _Fields(msgspec.Struct):
+    shape: Shape
 
-    __slots__ = ("_is_fortran", "data", "dtype", "item_bytes", "shape")
+
+class Array:
+    """The header of one ``.npy``. ``data``: where the array begins; of objects that is a pickle."""
+
+    __slots__ = ("_is_fortran", "data", "dtype", "has_objects", "item_bytes", "shape")
 
     def __init__(self, head: bytes) -> None:
         """``head``: the first bytes of the file. Raises IncompleteError, DamagedError, ..."""
@@ -60,8 +66,9 @@ class Array:
             raise IncompleteError("its header is cut")
         fields = _fields(head[begin : self.data].decode("utf-8", "replace"))
         self.dtype = str(fields.get("descr"))[: limits.NAME_CHARACTERS_MAX]
-        self.item_bytes = _item_bytes(fields.get("descr"), 0)
-        self.shape = shape(fields.get("shape"), "the array")
+        found = _type(fields.get("descr"))
+        self.has_objects, self.item_bytes = found.hasobject, found.itemsize
+        self.shape = checked(fields, _Fields, "its header").shape
         self._is_fortran = fields.get("fortran_order") is True
 
     @property
@@ -83,7 +90,7 @@ class Array:
         return size
 
 
-def _fields(source: str) -> dict[object, object]:
+def _fields(source: str) -> dict[str, object]:
     for text in (source, _OF_PYTHON_2.sub(r"\1", source)):
         try:
             value = ast.literal_eval(text.strip())
@@ -94,35 +101,12 @@ def _fields(source: str) -> dict[object, object]:
     raise DamagedError("its header is damaged")
 
 
-def _item_bytes(descr: object, depth: int) -> int:
-    """Bytes of one item; 0 for objects."""
-    if depth > _DEPTH_MAX:
-        raise BeyondLimitsError("its type is nested deeper than what is read")
-    if isinstance(descr, list):
-        return sum(_field_bytes(field, depth) for field in descr)
-    if isinstance(descr, tuple) and len(descr) == 2:
-        return _item_bytes(descr[0], depth + 1) * _product(descr[1])
-    match = _TYPE.fullmatch(descr) if isinstance(descr, str) else None
-    if match is None:
-        raise BeyondLimitsError("the type of its items is not understood")
-    if match[1] == "O":
-        return 0
-    size = int(match[2] or "1")
-    return size * 4 if match[1] == "U" else size
-
-
-def _field_bytes(field: object, depth: int) -> int:
-    if not isinstance(field, tuple) or not 2 <= len(field) <= 3:
-        raise BeyondLimitsError("the type of its items is not understood")
-    size = _item_bytes(field[1], depth + 1)
-    return size * _product(field[2]) if len(field) == 3 else size
-
-
-def _product(dimensions: object) -> int:
-    size = 1
-    for dimension in shape(dimensions if isinstance(dimensions, tuple) else (dimensions,), "it"):
-        size = min(size * dimension, 1 << 80)
-    return size
+def _type(descr: object) -> np.dtype[np.void]:
+    try:
+        found: np.dtype[np.void] = np.lib.format.descr_to_dtype(descr)  # type: ignore[arg-type]
+    except Exception as error:
+        raise BeyondLimitsError("the type of its items is not understood") from error
+    return found
 
 
 class NumpyArray:
@@ -154,7 +138,7 @@ class NumpyArray:
             raise IncompleteError("its header was not written")
         array = Array(head)
         begin = at + array.data
-        if not array.item_bytes and "O" in array.dtype:
+        if array.has_objects:
             data = reader.read(begin, reader.size_bytes - begin)
             end = begin + read_pickle(data).end
         else:
@@ -203,7 +187,7 @@ class NumpyArchive:
             array = Array(head)
         except IncompleteError as error:
             raise DamagedError(f"tensor {name}: {error}") from error
-        if array.item_bytes and array.data + array.size_bytes > record.size_bytes:
+        if not array.has_objects and array.data + array.size_bytes > record.size_bytes:
             raise DamagedError(f"tensor {name}: its size does not fit its shape")
         offset = record.offset + array.data
         size = array.size_bytes
