@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.support.oracle import FORMATS, Format
+from tests.support.oracle import FORMATS
+from tests.support.oracle_values import Format
 from tests.support.repository import ROOT
 
 COUNT = 60

@@ -393,6 +393,43 @@ def _with_tensor(path: Path, name: str, storage: tuple[Any, ...]) -> None:
         file.writestr("archive/data/0", bytes(16))
 
 
+def test_layers_of_a_pipeline_alone(tmp_path: Path) -> None:
+    """Without ranks of the model their names have no number of one. The optimizer counts them."""
+    directory = tmp_path / "global_step5"
+    groups = [{"params": [0, 1]}, {"params": [2, 3]}]
+    state = {"global_steps": 5, "optimizer": {"state": {}, "param_groups": groups}}
+    torch_file(directory / "mp_rank_00_model_states.pt", state)
+    names = [directory / f"layer_{layer:02d}-model_states.pt" for layer in range(4)]
+    for path in names:
+        _with_tensor(path, f"w{path.name[7]}", ())
+    assert words(directory) == "complete"
+    for path in (names[0], names[3]):
+        content = path.read_bytes()
+        path.unlink()
+        assert words(directory).startswith("incomplete: one of the layers with 4 tensors in all")
+        path.write_bytes(content)
+    (directory / "layer_94-model_states.pt").write_bytes(names[0].read_bytes()[:70])
+    assert words(directory).startswith("unknown: layer_94"), "those before it are enough"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("zero_pp_rank_9_mp_rank_00_optim_states.pt", "complete"),
+        ("expp_rank_0_mp_rank_99_optim_states.pt", "complete"),
+        ("layer_0_expert_0_mp_rank_99_model_states.pt", "complete"),
+        ("mp_rank_99_model_states.pt", "incomplete"),
+        ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "incomplete"),
+    ],
+)
+def test_left_over_of_more_ranks(name: str, said: str, tmp_path: Path) -> None:
+    """DeepSpeed counts the files of the model, and asks for no other by a rank that it lacks."""
+    directory = tmp_path / "global_step5"
+    deepspeed(directory, "mp_rank_00_model_states.pt", dp_world_size=2, mp_world_size=1)
+    (directory / name).write_bytes(b"PK\3\4 a beginning")
+    assert words(directory).split(":")[0] == said
+
+
 class Namespace:
     """Stands for argparse's."""
 
@@ -426,6 +463,103 @@ def test_every_rank_of_megatron(sizes: dict[str, int], names: list[str], tmp_pat
         if sizes or not is_last:
             assert f"({name}) is missing" in words(directory)
         (tmp_path / name).rename(directory / name)
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_optimizers_of_megatron_that_the_arguments_name(tmp_path: Path, *, is_saved: bool) -> None:
+    directory = tmp_path / "iter_0000100"
+    arguments = Namespace()
+    vars(arguments).update(use_distributed_optimizer=True, no_save_optim=not is_saved)
+    model = {"args": arguments, "iteration": 100}
+    torch_file(directory / "mp_rank_00" / "model_optim_rng.pt", model)
+    expected = "incomplete: mp_rank_00/distrib_optim.pt is missing" if is_saved else "complete"
+    assert words(directory) == expected
+    torch_file(directory / "mp_rank_00" / "distrib_optim.pt", {"x": 1})
+    (directory / "mp_rank_00" / "9-distrib_optim.pt").write_bytes(b"PK\3\4")
+    assert words(directory) == "complete", "what nobody loads counts for nothing"
+
+
+def test_an_index_beside_that_of_the_model(shards: Path) -> None:
+    (shards / "9-model.safetensors.index.json").write_text('{"weight_map": {"a": ')
+    assert words(shards).startswith("unknown: if 9-model.safetensors.index.json belongs to it")
+    (shards / "model.safetensors.index.json").unlink()
+    assert words(shards).startswith("incomplete")
+
+
+# --- arrays of zarr, as Orbax writes them without its database ------------------------------------
+
+
+@pytest.fixture
+def orbax(tmp_path: Path) -> Path:
+    """Of one array in six chunks, without compression."""
+    path = tmp_path / "7"
+    (path / "w").mkdir(parents=True)
+    handlers = "orbax.checkpoint.handlers.PyTreeCheckpointHandler"
+    metadata: dict[str, object] = {"item_handlers": handlers, "commit_timestamp_nsecs": 7}
+    (path / "_CHECKPOINT_METADATA").write_text(json.dumps(metadata))
+    value = {"value_type": "np.ndarray", "skip_deserialize": False}
+    parameter = {"key_metadata": [{"key": "w", "key_type": 2}], "value_metadata": value}
+    tree = {"tree_metadata": {"('w',)": parameter}, "use_ocdbt": False}
+    tree |= {"store_array_data_equal_to_fill_value": True}
+    (path / "_METADATA").write_text(json.dumps(tree))
+    array = {"shape": [5, 4], "chunks": [2, 2], "dtype": "<f8", "compressor": None}
+    (path / "w" / ".zarray").write_text(json.dumps(array) + "\0\0")
+    for number in range(6):
+        (path / "w" / f"{number // 2}.{number % 2}").write_bytes(bytes([number + 1]) * 32)
+    assert words(path) == "complete"
+    return path
+
+
+def test_chunks_of_orbax_without_a_database(orbax: Path) -> None:
+    for number in range(6):
+        chunk = orbax / "w" / f"{number // 2}.{number % 2}"
+        content = chunk.read_bytes()
+        chunk.write_bytes(content[:-1])
+        assert words(orbax) == f"incomplete: w/{chunk.name} has 31 bytes, 32 are needed"
+        chunk.unlink()
+        assert words(orbax) == f"incomplete: w/{chunk.name} is missing"
+        chunk.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("_METADATA", None, "incomplete: _METADATA is missing"),
+        ("w/.zarray", None, "incomplete: w/.zarray is missing"),
+        ("w/.zarray", b"\0\0", "incomplete: w/.zarray is empty"),
+        ("w/.zarray", b'{"shape": [5', "damaged: w/.zarray is not JSON"),
+        ("w/.zarray", b'{"shape": [5, -1]}', "damaged: w/.zarray is damaged"),
+    ],
+)
+def test_descriptions_of_orbax_without_a_database(
+    orbax: Path, name: str, content: bytes | None, said: str
+) -> None:
+    (orbax / name).unlink()
+    if content is not None:
+        (orbax / name).write_bytes(content)
+    assert words(orbax).startswith(said)
+
+
+def test_an_archive_whose_longer_end_record_is_none(tmp_path: Path) -> None:
+    """PyTorch goes by the shorter one then, Python does not."""
+    path = tmp_path / "a.npz"
+    np.savez(path, w=ARRAY)
+    data = path.read_bytes()
+    end = len(data) - 22
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, 0, 1)
+    path.write_bytes(data[:end] + bytes(76) + locator + data[end:])
+    assert words(path) == "unknown: the archive's end record is not one"
+
+
+def test_what_the_trainer_does_not_load(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoint-7"
+    directory.mkdir()
+    (directory / "trainer_state.json").write_text('{"global_step": 7}')
+    save_file({"w": ARRAY}, directory / "model.safetensors")
+    (directory / "9-optimizer.pt").write_bytes(b"PK\3\4")
+    assert words(directory).startswith("unknown: if 9-optimizer.pt belongs to it")
+    (directory / "optimizer.pt").write_bytes(b"PK\3\4")
+    assert words(directory).startswith("incomplete: ")
 
 
 # --- holes --------------------------------------------------------------------------------------

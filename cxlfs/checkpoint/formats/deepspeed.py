@@ -9,7 +9,9 @@ kind of name the files must fill the whole grid of those numbers: no number is l
 highest one that is there, or below what a file of the model says (``dp_world_size``,
 ``mp_world_size``; how many experts a gate knows). Layers alone may leave numbers out: a stage of a
 pipeline that has no parameters has no file. So of layers one is missing where those before and
-after it hold the same tensors, or where the shapes of the parameters name it.
+after it hold the same tensors, where the shapes of the parameters name it, or where the optimizer
+has more parameters than all layers hold tensors. A file of a rank or an expert that the files of
+the model do not know is left over from an earlier attempt.
 
 With ZeRO there are shards of the optimizer: a file of the model has the shapes of its parameters
 then and no optimizer (``_save_checkpoint``). All files of the model are of one step.
@@ -22,10 +24,10 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from cxlfs.checkpoint.formats.files import check_one_step, take_files, take_member
+from cxlfs.checkpoint.formats.files import check_one_step, take_files, take_member, take_stray
 from cxlfs.checkpoint.formats.ranks import first_gap
 from cxlfs.checkpoint.jsons import number_or_none
-from cxlfs.checkpoint.model import Contents, File, IncompleteError, Tensor
+from cxlfs.checkpoint.model import BeyondLimitsError, Contents, File, IncompleteError, Tensor
 from cxlfs.checkpoint.pickles import Applied, Pairs
 from cxlfs.checkpoint.place import Place
 
@@ -36,10 +38,13 @@ _PART = re.compile(
     r"(?:(?:bf16_|fp16_)?zero_pp_rank_\d{1,6}_|expp_rank_\d{1,6}_)?mp_rank_\d{2,6}_"
     r"(?:model|optim)_states\.pt"
     r"|layer_\d{1,6}_expert_\d{1,6}_mp_rank_\d{2,6}_model_states\.pt"
-    r"|layer_\d{1,6}-model_\d{2,6}-model_states\.pt"
+    r"|layer_\d{1,6}(?:-model_\d{2,6})?-model_states\.pt"
 )
-_LAYER = re.compile(r"layer_(\d{1,6})-model_(\d{2,6})-model_states\.pt")
-_EXPERT = re.compile(r"layer_\d{1,6}_expert_\d{1,6}_mp_rank_\d{2,6}_model_states\.pt")
+_LAYER = re.compile(r"layer_(\d{1,6})(?:-model_\d{2,6})?-model_states\.pt")
+"""Without a rank where the model has one alone."""
+_EXPERT = re.compile(r"layer_(\d{1,6})_expert_(\d{1,6})_mp_rank_\d{2,6}_model_states\.pt")
+_RANK = re.compile(r"mp_rank_(\d{2,6})_")
+_DATA_RANK = re.compile(r"(?:zero_pp|expp)_rank_(\d{1,6})_")
 _NUMBER = re.compile(r"\d+")
 _GATE = re.compile(r"gate\.wg\.weight$")
 _LAYER_OF_NAME = re.compile(r"(\d{1,6})\.")
@@ -74,9 +79,25 @@ def take_deepspeed(place: Place, contents: Contents) -> None:
     model = _Model()
     steps: dict[int, str] = {}
     tensors: dict[str, list[Tensor]] = {}
-    for name in filter(_PART.fullmatch, names):
+    held = 0
+    # Files of the model first: they say which of the others there should be.
+    parts = sorted(filter(_PART.fullmatch, names), key=lambda name: not _MODEL.fullmatch(name))
+    for name in parts:
+        if model.is_stray(name) and not _MODEL.fullmatch(name):
+            take_stray(place, name, contents)
+            continue
+        before = len(contents.problems)
         found = take_member(place, name, contents, required=True)
         tensors[name] = found.tensors
+        if model.is_stray(name):
+            words = f"{name} is of another save: no such rank is known to the files before it"
+            contents.problems.append(IncompleteError(words))
+        if _LAYER.fullmatch(name) and 0 < model.parameters <= held:
+            # The layers before it are enough: it may be left over.
+            contents.problems[before:] = [
+                BeyondLimitsError(str(each)) for each in contents.problems[before:]
+            ]
+        held += len(found.tensors) if _LAYER.fullmatch(name) else 0
         if _MODEL.fullmatch(name) and isinstance(found.root, Pairs):
             of_file = number_or_none(found.root.get("global_steps"))
             if of_file is not None:
@@ -87,7 +108,7 @@ def take_deepspeed(place: Place, contents: Contents) -> None:
     take_files(place, contents, names)
     contents.named_step = int(match[1]) if match is not None else None
     if names:
-        for name, words in _missing(names, model, tensors):
+        for name, words in _missing(tuple(tensors), model, tensors):
             contents.files.append(File(place.full_name(name), None))
             contents.problems.append(
                 IncompleteError(f"{words} ({place.full_name(name)}) is missing")
@@ -101,12 +122,29 @@ class _Model:
         self.world: tuple[int, int] | None = None
         self.is_zero = False
         self.experts = 0
+        self.gates = 0
+        self.parameters = 0
+        """Of the optimizers that files of the model hold."""
         self.layers: set[int] = set()
+
+    def is_stray(self, name: str) -> bool:
+        """True if the files of the model know no such rank or expert."""
+        expert, rank, data = (p.search(name) for p in (_EXPERT, _RANK, _DATA_RANK))
+        if expert is not None and self.gates:
+            is_known = int(expert[1]) < self.gates and int(expert[2]) < self.experts
+            if not is_known:
+                return True
+        if self.world is None:
+            return False
+        return (rank is not None and int(rank[1]) >= self.world[1]) or (
+            data is not None and int(data[1]) >= self.world[0]
+        )
 
     def learn(self, root: Pairs, tensors: list[Tensor]) -> None:
         data, ranks = (number_or_none(root.get(key)) for key in ("dp_world_size", "mp_world_size"))
         if data and ranks and data * ranks <= _RANKS_MAX:
             self.world = self.world or (data, ranks)
+        self.parameters += _parameters_of(root.get("optimizer"))
         shapes = root.get("param_shapes")
         # Each rank keeps its part of the optimizer in a file of its own.
         self.is_zero |= shapes is not None and root.get("optimizer") is None
@@ -117,6 +155,18 @@ class _Model:
         for tensor in tensors:
             if _GATE.search(tensor.name) and tensor.shape:
                 self.experts = max(self.experts, tensor.shape[0])
+                self.gates += 1
+
+
+def _parameters_of(optimizer: object) -> int:
+    """How many tensors it changes, as ``torch.optim`` lists them."""
+    groups = optimizer.get("param_groups") if isinstance(optimizer, Pairs) else None
+    found = [
+        group.get("params")
+        for group in (groups if isinstance(groups, list) else [])
+        if isinstance(group, Pairs)
+    ]
+    return sum(len(each) for each in found if isinstance(each, list))
 
 
 def _missing(
@@ -131,9 +181,13 @@ def _missing(
         yield "mp_rank_00_model_states.pt", "shard 1 of the model"
     for kind, found in kinds.items():
         yield from _gap(kind, found, model)
-    layers = {int(m[1]) for m in map(_LAYER.fullmatch, names) if m}
+    layers = {int(m[1]): m[0] for m in reversed(list(map(_LAYER.fullmatch, names))) if m}
     for layer in _missing_layers(layers, model, tensors):
-        yield f"layer_{layer:02d}-model_00-model_states.pt", f"layer {layer}"
+        name = next(iter(layers.values()))
+        yield name.replace(name.partition("-")[0], f"layer_{layer:02d}"), f"layer {layer}"
+    held = sum(len(tensors[name]) for name in names if _LAYER.fullmatch(name))
+    if layers and held < model.parameters:
+        yield "layer_*", f"one of the layers with {model.parameters} tensors in all, of {held},"
     if model.is_zero and not any(map(_OPTIMIZER.fullmatch, names)):
         total = f" of {model.world[0] * model.world[1]}" if model.world is not None else ""
         yield (
@@ -154,12 +208,12 @@ def _gap(kind: str, found: set[tuple[int, ...]], model: _Model) -> Iterator[tupl
     world = model.world
     if "zero_pp_rank" in kind and world is not None:
         axes = [range(world[0]), range(world[1])]
-    elif "mp_rank" in kind or "-model_" in kind:
-        ranks = world[1] if world is not None and "-model_" not in kind else highest[-1] + 1
+    elif "mp_rank" in kind or "-model_{}" in kind:
+        ranks = world[1] if world is not None and "-model_{}" not in kind else highest[-1] + 1
         axes[-1] = range(ranks)
     if "_expert_" in kind:
         axes[1] = range(max(model.experts, highest[1] + 1))
-    if "-model_" in kind:
+    if kind.startswith("layer_{}-model_"):
         axes[0] = sorted({numbers[0] for numbers in found})
     index, numbers = first_gap(axes, found)
     if numbers:
@@ -180,15 +234,14 @@ def _name_of(kind: str, numbers: tuple[int, ...]) -> str:
 
 
 def _missing_layers(
-    layers: set[int], model: _Model, tensors: dict[str, list[Tensor]]
+    layers: dict[int, str], model: _Model, tensors: dict[str, list[Tensor]]
 ) -> Iterator[int]:
     if not layers:
         return
-    missing = model.layers - layers
+    missing = model.layers - layers.keys()
 
     def held(layer: int) -> list[tuple[str, tuple[int, ...]]]:
-        name = f"layer_{layer:02d}-model_00-model_states.pt"
-        return [(tensor.name, tensor.shape) for tensor in tensors.get(name, [])]
+        return [(tensor.name, tensor.shape) for tensor in tensors.get(layers[layer], [])]
 
     for before, after in itertools.pairwise(sorted(layers)):
         if after - before > 1 and held(before) and held(before) == held(after):

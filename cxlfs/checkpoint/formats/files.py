@@ -7,7 +7,7 @@ first that recognises a file has it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.formats.base import HEAD_BYTES, FileFormat
@@ -170,23 +170,45 @@ def take_rest(place: Place, contents: Contents, depth: int = 0) -> None:
             take_rest(place.below(name), contents, depth + 1)
 
 
-def take_files(place: Place, contents: Contents, names: list[str] | tuple[str, ...]) -> None:
-    """Add all of these that are files and not added before."""
+def doubt_from(contents: Contents, before: int, name: str) -> None:
+    """Problems from number ``before`` on are of the file ``name``, which nothing may ask for."""
+    contents.problems[before:] = [
+        BeyondLimitsError(f"if {name} belongs to it: {error}")
+        for error in contents.problems[before:]
+    ]
+
+
+def take_files(
+    place: Place,
+    contents: Contents,
+    names: list[str] | tuple[str, ...],
+    is_loaded: Callable[[str], bool] = lambda _: True,
+) -> None:
+    """Add all of these that are files and not added before. ``is_loaded``: whether the framework
+    asks for a file of that name; others may be a program's own, or left over.
+    """
     known = {file.name for file in contents.files}
     for name in names:
         full_name = place.full_name(name)
         if full_name in known:
             continue
-        if place.is_file(name) or name in _NEVER_READ:
-            take_member(place, name, contents)
-        elif name.endswith(OF_FILES) and place.status(name) is None:
-            contents.files.append(File(full_name, None))
-            contents.problems.append(
-                IncompleteError(f"{full_name} is missing: a link leads to what is not there")
-            )
-        elif name.endswith(OF_FILES) and not _is_filled(place, name):
-            contents.files.append(File(full_name, None))
-            contents.problems.append(DamagedError(f"{full_name} is not a regular file"))
+        before = len(contents.problems)
+        _take_file(place, contents, name, full_name)
+        if not is_loaded(name):
+            doubt_from(contents, before, full_name)
+
+
+def _take_file(place: Place, contents: Contents, name: str, full_name: str) -> None:
+    if place.is_file(name) or name in _NEVER_READ:
+        take_member(place, name, contents)
+    elif name.endswith(OF_FILES) and place.status(name) is None:
+        contents.files.append(File(full_name, None))
+        contents.problems.append(
+            IncompleteError(f"{full_name} is missing: a link leads to what is not there")
+        )
+    elif name.endswith(OF_FILES) and not _is_filled(place, name):
+        contents.files.append(File(full_name, None))
+        contents.problems.append(DamagedError(f"{full_name} is not a regular file"))
 
 
 def _is_filled(place: Place, name: str) -> bool:

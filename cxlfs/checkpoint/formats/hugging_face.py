@@ -34,6 +34,12 @@ _UNFINISHED = "checkpoint-is-incomplete.txt"
 _MARKS = (STATE, _UNFINISHED, "training_args.bin", "scheduler.pt")
 _NOT_WEIGHTS = re.compile(r"(?:training_args|optimizer|scheduler|sampler)\w*\.bin")
 _STATES = (".safetensors", ".bin", ".pt", ".pth")
+_MODEL = re.compile(r"(?:pytorch_model|model|adapter_model)[._-]")
+_LOADED = re.compile(
+    _MODEL.pattern + r"|(?:optimizer|scheduler|scaler|sampler|rng_state|custom|random_states)\w*\."
+    r"|[\w.]+\.json$"
+)
+"""What the Trainer, accelerate and transformers load, by its beginning."""
 _RANDOM = re.compile(r"rng_state_(\d{1,9})\.pth")
 _OF_ACCELERATE = re.compile(r"random_states_\d{1,9}\.pkl")
 
@@ -63,7 +69,13 @@ class HuggingFace:
         self._take_state(place, contents)
         has_weights = take_models(place, contents) | _take_directories(place, contents)
         has_weights |= any(is_weights(place, name) for name in place.names())
-        take_files(place, contents, place.names())
+        has_known = any(map(_MODEL.match, place.names()))
+        take_files(
+            place,
+            contents,
+            place.names(),
+            lambda name: bool(_LOADED.match(name)) or (is_weights(place, name) and not has_known),
+        )
         if not has_weights:
             contents.problems.append(IncompleteError("it has no weights"))
         self._check_pairs(place, contents)

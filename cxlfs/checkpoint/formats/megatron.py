@@ -5,8 +5,8 @@ Source: megatron/training/checkpointing.py (core 0.14). The tracker beside it
 (``latest_checkpointed_iteration.txt``) is written last. Complete: the distributed checkpoint is,
 and ``common.pt`` and ``metadata.json`` are there; or there is a ``model_optim_rng.pt`` for each
 rank of tensors, pipeline and experts that the saved arguments name, all of one iteration, and a
-``distrib_optim.pt`` beside each, where there is any. A directory's name has a number for each of
-these that is more than one (``get_checkpoint_name``).
+``distrib_optim.pt`` beside each, where there is any or the arguments say so. A directory's name has
+a number for each of these that is more than one (``get_checkpoint_name``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import re
 
 from cxlfs.checkpoint.formats.dcp import METADATA, is_distributed, take_distributed
-from cxlfs.checkpoint.formats.files import check_one_step, take_files, take_member
+from cxlfs.checkpoint.formats.files import check_one_step, take_files, take_member, take_stray
 from cxlfs.checkpoint.formats.ranks import first_gap
 from cxlfs.checkpoint.jsons import json_of, number_or_none
 from cxlfs.checkpoint.model import Contents, File, IncompleteError, ProblemError
@@ -26,6 +26,8 @@ NAME = re.compile(r"iter_(\d{7,18})")
 _RANK = re.compile(r"mp_rank_(\d{2,6})(?:_(\d{3,6}))?(?:_(\d{3,6}))?")
 _MODEL = "model_optim_rng.pt"
 _OPTIMIZER = "distrib_optim.pt"
+_PARTS = (_OPTIMIZER, "model_rng.pt", "optim.pt")
+"""What else Megatron-LM loads of a rank, the last two with the names of earlier releases."""
 _COMMON, _ABOUT = "common.pt", "metadata.json"
 _RANKS_MAX = 1 << 16
 
@@ -77,13 +79,16 @@ class Megatron:
 
     def _take_ranks(self, place: Place, ranks: list[str], contents: Contents) -> None:
         sizes: list[int] | None = None
+        has_optimizers = False
         steps: dict[int, str] = {}
         for rank in ranks:
             inside = place.below(rank)
             if not inside.is_file(_MODEL):
                 contents.files.append(File(f"{rank}/{_MODEL}", None))
                 contents.problems.append(IncompleteError(f"{rank}/{_MODEL} is missing"))
-            take_files(inside, contents, [name for name in inside.names() if name != _MODEL])
+            take_files(inside, contents, [n for n in inside.names() if n in _PARTS])
+            for name in (n for n in inside.names() if n not in (_MODEL, *_PARTS)):
+                take_stray(inside, name, contents)
             if inside.is_file(_MODEL):
                 found = take_member(inside, _MODEL, contents, required=True)
                 if isinstance(found.root, Pairs):
@@ -91,17 +96,20 @@ class Megatron:
                     if step is not None:
                         steps.setdefault(step, f"{rank}/{_MODEL}")
                     sizes = sizes or _sizes_of(found.root)
+                    has_optimizers |= _has_optimizers(found.root)
         contents.step = next(iter(steps), None)
         check_one_step(steps, contents)
-        self._check_alike(place, ranks, contents)
+        self._check_alike(place, ranks, contents, is_needed=has_optimizers)
         self._check_ranks(ranks, sizes, contents)
 
     @staticmethod
-    def _check_alike(place: Place, ranks: list[str], contents: Contents) -> None:
-        """Every rank of the model has the distributed optimizer's file, or none has."""
+    def _check_alike(
+        place: Place, ranks: list[str], contents: Contents, *, is_needed: bool
+    ) -> None:
+        """Every rank of the model has the distributed optimizer's file, or none needs one."""
         files = [f"{rank}/{_OPTIMIZER}" for rank in ranks]
         missing = [name for name in files if not place.is_file(name)]
-        if missing and len(missing) < len(files):
+        if missing and (is_needed or len(missing) < len(files)):
             contents.files.append(File(missing[0], None))
             contents.problems.append(IncompleteError(f"{missing[0]} is missing"))
 
@@ -125,11 +133,23 @@ class Megatron:
             contents.problems.append(IncompleteError(words))
 
 
-def _sizes_of(root: Pairs) -> list[int] | None:
-    """How many ranks each number of a name has, from the saved arguments (argparse.Namespace)."""
+def _arguments(root: Pairs) -> Pairs | None:
     arguments = root.get("args")
     state = arguments.state if isinstance(arguments, Applied) else None
-    if not isinstance(state, Pairs):
+    return state if isinstance(state, Pairs) else None
+
+
+def _has_optimizers(root: Pairs) -> bool:
+    state = _arguments(root)
+    if state is None or state.get("use_distributed_optimizer") is not True:
+        return False
+    return state.get("no_save_optim") is not True
+
+
+def _sizes_of(root: Pairs) -> list[int] | None:
+    """How many ranks each number of a name has, from the saved arguments (argparse.Namespace)."""
+    state = _arguments(root)
+    if state is None:
         return None
     tensors = number_or_none(state.get("tensor_model_parallel_size"))
     if not tensors:

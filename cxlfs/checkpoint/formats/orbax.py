@@ -15,7 +15,7 @@ import re
 import msgspec
 
 from cxlfs.checkpoint import limits
-from cxlfs.checkpoint.formats import ocdbt
+from cxlfs.checkpoint.formats import ocdbt, zarr
 from cxlfs.checkpoint.formats.files import take_rest
 from cxlfs.checkpoint.jsons import (
     Name,
@@ -45,7 +45,10 @@ COMMITTED = "commit_success.txt"
 _TREE = "_METADATA"
 _SHARDING = "_sharding"
 _ARRAYS = "array_metadatas"
+_STRINGS = "_strings.json"
 _JSON_HANDLER = "JsonCheckpointHandler"
+_TREE_HANDLERS = ("PyTreeCheckpointHandler", "StandardCheckpointHandler")
+_NO_ARRAYS = ("None", "string")
 _PROCESS = re.compile(r"ocdbt\.process_\d{1,9}")
 _STEP = re.compile(r"(?:.*_)?(\d{1,18})")
 _ZARRAY = ".zarray"
@@ -79,10 +82,15 @@ class _Parameter(msgspec.Struct):
     value_metadata: _Value
     key_metadata: tuple[_Key, ...] = ()
 
+    @property
+    def name(self) -> str:
+        return ".".join(str(key.key) for key in self.key_metadata)[: limits.NAME_CHARACTERS_MAX]
+
 
 @prepared
 class _Item(msgspec.Struct):
     use_ocdbt: object = True
+    store_array_data_equal_to_fill_value: object = False
     tree_metadata: dict[str, _Parameter] | None = None
 
 
@@ -130,19 +138,22 @@ class Orbax:
         if temporary:
             contents.problems.append(IncompleteError("it has the name of an unfinished save"))
         items = self._items(place, contents)
+        own_handler = items.pop("", "")
         for name, handler in items.items():
             if not place.is_directory(name):
                 contents.problems.append(IncompleteError(f"the item {name} is missing"))
             else:
                 _take_item(place.below(name), contents, handler)
-        if place.is_file(_TREE) or place.is_file(ocdbt.MANIFEST):
-            _take_item(place, contents, "")
+        if own_handler or place.is_file(_TREE) or place.is_file(ocdbt.MANIFEST):
+            _take_item(place, contents, own_handler)
         take_rest(place, contents)
         return contents
 
     @staticmethod
     def _items(place: Place, contents: Contents) -> dict[str, str]:
-        """Names of items and what handles them; what is wrong with the metadata is a problem."""
+        """Names of items ("" is all of it) and what handles them; what is wrong with the metadata
+        is a problem.
+        """
         contents.files.append(File(METADATA, place.size_of(METADATA)))
         found = {n: "" for n in place.names() if place.is_file(f"{n}/{_TREE}")}
         try:
@@ -153,6 +164,8 @@ class Orbax:
             if isinstance(metadata.item_handlers, dict):
                 handlers = checked(metadata.item_handlers, dict[Name, object], METADATA)
                 found |= {name: str(handler) for name, handler in handlers.items()}
+            elif isinstance(metadata.item_handlers, str):
+                found[""] = metadata.item_handlers
         except ProblemError as error:
             contents.doubt(f"its items are not known: {error}")
         return found
@@ -166,15 +179,36 @@ def _take_item(place: Place, contents: Contents, handler: str) -> None:
             for name in place.names():
                 if name != COMMITTED:
                     json_of(place, name, dict[str, object])
-        if not place.is_file(_TREE) and not place.is_file(ocdbt.MANIFEST):
+        is_tree = handler.endswith(_TREE_HANDLERS) or _TREE in place.names()
+        if not is_tree and not place.is_file(ocdbt.MANIFEST):
             return  # an item that is no tree: what is in it is files of its own
         metadata = json_of(place, _TREE, _Item)
         contents.files.append(File(place.full_name(_TREE), place.size_of(_TREE)))
         _check_descriptions(place)
-        values = _take_database(place, contents) if metadata.use_ocdbt else {}
-        _take_tensors(place, metadata.tree_metadata or {}, values, contents)
+        tree = metadata.tree_metadata or {}
+        if metadata.use_ocdbt:
+            _take_tensors(place, tree, _take_database(place, contents), contents)
+        else:
+            _take_arrays(place, metadata, tree, contents)
     except ProblemError as error:
         contents.problems.append(error)
+
+
+def _take_arrays(
+    place: Place, metadata: _Item, tree: dict[str, _Parameter], contents: Contents
+) -> None:
+    """Of zarr; older releases left out chunks that are all zeros."""
+    for parameter in tree.values():
+        value = parameter.value_metadata
+        if value.value_type == "string":
+            json_of(place, _STRINGS, dict[str, object])
+        if value.skip_deserialize or value.value_type in _NO_ARRAYS:
+            continue
+        if not metadata.store_array_data_equal_to_fill_value:
+            contents.notes.append("chunks that are all zeros may be left out: none was looked for")
+            return
+        name = parameter.name
+        zarr.take_array(place.below(name), name, contents)
 
 
 def _take_database(place: Place, contents: Contents) -> dict[str, list[ocdbt.Value]]:
@@ -302,8 +336,7 @@ def _take_tensors(
 ) -> None:
     """Names and shapes from the metadata; places from the tree, of arrays that are one piece."""
     for parameter in tree.values():
-        parts = [str(key.key) for key in parameter.key_metadata]
-        name = ".".join(parts)[: limits.NAME_CHARACTERS_MAX]
+        name = parameter.name
         dimensions = parameter.value_metadata.write_shape or ()
         if parameter.value_metadata.value_type == "None":
             continue

@@ -15,7 +15,7 @@ import msgspec
 
 from cxlfs.checkpoint import limits
 from cxlfs.checkpoint.ages import mixed
-from cxlfs.checkpoint.formats.files import take_files, take_member, take_stray
+from cxlfs.checkpoint.formats.files import doubt_from, take_files, take_member, take_stray
 from cxlfs.checkpoint.jsons import Name, json_of, prepared
 from cxlfs.checkpoint.model import (
     BeyondLimitsError,
@@ -30,6 +30,8 @@ from cxlfs.checkpoint.place import Place
 INDEX_SUFFIX = ".index.json"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,6})-of-(?P<total>\d{5,6})(?P<end>\.\w+)")
 _WEIGHTS = (".safetensors", ".bin")
+_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")
+"""Names that transformers and diffusers load without being told."""
 
 
 def index_names(place: Place) -> list[str]:
@@ -69,11 +71,15 @@ class Shards:
 def take_models(place: Place, contents: Contents) -> bool:
     """Add every model in parts that lies in the directory; whether there was one."""
     indexes = index_names(place)
+    known = [name for name in indexes if name.partition(".")[0] in _STEMS]
     for name in indexes:
+        before = len(contents.problems)
         try:
             _take_index(place, name, contents)
         except ProblemError as error:
             contents.problems.append(error)
+        if known and name not in known:  # libraries load another one
+            doubt_from(contents, before, place.full_name(name))
     named = {file.name for file in contents.files}
     stems = {name.removesuffix(INDEX_SUFFIX).rpartition(".")[0] for name in indexes}
     without: str | None = None
