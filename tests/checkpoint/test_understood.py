@@ -415,7 +415,7 @@ def test_layers_of_a_pipeline_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("zero_pp_rank_9_mp_rank_00_optim_states.pt", "complete"),
+        ("zero_pp_rank_9_mp_rank_00_optim_states.pt", "unknown"),
         ("expp_rank_0_mp_rank_99_optim_states.pt", "complete"),
         ("layer_0_expert_0_mp_rank_99_model_states.pt", "complete"),
         ("mp_rank_99_model_states.pt", "incomplete"),
@@ -423,7 +423,9 @@ def test_layers_of_a_pipeline_alone(tmp_path: Path) -> None:
     ],
 )
 def test_left_over_of_more_ranks(name: str, said: str, tmp_path: Path) -> None:
-    """DeepSpeed counts the files of the model, and asks for no other by a rank that it lacks."""
+    """DeepSpeed counts the files of the model, and asks for no other by a rank that it lacks.
+    Its converter (``zero_to_fp32``) counts those of the optimizer.
+    """
     directory = tmp_path / "global_step5"
     deepspeed(directory, "mp_rank_00_model_states.pt", dp_world_size=2, mp_world_size=1)
     (directory / name).write_bytes(b"PK\3\4 a beginning")

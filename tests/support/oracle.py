@@ -163,7 +163,8 @@ class Verdict:
             return "explained: nothing says what an asset holds"
         if found.name == "hugging-face" and "rng_state" in self.done:
             return "explained: the Trainer resumes with other random numbers"
-        if found.name == "dcp" and self.state == "complete" and ": .metadata" in self.done:
+        is_metadata = ": .metadata" in self.done or ": metadata.json" in self.done
+        if found.name in ("dcp", "megatron-dist") and self.state == "complete" and is_metadata:
             return "explained: the format has no checksum of what was changed"
         if found.name == "accelerate" and self.state == "complete" and "removed" in kind:
             return "explained: nothing says how many objects accelerate had"

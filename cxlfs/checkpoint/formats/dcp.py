@@ -268,14 +268,14 @@ def _take_pieces(
         if size is None:
             contents.problems.append(IncompleteError(f"{words} is missing"))
             continue
-        end = max(piece.offset + piece.length for piece in inside)
+        # Of a tensor without items nothing is ever read.
+        looked_into = [e for e in inside if e.name not in states or 0 not in states[e.name].shape]
+        end = max((piece.offset + piece.length for piece in looked_into), default=0)
         if end > size:
             contents.problems.append(
                 IncompleteError(f"{words} ends at byte {size}, {end} are needed")
             )
             continue
-        # Of a tensor without items nothing is ever read.
-        looked_into = [e for e in inside if e.name not in states or 0 not in states[e.name].shape]
         looked_into = looked_into[:left]
         left -= len(looked_into)
         try:

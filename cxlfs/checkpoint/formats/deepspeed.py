@@ -85,6 +85,8 @@ def take_deepspeed(place: Place, contents: Contents) -> None:
     for name in parts:
         if model.is_stray(name) and not _MODEL.fullmatch(name):
             take_stray(place, name, contents)
+            if _OPTIMIZER.fullmatch(name):  # the engine loads none, its converter counts them
+                contents.doubt(f"{place.full_name(name)} is of a rank that there is not")
             continue
         before = len(contents.problems)
         found = take_member(place, name, contents, required=True)

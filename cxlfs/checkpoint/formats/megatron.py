@@ -75,7 +75,7 @@ class Megatron:
             found = take_member(place, _COMMON, contents, required=True)
             if isinstance(found.root, Pairs):
                 contents.step = number_or_none(found.root.get("iteration"))
-        take_files(place, contents, place.names())
+        take_files(place, contents, place.names(), lambda _: False)
 
     def _take_ranks(self, place: Place, ranks: list[str], contents: Contents) -> None:
         sizes: list[int] | None = None
