@@ -349,6 +349,13 @@ KINDS: dict[str, tuple[dict[str, int], list[str]]] = {
 }
 
 
+def test_the_optimizer_of_experts(tmp_path: Path) -> None:
+    world, names = KINDS["experts"]
+    there = [name for name in names if not name.startswith("expp")]
+    directory = deepspeed(tmp_path / "global_step5", *there, **world)
+    assert words(directory).startswith("incomplete: the optimizer of the experts")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_rank_layer_and_expert_of_deepspeed(kind: str, tmp_path: Path) -> None:
     """All that is not the last of its kind is missed, and where the world is known that, too."""
@@ -409,7 +416,9 @@ def test_layers_of_a_pipeline_alone(tmp_path: Path) -> None:
         assert words(directory).startswith("incomplete: one of the layers with 4 tensors in all")
         path.write_bytes(content)
     (directory / "layer_94-model_states.pt").write_bytes(names[0].read_bytes()[:70])
-    assert words(directory).startswith("unknown: layer_94"), "those before it are enough"
+    assert words(directory).startswith("unknown: if layer_94-model_states.pt belongs"), (
+        "those before it are enough"
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,16 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from cxlfs.checkpoint.formats.files import check_one_step, take_files, take_member, take_stray
+from cxlfs.checkpoint.formats.files import (
+    check_one_step,
+    doubt_from,
+    take_files,
+    take_member,
+    take_stray,
+)
 from cxlfs.checkpoint.formats.ranks import first_gap
 from cxlfs.checkpoint.jsons import number_or_none
-from cxlfs.checkpoint.model import BeyondLimitsError, Contents, File, IncompleteError, Tensor
+from cxlfs.checkpoint.model import Contents, File, IncompleteError, Tensor
 from cxlfs.checkpoint.pickles import Applied, Pairs
 from cxlfs.checkpoint.place import Place
 
@@ -43,6 +49,7 @@ _PART = re.compile(
 _LAYER = re.compile(r"layer_(\d{1,6})(?:-model_\d{2,6})?-model_states\.pt")
 """Without a rank where the model has one alone."""
 _EXPERT = re.compile(r"layer_(\d{1,6})_expert_(\d{1,6})_mp_rank_\d{2,6}_model_states\.pt")
+_OF_EXPERTS = re.compile(r"expp_rank_\d{1,6}_")
 _RANK = re.compile(r"mp_rank_(\d{2,6})_")
 _DATA_RANK = re.compile(r"(?:zero_pp|expp)_rank_(\d{1,6})_")
 _NUMBER = re.compile(r"\d+")
@@ -79,32 +86,21 @@ def take_deepspeed(place: Place, contents: Contents) -> None:
     model = _Model()
     steps: dict[int, str] = {}
     tensors: dict[str, list[Tensor]] = {}
-    held = 0
     # Files of the model first: they say which of the others there should be.
-    parts = sorted(filter(_PART.fullmatch, names), key=lambda name: not _MODEL.fullmatch(name))
-    for name in parts:
+    for name in sorted(filter(_PART.fullmatch, names), key=lambda n: not _MODEL.fullmatch(n)):
         if model.is_stray(name) and not _MODEL.fullmatch(name):
-            take_stray(place, name, contents)
-            if _OPTIMIZER.fullmatch(name):  # the engine loads none, its converter counts them
-                contents.doubt(f"{place.full_name(name)} is of a rank that there is not")
+            _take_stray(place, name, contents)
             continue
         before = len(contents.problems)
         found = take_member(place, name, contents, required=True)
         tensors[name] = found.tensors
-        if model.is_stray(name):
-            words = f"{name} is of another save: no such rank is known to the files before it"
-            contents.problems.append(IncompleteError(words))
-        if _LAYER.fullmatch(name) and 0 < model.parameters <= held:
-            # The layers before it are enough: it may be left over.
-            contents.problems[before:] = [
-                BeyondLimitsError(str(each)) for each in contents.problems[before:]
-            ]
-        held += len(found.tensors) if _LAYER.fullmatch(name) else 0
-        if _MODEL.fullmatch(name) and isinstance(found.root, Pairs):
-            of_file = number_or_none(found.root.get("global_steps"))
-            if of_file is not None:
-                steps.setdefault(of_file, place.full_name(name))
-            model.learn(found.root, found.tensors)
+        if _LAYER.fullmatch(name) and 0 < model.parameters <= model.held:
+            doubt_from(contents, before, place.full_name(name))  # those before it are enough
+        if _LAYER.fullmatch(name):
+            model.held += len(found.tensors)
+            model.is_torn |= bool(found.problems)
+        if _MODEL.fullmatch(name):
+            _learn(place.full_name(name), found, model, steps, contents)
     check_one_step(steps, contents)
     contents.step = next(iter(steps), None)
     take_files(place, contents, names)
@@ -117,6 +113,26 @@ def take_deepspeed(place: Place, contents: Contents) -> None:
             )
 
 
+def _take_stray(place: Place, name: str, contents: Contents) -> None:
+    take_stray(place, name, contents)
+    if _OPTIMIZER.fullmatch(name):  # the engine loads none, its converter counts them
+        contents.doubt(f"{place.full_name(name)} is of a rank that there is not")
+
+
+def _learn(
+    name: str, found: Contents, model: _Model, steps: dict[int, str], contents: Contents
+) -> None:
+    """From a file of the model, of which there may be no more than it says itself."""
+    if model.is_stray(name.rpartition("/")[2]):
+        words = f"{name} is of another save: no such rank is known to the files before it"
+        contents.problems.append(IncompleteError(words))
+    if isinstance(found.root, Pairs):
+        of_file = number_or_none(found.root.get("global_steps"))
+        if of_file is not None:
+            steps.setdefault(of_file, name)
+        model.learn(found.root, found.tensors)
+
+
 class _Model:
     """What files of the model say of the others."""
 
@@ -127,6 +143,9 @@ class _Model:
         self.gates = 0
         self.parameters = 0
         """Of the optimizers that files of the model hold."""
+        self.held = 0
+        """Tensors of its layers; not all of them where one ``is_torn``."""
+        self.is_torn = False
         self.layers: set[int] = set()
 
     def is_stray(self, name: str) -> bool:
@@ -187,9 +206,11 @@ def _missing(
     for layer in _missing_layers(layers, model, tensors):
         name = next(iter(layers.values()))
         yield name.replace(name.partition("-")[0], f"layer_{layer:02d}"), f"layer {layer}"
-    held = sum(len(tensors[name]) for name in names if _LAYER.fullmatch(name))
-    if layers and held < model.parameters:
-        yield "layer_*", f"one of the layers with {model.parameters} tensors in all, of {held},"
+    if layers and not model.is_torn and model.held < model.parameters:
+        words = f"one of the layers with {model.parameters} tensors in all, of {model.held},"
+        yield "layer_*", words
+    if any(map(_EXPERT.fullmatch, names)) and not any(map(_OF_EXPERTS.match, names)):
+        yield "expp_rank_0_mp_rank_00_optim_states.pt", "the optimizer of the experts"
     if model.is_zero and not any(map(_OPTIMIZER.fullmatch, names)):
         total = f" of {model.world[0] * model.world[1]}" if model.world is not None else ""
         yield (
