@@ -125,7 +125,7 @@ def test_good_needs_nothing_of_a_mount(tmp_path: Path) -> None:
     np.savez(tmp_path / "step-1.npz", w=np.arange(9.0))
     program = (
         "import sys\n"
-        "for name in ('pyfuse3', 'trio'):\n"
+        "for name in ('pyfuse3', 'trio', 'cxlfs.fuse', 'cxlfs.daemon', 'cxlfs.store'):\n"
         "    sys.modules[name] = None\n"
         "from cxlfs.cli import main\n"
         "sys.argv = ['cxlfs', *sys.argv[1:]]\n"
