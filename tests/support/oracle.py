@@ -16,6 +16,7 @@ import enum
 import os
 import random
 import shutil
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.support.oracle_training import TRAINING
 from tests.support.oracle_values import Format, digest
 
 _BLOCK_BYTES = 512
+_LOAD_SECONDS_MAX = 20
 FORMATS = (*LIBRARIES, *TRAINING)
 
 
@@ -196,12 +198,14 @@ def judged(found: Format, seed: int, numbers: range, scratch: Path) -> Iterator[
         seen = inspect(path, Level.CONTENT)
         said = ("none", None) if seen is None else (seen.state.value, seen.reason)
         yield Verdict(number, done, *said, Loaded.FAILS)
+        signal.alarm(_LOAD_SECONDS_MAX)  # what never comes back ends this process, and has failed
         try:
             loaded = Loaded.SAME if digest(found.load(path)) == expected else Loaded.OTHER
         except KeyboardInterrupt:
             raise
         except BaseException:  # noqa: BLE001  whatever a library raises: that of DCP is none of these
             loaded = Loaded.FAILS
+        signal.alarm(0)
         yield Verdict(number, done, *said, loaded)
         shutil.rmtree(place, ignore_errors=True)
 
