@@ -57,6 +57,8 @@ def inspect(path: str | Path, level: Level = Level.STRUCTURE) -> Checkpoint | No
     if level is Level.CONTENT and state is State.COMPLETE:
         list_hdf5(home, contents)
         verify_content(home, contents)
+    elif contents.hdf5:
+        contents.notes.append("its groups of HDF5 were not looked into: that takes its content")
     return checkpoint_of(path, examined, level)
 
 
