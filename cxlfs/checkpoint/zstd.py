@@ -18,6 +18,17 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd as library
 
+ZstdError = library.ZstdError
+"""Of bytes that are not what a frame has."""
+_WINDOW_BITS_MAX = 27
+"""Of a frame: 128 MiB, as its own program has it, and the library's default."""
+
+
+def machine() -> library.ZstdDecompressor:
+    """What inflates one frame, piece by piece; its methods raise ZstdError."""
+    limit = library.DecompressionParameter.window_log_max
+    return library.ZstdDecompressor(options={limit: _WINDOW_BITS_MAX})
+
 
 def inflate(data: bytes, limit: int) -> bytes:
     """The content of one frame, which ``data`` begins with; never more than ``limit`` bytes.
@@ -27,28 +38,28 @@ def inflate(data: bytes, limit: int) -> bytes:
     try:
         if library.get_frame_info(data).dictionary_id:
             raise BeyondLimitsError("it is compressed with a dictionary")
-        machine = library.ZstdDecompressor()
-        found = machine.decompress(data, limit + 1)
-    except library.ZstdError as error:
+        stream = machine()
+        found = stream.decompress(data, limit + 1)
+    except ZstdError as error:
         raise DamagedError("compressed bytes are damaged") from error
     if len(found) > limit:
         raise BeyondLimitsError("it inflates to more than is read")
-    if not machine.eof:
+    if not stream.eof:
         raise DamagedError("compressed bytes are cut")
     return found
 
 
 def is_frame(pieces: Iterator[bytes]) -> bool:
     """Whether they are one frame and nothing else. Raises BeyondLimitsError."""
-    machine = library.ZstdDecompressor()
+    stream = machine()
     left = limits.FRAME_BYTES_MAX
     try:
         for piece in pieces:
-            left -= len(machine.decompress(piece, limits.READ_BYTES))
-            while not machine.eof and not machine.needs_input:
-                left -= len(machine.decompress(b"", limits.READ_BYTES))
+            left -= len(stream.decompress(piece, limits.READ_BYTES))
+            while not stream.eof and not stream.needs_input:
+                left -= len(stream.decompress(b"", limits.READ_BYTES))
                 if left < 0:
                     raise BeyondLimitsError("a value of it inflates to more than is read")
-    except (library.ZstdError, EOFError):  # EOFError: bytes follow the frame
+    except (ZstdError, EOFError):  # EOFError: bytes follow the frame
         return False
-    return machine.eof and not machine.unused_data
+    return stream.eof and not stream.unused_data

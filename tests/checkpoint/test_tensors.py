@@ -8,7 +8,6 @@ import json
 import math
 import random
 import shutil
-import sys
 import tracemalloc
 import zipfile
 import zlib
@@ -38,7 +37,6 @@ from cxlfs.checkpoint.tensors import (
 )
 from cxlfs.checkpoint.tensors.blocks import BLOCK_BYTES, Buffer, access_of, blocks, spread
 from cxlfs.checkpoint.tensors.compare import together
-from cxlfs.checkpoint.tensors.compressed import _zstd, has_zstd
 from cxlfs.checkpoint.tensors.dtypes import Kind, byte_values, item_type
 from cxlfs.checkpoint.tensors.model import (
     Codec,
@@ -173,7 +171,7 @@ def test_golden_checkpoints_can_be_looked_into(unpack: Unpack, case: Case) -> No
         "megatron": 0,
         "tensorflow": 2,
         "saved-model": 1,
-        "orbax": 2 - has_zstd(),
+        "orbax": 1,
     }
     assert len(reasons) == allowed.get(case.kind, 0)
     assert difference(layout, layout).bytes_read == 0
@@ -184,8 +182,6 @@ def test_golden_checkpoints_can_be_looked_into(unpack: Unpack, case: Case) -> No
 
 def test_chunks_of_orbax_are_what_another_reader_inflates(unpack: Unpack) -> None:
     """Golden, of Orbax itself; inflated here by the small reader of the headers."""
-    if not has_zstd():
-        pytest.skip("pip install 'cxlfs[zstd]' has it")
     layout = laid_out(unpack("orbax") / "2")
     (tensor,) = [each for each in layout.tensors if each.name == "w"]
     (part,) = tensor.parts
@@ -221,9 +217,7 @@ def test_chunks_at_the_edge_of_an_array(tmp_path: Path, rng: random.Random, code
 
 def compressed(codec: Codec, data: bytes) -> bytes:
     if codec is Codec.ZSTD:
-        if not has_zstd():
-            pytest.skip("pip install 'cxlfs[zstd]' has it")
-        return bytes(_zstd().compress(data))
+        return zstd.library.compress(data)
     machine = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     return machine.compress(data) + machine.flush()
 
@@ -247,13 +241,6 @@ def test_streams_that_are_hostile(tmp_path: Path, rng: random.Random, codec: Cod
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 4 << 20
-
-
-def test_without_zstd_there_is_a_reason(unpack: Unpack, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("backports.zstd", "compression.zstd"):
-        monkeypatch.setitem(sys.modules, name, None)
-    (tensor,) = [e for e in laid_out(unpack("orbax") / "2").tensors if e.name == "w"]
-    assert tensor.reason == "its chunks are compressed (zstd): pip install 'cxlfs[zstd]' reads them"
 
 
 # --- what changed -------------------------------------------------------------------------------
@@ -607,7 +594,6 @@ def test_headers_of_any_numbers(
 def test_hostile_checkpoints_are_looked_into(tmp_path: Path, seed: int) -> None:
     """Those of real libraries, changed at random: nothing is run, and what is said is bounded."""
     list(spread(range(2), abs, 2))  # loads what threads need
-    has_zstd()
     for index in range(200):
         base, notes = fuzz_checkpoints.make(seed, index)
         path = hostile_checkpoints.write(base, tmp_path)

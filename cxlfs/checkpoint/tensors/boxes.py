@@ -21,7 +21,6 @@ from cxlfs.checkpoint.formats import dcp, ocdbt
 from cxlfs.checkpoint.model import BeyondLimitsError, Contents, DamagedError, ProblemError, Tensor
 from cxlfs.checkpoint.pickles import read_pickle
 from cxlfs.checkpoint.place import Place, Reader
-from cxlfs.checkpoint.tensors.compressed import has_zstd
 from cxlfs.checkpoint.tensors.model import Codec, Part, StoredTensor, dense_strides
 from cxlfs.checkpoint.torch_values import TensorWalk, TorchTensor
 from cxlfs.checkpoint.zips import MAGIC, STORED, Archive
@@ -193,8 +192,6 @@ def _codec_of(compressor: object) -> tuple[Codec | None, str | None]:
     kind = compressor.get("id") if isinstance(compressor, dict) else None
     if kind != "zstd":
         return None, f"its chunks are compressed ({str(kind)[:40]})"
-    if not has_zstd():
-        return Codec.ZSTD, "its chunks are compressed (zstd): pip install 'cxlfs[zstd]' reads them"
     return Codec.ZSTD, None
 
 

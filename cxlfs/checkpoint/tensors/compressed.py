@@ -1,8 +1,7 @@
 """Arrays that are compressed: the headers of those that ``numpy.savez_compressed`` deflates, and
 the bytes of any part that is one compressed stream.
 
-Zstandard is inflated by Python's own library from 3.14 on, and by ``backports.zstd`` (the extra
-``zstd``) before. It is imported when such a part is read. Other modules compute with the items.
+Other modules compute with the items, and choose the library for Zstandard.
 
 Invariants
 - Whatever a stream inflates to, no more is in memory than was asked for, and the window of a frame.
@@ -10,16 +9,14 @@ Invariants
 
 from __future__ import annotations
 
-import importlib
-import sys
 import zlib
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cxlfs.checkpoint import zstd
 from cxlfs.checkpoint.formats.npy import MAGIC, Array
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, ProblemError, Tensor
 from cxlfs.checkpoint.place import Place, Reader
@@ -37,8 +34,6 @@ from cxlfs.units import MIB
 _SUFFIX = ".npz"
 _HEAD_BYTES = 12 + 10_000
 _READ_BYTES = 1 << 18
-_WINDOW_BITS_MAX = 27
-"""Of a frame of Zstandard: 128 MiB, as its own program has it."""
 TOGETHER_BYTES_MAX = 256 * MIB
 """Of a tensor, or a part of one, that is held in memory as a whole."""
 
@@ -177,12 +172,8 @@ class _Deflated:
 
 class _Zstandard:
     def __init__(self, reader: Reader, part: Part) -> None:
-        library = _zstd()
         self._stored = _Stored(reader, part)
-        self._error: type[Exception] = library.ZstdError
-        self._machine = library.ZstdDecompressor(
-            options={library.DecompressionParameter.window_log_max: _WINDOW_BITS_MAX}
-        )
+        self._machine = zstd.machine()
 
     def read(self, length: int) -> bytes:
         """Raises DamagedError."""
@@ -191,24 +182,8 @@ class _Zstandard:
             is_last = self._machine.needs_input and not data
             try:
                 piece: bytes = self._machine.decompress(data, length)
-            except self._error as error:
+            except zstd.ZstdError as error:
                 raise DamagedError(f"it cannot be inflated: {str(error)[:200]}") from error
             if piece or is_last:
                 return piece
         return b""
-
-
-def has_zstd() -> bool:
-    """True if Python has Zstandard, or the extra ``zstd`` is installed."""
-    try:
-        _zstd()
-    except ImportError:
-        return False
-    return True
-
-
-def _zstd() -> ModuleType:
-    """Raises ImportError."""
-    return importlib.import_module(
-        "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    )
