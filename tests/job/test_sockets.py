@@ -5,13 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import random
+import select
 import socket
+import time
 from collections.abc import Callable
 
 import pytest
 
 from cxlfs.errors import JobLinkError
-from cxlfs.job.engines import sockets
+from cxlfs.job.engines import callers, sockets
 from cxlfs.job.engines.sockets import SocketLink, meet
 from tests.support.job_key_value import MemoryStore, Shelf
 
@@ -103,6 +105,8 @@ def test_the_network_is_that_of_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setattr(socket, "gethostname", lambda: "no.such.name.invalid")
     assert sockets._address("127.0.0.1") == "127.0.0.1"
+    monkeypatch.setattr(sockets, "_BEYOND", ())
+    monkeypatch.setattr(sockets, "_of_interfaces", list)
     with pytest.raises(OSError, match=r"."):
         sockets._address("no.such.host.invalid")
 
@@ -119,7 +123,7 @@ def strangers_are_sent_away() -> None:
     calling: list[socket.socket] = []
 
     def strangers() -> None:
-        host, port, _ = MemoryStore(shelf).multi_get(["copies/1/at"])[0].decode().split()
+        host, port, *_ = MemoryStore(shelf).multi_get(["copies/1/at"])[0].decode().split()
         for said in (b"x" * 16, b""):
             calling.append(socket.create_connection((host, int(port)), SECONDS))
             calling[-1].sendall(said)
@@ -142,7 +146,7 @@ def who_answers_is_asked_for_the_word() -> None:
     shelf = Shelf()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        told = f"127.0.0.1 {port} {'ab' * 16}{'cd' * 16}"
+        told = f"127.0.0.1 {port} {'ab' * 16}{'cd' * 16} {sockets._here()}"
         MemoryStore(shelf).set("copies/1/at", told.encode())
 
         def answer() -> None:
@@ -162,10 +166,127 @@ def who_answers_is_asked_for_the_word() -> None:
     assert "not the one" in problem
 
 
+def a_stranger_who_says_a_byte_now_and_then_holds_up_nobody() -> None:
+    """Others who say nothing beside: all of them are there before the right one comes."""
+    shelf = Shelf()
+    calling: list[socket.socket] = []
+
+    def strangers() -> None:
+        host, port, *_ = MemoryStore(shelf).multi_get(["copies/1/at"])[0].decode().split()
+        for said in (b"x", b"", b"xx", b""):
+            calling.append(socket.create_connection((host, int(port)), SECONDS))
+            calling[-1].sendall(said)
+
+    begun = time.monotonic()
+    below, above = met(shelf, strangers)
+    taken = time.monotonic() - begun
+    for one in (*calling, below, above):
+        if isinstance(one, SocketLink):
+            one.close(is_done=True)
+        elif isinstance(one, socket.socket):
+            one.close()
+    assert isinstance(below, SocketLink)
+    assert isinstance(above, SocketLink)
+    assert taken < callers.WORD_SECONDS, "a stranger was waited for"
+
+
+def test_a_caller_has_one_deadline_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte each time that it is looked at: it is sent away all the same."""
+    monkeypatch.setattr(callers, "WORD_SECONDS", 0.3)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        callers.Callers(server, b"right word here!") as heard,
+        socket.create_connection(server.getsockname()) as stranger,
+        concurrent.futures.ThreadPoolExecutor(1) as thread,
+    ):
+        waiting = thread.submit(heard.wait, time.monotonic() + 2.0)
+        with contextlib.suppress(OSError):
+            while not waiting.done():
+                stranger.sendall(b"r")
+                time.sleep(0.1)
+                if select.select([stranger], [], [], 0)[0]:
+                    break
+        assert not waiting.done(), "it was sent away before the end of the listener"
+        with pytest.raises(TimeoutError):
+            waiting.result()
+
+
+def test_more_callers_than_are_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest goes, and the right one is heard."""
+    monkeypatch.setattr(callers, "CALLERS_MAX", 4)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        callers.Callers(server, b"right") as heard,
+        contextlib.ExitStack() as calling,
+        concurrent.futures.ThreadPoolExecutor(1) as thread,
+    ):
+        for _ in range(20):
+            calling.enter_context(socket.create_connection(server.getsockname()))
+        waiting = thread.submit(heard.wait, time.monotonic() + SECONDS)
+        right = calling.enter_context(socket.create_connection(server.getsockname()))
+        right.sendall(b"right")
+        found = calling.enter_context(waiting.result())
+        assert found.getpeername() == right.getsockname()
+
+
+def test_a_port_that_does_not_answer_costs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[object] = []
+
+    def silent(address: object, *_: object) -> None:
+        tried.append(address)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    monkeypatch.setattr(sockets, "_unreached", {})
+    for _ in range(3):
+        assert met(Shelf()) == [None, None]
+    assert len(tried) == 1
+
+
+# --- addresses ----------------------------------------------------------------------------------
+
+
+def resolved(monkeypatch: pytest.MonkeyPatch, **names: str) -> None:
+    original = socket.getaddrinfo
+
+    def look_up(name: str, *given: object, **how: object) -> object:
+        return original(names.get(name, name), *given, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+def test_a_name_of_this_machine_that_is_loopback_is_not_told_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Debian writes it into /etc/hosts: 127.0.1.1 node0."""
+    resolved(monkeypatch, node0="127.0.1.1")
+    monkeypatch.setattr(sockets, "_BEYOND", ())
+    monkeypatch.setattr(sockets, "_of_interfaces", lambda: ["127.0.0.1", "198.51.100.7"])
+    assert sockets.own_address(("node0", "node0")) == "198.51.100.7"
+    assert sockets.own_address(("node0", "localhost")).startswith("127.")
+    assert sockets.own_address(("node0", "127.0.0.1")).startswith("127.")
+    monkeypatch.setattr(sockets, "_of_interfaces", lambda: ["127.0.0.1"])
+    assert sockets.own_address(("node0", "node0")).startswith("127."), "there is no other"
+
+
+def test_loopback_of_another_host_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be somebody else's here: both ends take another way."""
+    here = sockets._here
+    first: list[str] = []
+
+    def elsewhere() -> str:
+        first.append("")
+        return here() if len(first) == 1 else "another host"
+
+    monkeypatch.setattr(sockets, "_here", elsewhere)
+    assert met(Shelf()) == [None, None]
+
+
 STRANGERS = [strangers_are_sent_away, who_answers_is_asked_for_the_word]
+ALL = [*STRANGERS, a_stranger_who_says_a_byte_now_and_then_holds_up_nobody]
 
 
-@pytest.mark.parametrize("test", STRANGERS)
+@pytest.mark.parametrize("test", ALL)
 def test_strangers(test: Callable[[], None]) -> None:
     test()
 
@@ -175,7 +296,8 @@ def test_that_strangers_are_believed_is_found(
     test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted mistake."""
-    monkeypatch.setattr(sockets.hmac, "compare_digest", lambda *_: True)
+    for module in (sockets, callers):
+        monkeypatch.setattr(module.hmac, "compare_digest", lambda *_: True)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         test()
 

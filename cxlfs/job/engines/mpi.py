@@ -20,12 +20,11 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, cast
 
 from cxlfs.errors import JobEngineError, JobLinkError
 from cxlfs.job.engines.interface import Link, Pending, World, group_size_of
-from cxlfs.native import crc32c
 
 _INCARNATION_SECONDS = 300.0
 _TAG = 0
@@ -85,6 +84,8 @@ class MpiEngine:
         self._lock = threading.Lock()
         self._come: dict[str, dict[int, bytes]] = {}
         self._sent: list[tuple[_Request, bytes]] = []
+        self._tags: dict[int, Iterator[int]] = {}
+        """Of links to each rank."""
         rank, size = self._messages.Get_rank(), self._messages.Get_size()
         self._world = World(rank, size, "")
         if rank == 0:
@@ -128,11 +129,17 @@ class MpiEngine:
             self._come.pop(key, None)
 
     def link(self, other: int, name: str, seconds: float) -> Link:
+        """The lower of the two ranks says its tag."""
         with self._lock:
-            self._send(f"link/{name}", b"", other)
-        if not self.hear(f"link/{name}", [other], seconds):
+            own = next(self._tags.setdefault(other, itertools.cycle(range(1, _LINK_TAGS))))
+            self._send(f"link/{name}", b"%d" % own, other)
+        said = self.hear(f"link/{name}", [other], seconds).get(other)
+        if said is None:
             raise JobLinkError(f"rank {other} was not heard within {seconds:g} s")
-        return MpiLink(self, self._bytes, other, name, seconds)
+        if not (said.isdigit() and 0 < int(said) < _LINK_TAGS):
+            raise JobLinkError(f"rank {other} said no tag")
+        tag = own if self._world.rank < other else int(said)
+        return MpiLink(self, self._bytes, other, name, seconds=seconds, tag=tag)
 
     # --- for links --------------------------------------------------------------------------
 
@@ -177,20 +184,25 @@ class MpiEngine:
 
 
 class MpiLink:
-    """See ``MpiEngine.link``. Both ends count its tag from its name: of two links at once that have
-    the same one, what comes is not what their manifests say.
-    """
+    """See ``MpiEngine.link``. No two links of a pair of ranks have one tag at once."""
 
     is_stream = False
 
     def __init__(
-        self, engine: MpiEngine, bytes_: _Communicator, other: int, name: str, seconds: float
+        self,
+        engine: MpiEngine,
+        bytes_: _Communicator,
+        other: int,
+        name: str,
+        *,
+        seconds: float,
+        tag: int,
     ) -> None:
         self._engine = engine
         self._bytes = bytes_
         self._other = other
         self._name = name
-        self._tag = 1 + crc32c(name.encode()) % _LINK_TAGS
+        self._tag = tag
         self._end = time.monotonic() + seconds
 
     def send(self, data: bytearray | memoryview) -> Pending:

@@ -12,7 +12,9 @@ Never: which rank has what to say to which; goes on without the word that the st
 Invariants
 - Both ends have it, or neither: then nothing is said in the store any more, and it is made of
   something else.
-- Nothing waits without a deadline.
+- Nothing waits without a deadline. Callers are served at once, each with one deadline of its own: a
+  stranger holds up nobody.
+- A loopback address is used by processes of the same host and network alone.
 """
 
 from __future__ import annotations
@@ -31,18 +33,21 @@ from pathlib import Path
 from typing import Protocol
 
 from cxlfs.errors import JobLinkError
+from cxlfs.job.engines.callers import Callers
 from cxlfs.job.engines.interface import Pending
 
 _HALF_BYTES = 16
 _CONNECT_SECONDS = 20.0
-"""Until an address that nobody answers at is given up."""
-_WORD_SECONDS = 5.0
-"""For a stranger who connects and says nothing."""
+"""Until an address that nobody answers at is given up,"""
+_UNREACHED_SECONDS = 600.0
+"""and not tried again for so long: a firewall costs once, and not with each link."""
 BUFFER_BYTES = 4 << 20
 """Of the kernel's, at either end: what one has to do between two pieces does not hold up the
 other. It stays in the cache that processors share.
 """
 _SIOCGIFADDR = 0x8915
+_BEYOND = ("192.0.2.1", "2001:db8::1")
+"""Addresses of documentation, to which nothing is sent: the way there is that to other networks."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _TRANSPORT = "GLOO_DEVICE_TRANSPORT"
 
@@ -60,25 +65,69 @@ class Store(Protocol):
 
 def own_address(hosts: Sequence[str]) -> str:
     """By which others reach this machine, as far as it knows: the first one from which it reaches
-    one of these that is not loopback, or else loopback. Raises OSError.
+    one of these that is not loopback; else that of its way to other networks, or of an interface.
+    Loopback: it has no other, or the last of these is meant to be loopback. Raises OSError.
+
+    A name of this machine often means loopback here (127.0.1.1 in /etc/hosts), and to nobody else.
     """
     found, problem = "", OSError("no host")
-    for name in hosts:
+    is_local = _is_local(hosts[-1])
+    beyond = () if is_local else _BEYOND
+    for name in (*hosts, *beyond):
         try:
-            family, kind, number, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[
-                0
-            ]
-            with socket.socket(family, kind, number) as probe:
-                probe.connect(address)  # sends nothing
-                found = str(probe.getsockname()[0])
+            reached = _from_which(name)
         except OSError as error:
-            problem = error
+            problem = problem if name in beyond else error
             continue
-        if not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
-            break
-    if not found:
+        if not is_loopback(reached):
+            return reached
+        found = found or reached
+    others = [] if is_local else [each for each in _of_interfaces() if not is_loopback(each)]
+    if not found and not others:
         raise problem
+    return others[0] if others else found
+
+
+def _is_local(host: str) -> bool:
+    """Whoever reaches that host is on this one."""
+    with contextlib.suppress(ValueError):
+        return is_loopback(host)
+    return host == "localhost"
+
+
+def is_loopback(address: str) -> bool:
+    """Of a numeric address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _from_which(name: str) -> str:
+    """The own address from which that host is reached. Raises OSError."""
+    family, kind, number, _, address = socket.getaddrinfo(name, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, number) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _of_interfaces() -> list[str]:
+    """Of those that have one."""
+    found = []
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError):
+            found.append(_of_interface(name))
     return found
+
+
+def _of_interface(name: str) -> str:
+    """Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        named = struct.pack("256s", name.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, named)[20:24])
+
+
+def _here() -> str:
+    """The same in processes that reach each other's loopback: of one host, and its one network."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}.{Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def _address(host: str) -> str:
@@ -88,11 +137,7 @@ def _address(host: str) -> str:
     if os.environ.get(_TRANSPORT, "TCP").upper() not in {"", "TCP", "UV"}:
         raise OSError(f"{_TRANSPORT} is set")
     interface = os.environ.get(_INTERFACE, "").partition(",")[0]
-    if not interface:
-        return own_address((socket.gethostname(), host))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        named = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, named)[20:24])
+    return _of_interface(interface) if interface else own_address((socket.gethostname(), host))
 
 
 # --- meeting ------------------------------------------------------------------------------------
@@ -137,7 +182,7 @@ def _listened(store: Store, host: str, where: str, met: str, end: float) -> sock
             address = _address(host)
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             server = steps.enter_context(socket.create_server((address, 0), family=family))
-            said = f"{address} {server.getsockname()[1]} {word.hex()}".encode()
+            said = f"{address} {server.getsockname()[1]} {word.hex()} {_here()}".encode()
         store.set(where, said)
         is_met = _said(store, met) == b"1"
         for key in (where, met):
@@ -147,26 +192,21 @@ def _listened(store: Store, host: str, where: str, met: str, end: float) -> sock
 
 def _accepted(server: socket.socket, word: bytes, end: float) -> socket.socket:
     """Who says the first half of the word; others are sent away. Raises OSError."""
-    while True:
-        server.settimeout(_left(end))
-        connection, _ = server.accept()
-        with contextlib.ExitStack() as steps, contextlib.suppress(OSError):
-            steps.enter_context(connection)
-            connection.settimeout(min(_left(end), _WORD_SECONDS))
-            if hmac.compare_digest(_heard(connection), word[:_HALF_BYTES]):
-                connection.sendall(word[_HALF_BYTES:])
-                steps.pop_all()
-                return connection
+    with Callers(server, word[:_HALF_BYTES]) as callers:
+        caller = callers.wait(end)
+    try:
+        caller.settimeout(_left(end))
+        caller.sendall(word[_HALF_BYTES:])
+    except OSError:
+        caller.close()
+        raise
+    return caller
 
 
 def _called(store: Store, where: str, met: str, end: float) -> socket.socket | None:
     told = _said(store, where).decode().split()
     with contextlib.ExitStack() as steps:
-        connection = None
-        with contextlib.suppress(OSError):
-            if told:
-                seconds = min(_left(end), _CONNECT_SECONDS)
-                connection = socket.create_connection((told[0], int(told[1])), seconds)
+        connection = _connected(told[0], int(told[1]), told[3], end) if told else None
         store.set(met, b"0" if connection is None else b"1")
         if connection is None:
             return None
@@ -178,6 +218,25 @@ def _called(store: Store, where: str, met: str, end: float) -> socket.socket | N
             raise ConnectionError("who answers is not the one that the store speaks of")
         steps.pop_all()
         return connection
+
+
+_unreached: dict[str, float] = {}
+"""Hosts that did not answer, and until when they are not tried again."""
+
+
+def _connected(host: str, port: int, where: str, end: float) -> socket.socket | None:
+    """None: it is not reached so."""
+    if is_loopback(host) and where != _here():
+        return None
+    if time.monotonic() < _unreached.get(host, 0.0):
+        return None
+    try:
+        return socket.create_connection((host, port), min(_left(end), _CONNECT_SECONDS))
+    except TimeoutError:
+        _unreached[host] = time.monotonic() + _UNREACHED_SECONDS
+    except OSError:
+        pass
+    return None
 
 
 def _said(store: Store, key: str) -> bytes:

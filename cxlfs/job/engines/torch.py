@@ -41,6 +41,7 @@ from cxlfs.job.engines import nixl
 from cxlfs.job.engines.interface import Link, Pending, World, group_size_of
 from cxlfs.job.engines.nixl import NixlLink
 from cxlfs.job.engines.sockets import meet, own_address
+from cxlfs.job.engines.ticking import TickingStore
 from cxlfs.native.client import lent
 
 _INCARNATION_SECONDS = 300.0
@@ -108,6 +109,8 @@ class StoreEngine:
         self._world = World(rank, size, "")
         self._prefix = ""
         self._said: dict[str, list[Store]] = {}
+        self._spare: list[Store] = []
+        """Connections of links that have met."""
         self._links = _links_wanted()
         try:
             if is_new:
@@ -156,22 +159,33 @@ class StoreEngine:
             return {}
 
     def link(self, other: int, name: str, seconds: float) -> Link:
-        """Of a connection to the key-value store of its own: others may be waiting by this one."""
+        """Of a connection to the key-value store of its own: others may be waiting by this one. It
+        is used again for the next link, when both have met.
+        """
         own, end = self._world.rank, time.monotonic() + seconds
         name = f"{self._prefix}{name}"
-        store = self._store.clone()
+        store = self._taken()
+        if self._links == "auto":
+            meeting, host = TickingStore(store, seconds), _host_of(store)
+            try:
+                link = meet(meeting, host, int(own > other), other, name, seconds)
+            except RuntimeError as error:
+                raise _lost(other, error) from None
+            if link is not None:
+                self._spare.append(store)
+                return link
         store.set_timeout(dt.timedelta(seconds=seconds))
         if self._links == "nixl":
             return NixlLink(store, own, other, name, seconds)
         if self._links == "auto":
-            try:
-                link = meet(store, _host_of(store), int(own > other), other, name, seconds)
-            except RuntimeError as error:
-                raise _lost(other, error) from None
-            if link is not None:
-                return link
             log.info("rank %d: reached over gloo alone, which is slower", other)
         return TorchLink(store, own, other, name, max(end - time.monotonic(), _SECONDS_MIN))
+
+    def _taken(self) -> Store:
+        """A connection that no other thread uses."""
+        with contextlib.suppress(IndexError):
+            return self._spare.pop()
+        return self._store.clone()
 
     def forget(self, key: str) -> None:
         for store in self._said.pop(key, []):
