@@ -480,6 +480,7 @@ class Checkpointer:
         if self._tier is not None and self.world.rank == 0:
             self._tier.claim(line.job, is_first=line.parent is None)
         lines.keep(self.root, [*verdict.seen.lineage.lines.values(), line])
+        medium.mark_lines(self.root)
         if commit is not None:
             files.record_commit(self.root, commit[0], self.world.rank, commit[1])
         lines.own(self.root, line)

@@ -21,6 +21,7 @@ from cxlfs.job.files import Medium
 
 IDENTITY_NAME = ".cxlfs-job-store"
 _IDENTITY_BYTES = 36
+_HAS_LINES = b" has lines\n"
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
@@ -43,11 +44,27 @@ def identity(root: Path) -> str:
         beside.unlink()
         sync_directory(root)
     with path.open("rb") as opened:
-        data = opened.read(_IDENTITY_BYTES + 1)
+        data = opened.read(_IDENTITY_BYTES + len(_HAS_LINES) + 1)
+    if not _HAS_LINES.startswith(data[_IDENTITY_BYTES:]):
+        raise JobFilesError(f"{path}: not a UUID")
     try:
-        return str(uuid.UUID(data.decode("ascii")))
+        return str(uuid.UUID(data[:_IDENTITY_BYTES].decode("ascii")))
     except ValueError:
         raise JobFilesError(f"{path}: not a UUID") from None
+
+
+def mark_lines(root: Path) -> None:
+    """Versions that know no lines, and would resume from what was there before them, refuse the
+    directory from now on. Durable on return; the file stays the one that ranks attend. Raises
+    OSError.
+    """
+    path = root / IDENTITY_NAME
+    if path.stat().st_size < _IDENTITY_BYTES + len(_HAS_LINES):
+        with path.open("r+b") as opened:
+            opened.seek(_IDENTITY_BYTES)
+            opened.write(_HAS_LINES)
+            opened.flush()
+            os.fsync(opened.fileno())
 
 
 def attend(root: Path) -> int:

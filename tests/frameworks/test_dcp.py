@@ -13,6 +13,7 @@ import pytest
 
 from cxlfs import client
 from cxlfs.adapters import dcp
+from cxlfs.job import medium
 from tests.support.mount import Workplace
 from tests.support.torch_ranks import run_program
 
@@ -197,7 +198,7 @@ def test_parts_that_are_not_reached_are_named(
     places: tuple[Workplace, Workplace], tmp_path: Path
 ) -> None:
     told = run("assert start(2, train, 3) and start(1, train, 3)", places, tmp_path)
-    identity = (places[0].mountpoint / "run" / ".cxlfs-job-store").read_text()
+    identity = medium.identity(places[0].mountpoint / "run")
     assert "105 of 210 elements of rows are there" in told
     assert f"that of rank 0 in {identity}; nobody reaches that of rank 1" in told
 

@@ -30,6 +30,7 @@ from cxlfs.job import (
     copying,
     files,
     incoming,
+    medium,
     pieces,
 )
 from tests.support import job_copy_mutants as mutants
@@ -389,7 +390,7 @@ def test_a_damaged_copy_is_passed_over_and_made_again(job: Job) -> None:
 
 
 def identity(job: Job, rank: int) -> str:
-    return (job.store(rank) / ".cxlfs-job-store").read_text()
+    return medium.identity(job.store(rank))
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,18 @@ def test_a_store_is_known_by_what_it_holds(tmp_path: Path) -> None:
     assert medium.identity(tmp_path / "new") == first
     assert medium.identity(tmp_path / "other") != first
     assert [path.name for path in (tmp_path / "new").iterdir()] == [medium.IDENTITY_NAME]
+    for _ in range(2):
+        medium.mark_lines(tmp_path / "new")
+        assert medium.identity(tmp_path / "new") == first
+    marked = (tmp_path / "new" / medium.IDENTITY_NAME).read_bytes()
+    for size in range(36, len(marked)):  # power was lost on the way
+        (tmp_path / "new" / medium.IDENTITY_NAME).write_bytes(marked[:size])
+        assert medium.identity(tmp_path / "new") == first
+    with pytest.raises(ValueError, match="badly formed"):  # as versions before read it
+        uuid.UUID(marked[:37].decode())
+    (tmp_path / "new" / medium.IDENTITY_NAME).write_bytes(marked + b"x")
+    with pytest.raises(JobFilesError):
+        medium.identity(tmp_path / "new")
     (tmp_path / "new" / medium.IDENTITY_NAME).write_bytes(b"x" * 1000)
     with pytest.raises(JobFilesError):
         medium.identity(tmp_path / "new")

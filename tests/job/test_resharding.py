@@ -27,6 +27,7 @@ from cxlfs.job import (
     UndecidedError,
     files,
     lines,
+    medium,
     resharding,
 )
 from cxlfs.job.engines.local import LocalEngine
@@ -117,7 +118,7 @@ def test_fewer_ranks_read_all_parts_and_go_on(job: Job) -> None:
 def test_who_cannot_reach_a_part_says_which_store_has_it(job: Job) -> None:
     job.world = 2
     found = job.start(Reader(job))
-    stores = [(job.root / f"node{n}" / ".cxlfs-job-store").read_text() for n in range(2)]
+    stores = [medium.identity(job.root / f"node{n}") for n in range(2)]
     for each in found:
         assert isinstance(each, NotRestoredError)
         assert "rank 0: ValueError: no part of (2,)" in each.message
