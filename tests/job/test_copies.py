@@ -27,12 +27,15 @@ from cxlfs.job import (
     NotRestoredError,
     NotWholeError,
     Restored,
+    UndecidedError,
     copying,
     files,
     incoming,
+    lines,
     medium,
     pieces,
 )
+from cxlfs.job.protocol import Decision
 from tests.support import job_copy_mutants as mutants
 from tests.support.job_links import QueueLink
 from tests.support.job_ranks import (
@@ -345,6 +348,42 @@ def test_a_damaged_copy_is_found_when_it_is_needed(job: Job) -> None:
     for error in job.start(job.load):
         assert isinstance(error, NotWholeError)
         assert f"rank 0 can load its shards from none of {identity(job, 1)}" in error.message
+
+
+def test_too_few_stores_are_a_question_where_that_is_asked_for(job: Job) -> None:
+    """Two of three stores are absent: what is there can be loaded, and may not be the newest."""
+    job.replicas = 3
+    job.start(lambda made: job.save(made, 10))
+    for rank in (0, 1):
+        shutil.rmtree(job.store(rank))
+    job.unheard = "stop"
+    for error in job.start(job.load):
+        assert isinstance(error, UndecidedError), error
+        assert "too few stores were heard" in error.message
+    question = lines.question_in(job.store(2))
+    assert question is not None
+    lines.decide(job.store(2), Decision(question.heads[0], question.heads))
+    rows = job.start(lambda made: job.save(made, 20))
+    assert all(isinstance(row, list) for row in rows), rows
+    assert job.loaded == {rank: content(rank, 10) for rank in range(WORLD)}
+    (record,) = [x for x in lines.lines_in(job.store(0))[0] if x.parent is not None]
+    assert record.is_provisional
+    found = job.start(job.load)
+    assert all(isinstance(each, Restored) and each.step == 20 for each in found), found
+
+
+def test_a_start_that_may_pass_over_something_says_so(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.replicas = 3
+    job.start(lambda made: job.save(made, 10))
+    absent = identity(job, 0)
+    for rank in (0, 1):
+        shutil.rmtree(job.store(rank))
+    found = job.start(job.load)
+    assert all(isinstance(each, Restored) and each.step == 10 for each in found), found
+    assert absent in caplog.text
+    assert "may have newer checkpoints" in caplog.text
 
 
 @pytest.mark.parametrize("failures", [1, 99])

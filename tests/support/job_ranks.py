@@ -126,6 +126,7 @@ class Job:
         self.placement = "groups"
         self.domains: list[str] = []
         """Of the ranks; none: a domain for each store."""
+        self.unheard = "branch"
         self.tier: str | None = None
         self.tier_every = 1
         self.tier_keep: int | None = None
@@ -151,6 +152,7 @@ class Job:
                 replicas=self.replicas,
                 domain=self.domain(engine.rank),
                 placement=self.placement,
+                unheard=self.unheard,
                 tier=self.tier,
                 tier_every=self.tier_every,
                 tier_keep=self.tier_keep,
