@@ -65,6 +65,33 @@ def test_a_thread_that_waits_for_another_rank_does_not_abort_the_end(
     assert "terminate called" not in done.stderr
 
 
+def test_a_checkpoint_in_flight_is_copied_while_the_process_ends(tmp_path: Path) -> None:
+    """Its thread is no daemon: the end waits for it, and its links are made meanwhile."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        PROGRAM.partition("waits =")[0]
+        + """
+def meet(rank):
+    time.sleep(0.5)
+    engines[rank].link(1 - rank, "1/copies", 60.0).close(is_done=True)
+    print("met", flush=True)
+
+for rank in range(2):
+    threading.Thread(target=meet, args=(rank,)).start()
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "FATAL"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.split() == ["met", "met"], done.stderr
+    assert done.returncode == 0
+
+
 def test_a_second_checkpoint_makes_no_connections(tmp_path: Path) -> None:
     """Those of the first are used again: each would cost the server a look-up of a name."""
     script = tmp_path / "program.py"

@@ -107,6 +107,8 @@ class History(Fates):
         self.begun: dict[Attempt, set[int]] = {}
         self.recorded: dict[Attempt, set[int]] = {}
         """The stores, by seat, in which they are recorded."""
+        self.recorded_lines: dict[str, set[int]] = {}
+        """The same of lines."""
         self.excused: set[int] = set()
         """Stores from which a load failed in this incarnation."""
         self.has_failed_to_load = False
@@ -372,9 +374,8 @@ class History(Fates):
                 self._count("copies made again")
         elif any(store.commits for store in self.stores):
             raise ViolationError("it begins anew, though something was committed")
-        for seat in set(self.seats):
-            if machine.line.id not in self.stores[seat].lines:
-                raise ViolationError(f"{self.stores[seat].name} has no record of its line")
+        if not self.recorded_lines.get(machine.line.id, set()) >= set(self.seats):
+            raise ViolationError(f"not all stores have had the record of {machine.line.id}")
 
     # --- actions ----------------------------------------------------------------------------
 
@@ -430,6 +431,7 @@ class History(Fates):
         if isinstance(machine, Restoring):
             store.lines |= machine.lineage.lines
         store.owner, store.decision = action.line.id, None
+        self.recorded_lines.setdefault(action.line.id, set()).add(seat)
         if action.choice is not None:
             store.commits[action.choice.attempt] = action.choice.digest
             self.recorded.setdefault(action.choice.attempt, set()).add(seat)

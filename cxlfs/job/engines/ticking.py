@@ -10,6 +10,7 @@ Never: what is said there.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime as dt
 import threading
@@ -60,8 +61,8 @@ class _Calls:
 
 
 _calls = _Calls()
-# Before the interpreter joins threads: as that of concurrent.futures.
-threading._register_atexit(_calls.end)  # type: ignore[attr-defined]  # noqa: SLF001
+# The interpreter has joined all threads but daemons then: a checkpoint in flight is done.
+atexit.register(_calls.end)
 
 
 class TickingStore:
