@@ -109,6 +109,8 @@ class History(Fates):
         """The stores, by seat, in which they are recorded."""
         self.recorded_lines: dict[str, set[int]] = {}
         """The same of lines."""
+        self.given_up: set[Attempt] = set()
+        """Attempts that an operator has decided against."""
         self.excused: set[int] = set()
         """Stores from which a load failed in this incarnation."""
         self.has_failed_to_load = False
@@ -150,8 +152,11 @@ class History(Fates):
         resume = self.random.choice(asked.loadable)
         self._count("decisions")
         self.stores[self.seats[0]].decision = Decision(resume, asked.heads)
+        self.given_up |= {attempt for attempt in self.begun if attempt > resume}
         self.committed = {
-            attempt: lost for attempt, lost in self.committed.items() if attempt <= resume
+            attempt: lost
+            for attempt, lost in self.committed.items()
+            if attempt not in self.given_up
         }
 
     def _lose_all(self) -> None:

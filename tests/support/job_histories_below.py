@@ -128,7 +128,8 @@ class TierHistory(History):
         super()._judge_not_back(outcome)
         number = outcome.attempt.number if isinstance(outcome, Restored) else 0
         for commit in self.below().commits:
-            if committed_now(self.ranks, commit.attempt) or self.is_excluded or self.unread:
+            is_new = committed_now(self.ranks, commit.attempt)
+            if is_new or commit.attempt in self.given_up or self.is_excluded or self.unread:
                 continue
             if commit.attempt.number > number:
                 raise ViolationError(f"{commit.attempt} is in the tier, {outcome} resumed")
