@@ -18,7 +18,6 @@ CAUGHT_WITHIN = 3000
 CAUGHT_FROM = {
     "a_group_that_is_not_heard_has_loaded": 340,
     "failed_copies_are_reported_as_made": 1600,
-    "the_largest_step_is_the_newest": 550,
 }
 """Of mistakes that few histories show: nothing before shows them."""
 

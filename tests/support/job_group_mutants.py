@@ -4,7 +4,6 @@ protocol one at a time: the histories must find each.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,9 @@ from cxlfs.job.protocol import (
     Aborted,
     Machine,
     Part,
-    Prepare,
     Restoring,
     Saving,
     Tally,
-    Tell,
 )
 from cxlfs.job.protocol.model import digest_of_some
 
@@ -115,20 +112,6 @@ def a_digest_leaves_out_a_group(patch: Patch) -> None:
     patch.setattr(Saving, "_voted_by_all", voted)
 
 
-def leaders_pass_on_their_own_attempt(patch: Patch) -> None:
-    """Each counts for itself, and groups save under names of their own."""
-    prepare = Saving._prepare
-
-    def passed_on(self: Saving, heard: Any, missing: Any) -> Any:
-        action = prepare(self, heard, missing)
-        if isinstance(action, Tell) and isinstance(action.body, Prepare):
-            own = dataclasses.replace(action.body, attempt=self.attempt)
-            return dataclasses.replace(action, body=own)
-        return action
-
-    patch.setattr(Saving, "_prepare", passed_on)
-
-
 def rank_0_records_for_all(patch: Patch) -> None:
     """Other nodes' stores know of no commit when what is older goes."""
 
@@ -148,6 +131,5 @@ GROUP_MUTANTS: tuple[Callable[[Patch], None], ...] = (
     a_part_is_taken_for_a_tally,
     a_leader_that_hears_no_tally_aborts,
     a_digest_leaves_out_a_group,
-    leaders_pass_on_their_own_attempt,
     rank_0_records_for_all,
 )

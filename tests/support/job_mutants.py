@@ -347,15 +347,6 @@ def it_begins_anew(patch: Patch) -> None:
     patch.setattr(Restoring, "_load_next", load_next)
 
 
-def the_largest_step_is_the_newest(patch: Patch) -> None:
-    """A job that went back finds the steps that it had left."""
-
-    def before(self: Attempt, other: Attempt) -> bool:
-        return (self.step, self.number, self.id) < (other.step, other.number, other.id)
-
-    patch.setattr(Attempt, "__lt__", before)
-
-
 def the_number_is_the_first_stores(patch: Patch) -> None:
     number = lineage.next_number
 
@@ -420,7 +411,6 @@ MUTANTS: tuple[Callable[[Patch], None], ...] = (
     copies_are_not_used,
     a_store_not_heard_of_is_an_empty_one,
     it_begins_anew,
-    the_largest_step_is_the_newest,
     the_number_is_the_first_stores,
     what_is_under_way_is_collected,
     the_place_of_a_rank_is_its_number,
