@@ -15,6 +15,14 @@ Picture = dict[Path, bytes]
 """Each file: its content."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Process:
+    """Who asks."""
+
+    name: str
+    uid: int
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class File:
     """``live``: what readers see. ``held``: the whole content that a torn overwrite replaced."""
@@ -112,3 +120,10 @@ def is_torn(content: bytes) -> bool:
     """True if a framed content is shorter than it says, or has not all of its size."""
     size, bar, data = content.partition(b"|")
     return not content or (size.isdigit() and (not bar or len(data) < int(size)))
+
+
+def paths_of(path: Path, child: File | Directory) -> set[Path]:
+    """A file, or all below a directory, by their paths."""
+    if isinstance(child, File):
+        return {path}
+    return {found for found, _ in child.below(path)}

@@ -10,8 +10,8 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 
-from tests.support.user_histories.model import Directory, frame
-from tests.support.user_histories.world import Handle, Process, Refused, World
+from tests.support.user_histories.model import Directory, Process, frame
+from tests.support.user_histories.world import Handle, Refused, World
 
 Program = Iterator[None]
 RUN = b"run"

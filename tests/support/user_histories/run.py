@@ -22,8 +22,9 @@ from cxlfs.verify import run_passes
 from tests.support.stores import read_file
 from tests.support.user_histories import programs
 from tests.support.user_histories.expected import Violation, require, say, show
-from tests.support.user_histories.model import Path
-from tests.support.user_histories.world import Process, Refused, World
+from tests.support.user_histories.found import everything_in
+from tests.support.user_histories.model import Path, Process
+from tests.support.user_histories.world import Refused, World
 
 USERS = (1000, 1001)
 VERIFIED = 0.3
@@ -150,7 +151,7 @@ class Run:
         self.running.clear()
         named = set(self.world.root.committed().values())
         self.world.restart(clean=clean)
-        there = self.world.everything()
+        there = everything_in(self.world.store)
         require(named if not clean else self.world.ever_committed, there)
         if not clean:
             self.world.ever_committed &= there
@@ -161,7 +162,7 @@ class Run:
 
 
 def judge(world: World, rng: random.Random) -> None:
-    require(world.ever_committed, world.everything())
+    require(world.ever_committed, everything_in(world.store))
     for path, file in world.root.below():
         mode = world.store.namespace.get(file.ino).mode & 0o777
         if mode != file.mode and not file.was_found:
@@ -213,7 +214,7 @@ def allowed_at(world: World, path: Path, commit: int) -> set[bytes]:
     files = set(world.meant[path])
     for ino in world.directories_at.get(path[:-1], ()):
         files |= world.meant_in.get((ino, path[-1]), set())
-    if meant is not None and meant not in world.everything():
+    if meant is not None and meant not in everything_in(world.store):
         return {meant, *(contents[file] for file in files if file in contents)}
     before = world.contents.get(max((lsn for lsn in world.contents if lsn < commit), default=0), {})
     found = {

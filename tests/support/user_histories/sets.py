@@ -380,3 +380,11 @@ class ChangeSet:
             return True
         was = self.before_files.get(path)
         return was is not None and (was.uid != self.uid or was in self.apart)
+
+
+def counts(top: Directory, child: File | Directory, name: bytes) -> bool:
+    """It shows that something is there, where a set may begin."""
+    if isinstance(child, Directory):
+        return child.uid == top.uid
+    is_log = is_log_name(name) or child.is_log
+    return child.committed is not None and child.uid == top.uid and not is_log

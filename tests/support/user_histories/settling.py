@@ -5,7 +5,6 @@ Other modules do the verbs (``world``) and say what must be there then (``expect
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Iterator
 
 from cxlfs.media import MemoryMedia
@@ -21,32 +20,33 @@ from cxlfs.store.unit_rules import (
     matches,
     rule_of_contents,
 )
-from tests.support.stores import format_small, read_file
+from tests.support.stores import format_small
 from tests.support.unit_scenes import finish_work
 from tests.support.user_histories.expected import Expected, require
-from tests.support.user_histories.model import Directory, File, Path, Picture, is_torn
+from tests.support.user_histories.found import adopt, contents_of, everything_in
+from tests.support.user_histories.model import (
+    Directory,
+    File,
+    Path,
+    Picture,
+    Process,
+    is_torn,
+    paths_of,
+)
 from tests.support.user_histories.sets import (
     ChangeSet,
     Outcome,
+    counts,
     is_log_name,
     rule_beside,
     rule_of,
 )
 
 ROOT_UID = 0
-ASIDE = b".cxlfs-sets"
 SIZE_BYTES = 2 << 20
 MURKY_SECONDS = 60.0
 """After so long nothing becomes of a set any more."""
 OPTIONS = StoreOptions(units=UnitsMode.AUTO, torn=TornMode.BACK)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Process:
-    """Who asks."""
-
-    name: str
-    uid: int
 
 
 class Settles:
@@ -226,7 +226,7 @@ class Settles:
         child = top.entries.get(at_top)
         if isinstance(child, Directory) or (child is not None and child.committed is not None):
             return True
-        if any(self._counts(top, each, name) for name, each in top.entries.items()):
+        if any(counts(top, each, name) for name, each in top.entries.items()):
             return False  # a log that was closed may count: nothing is promised then, see below
         return not rule.files or self._is_saver(rule, top) or self._may_be_saver(rule, top)
 
@@ -239,12 +239,6 @@ class Settles:
         unsure = [each for each in self.sets if each.is_murky and self.present in each.writers]
         tokens = {(self.present, each.rule.name, each.top.parent) for each in unsure}
         return token not in self.savers and token in self.maybe_savers | tokens
-
-    def _counts(self, top: Directory, child: File | Directory, name: bytes) -> bool:
-        if isinstance(child, Directory):
-            return child.uid == top.uid
-        is_log = is_log_name(name) or child.is_log
-        return child.committed is not None and child.uid == top.uid and not is_log
 
     def _note_saver(self, directory: Directory, name: bytes, file: File) -> None:
         """What comes last in a set that nobody knew was closed."""
@@ -685,68 +679,13 @@ class Settles:
 
     # --- comparing ------------------------------------------------------------------------------
 
-    def found(self) -> Picture:
-        """Every file of the store, but for what went back."""
-        files = ((path, inode) for path, inode in self.walk() if inode.live is not None)
-        return {path: read_file(self.store, inode.ino) for path, inode in files}
-
-    def everything(self) -> set[bytes]:
-        """Every content that has a name, is kept aside, or is in history."""
-        found = {bytes(r.data.read(0, r.data.size)) for r in self.store.past if r.data is not None}
-        for inode in self.store.namespace.walk(1):
-            if inode.live is not None and inode.links:
-                found.add(read_file(self.store, inode.ino))
-            for content in (inode.aside, inode.committed):
-                if content is not None:
-                    found.add(bytes(content.read(0, content.size)))
-        return found
-
-    def walk(self) -> Iterator[tuple[Path, Inode]]:
-        pending: list[tuple[Path, int]] = [((), 1)]
-        while pending:
-            path, ino = pending.pop()
-            for name, child in (self.store.namespace.get(ino).entries or {}).items():
-                inode = self.store.namespace.get(child)
-                if (*path, name) == (ASIDE,):
-                    continue
-                yield (*path, name), inode
-                if inode.entries is not None:
-                    pending.append(((*path, name), child))
-
     def _compare(self, expected: Expected) -> None:
-        found = self.found()
+        found = contents_of(self.store)
         expected.compare(found)
         if expected.going:
-            require(expected.committed, self.everything())
-        self._adopt(found)
+            require(expected.committed, everything_in(self.store))
+        adopt(self.root, self.store, found, self._come_back)
         self.note()
-
-    def _adopt(self, contents: Picture) -> None:
-        """The model's objects are the store's: what went back has other numbers."""
-        named = {file.ino: file for _, file in self.root.below()}
-        directories = {1: self.root}
-        pending = [self.root]
-        while pending:
-            here = pending.pop()
-            for child in here.entries.values():
-                if isinstance(child, Directory):
-                    directories[child.ino] = child
-                    pending.append(child)
-        for directory in directories.values():
-            directory.entries = {}
-        for path, inode in self.walk():
-            above = self.root.find(path[:-1])
-            assert isinstance(above, Directory)
-            if inode.entries is not None:
-                above.put(path[-1], directories.get(inode.ino) or Directory(inode.ino, inode.uid))
-            elif inode.live is not None:
-                file = named.get(inode.ino) or self._come_back(inode)
-                named[inode.ino] = file
-                file.live = contents[path]
-                if not file.is_dirty:
-                    file.committed = file.live
-                file.is_linked = file.is_linked or inode.links > 1
-                above.put(path[-1], file)
 
     def _come_back(self, inode: Inode) -> File:
         """A file has a name again that had none; or it is one that the model does not know."""
@@ -755,10 +694,3 @@ class Settles:
             return File(inode.ino, inode.uid, born=self.moment, was_found=True)
         file.is_dirty = file.is_emptied = False
         return file
-
-
-def paths_of(path: Path, child: File | Directory) -> set[Path]:
-    """A file, or all below a directory, by their paths."""
-    if isinstance(child, File):
-        return {path}
-    return {found for found, _ in child.below(path)}

@@ -14,8 +14,8 @@ import os
 
 from cxlfs.errors import NotPermittedError
 from cxlfs.store.unit_rules import Ending
-from tests.support.user_histories.model import Directory, File, is_torn
-from tests.support.user_histories.settling import Process, Settles
+from tests.support.user_histories.model import Directory, File, Process, is_torn
+from tests.support.user_histories.settling import Settles
 
 
 def _saver_of(path: bytes) -> bytes:
