@@ -34,7 +34,7 @@ from cxlfs.store.namespace import FileKind, Inode
 from cxlfs.store.past_names import TakenName
 from cxlfs.store.past_rows import Death
 from cxlfs.store.paths import path_of
-from cxlfs.store.unit_aside import MOVED_IN, free_name, stands_for
+from cxlfs.store.unit_aside import ASIDE_NAME, MOVED_IN, free_name, stands_for
 from cxlfs.store.unit_kept import Kept, KeptName, is_copy
 from cxlfs.store.unit_members import is_others, never_belongs, path_below
 from cxlfs.store.unit_record import (
@@ -96,6 +96,8 @@ class Returns:
         path = path_of(self.namespace, record.ino)
         kept = _WayBack(self, record).go(without, stored)
         self.volume.counters.reverts += 1
+        if path is not None and path.startswith(b"/" + ASIDE_NAME + b"/"):
+            return kept  # all of it was removed, and waits for another unit: nobody sees it
         message = f"what was there before is back: {reason}; cxlfs history has what was written"
         if self.policies.is_directory(record.ino) or path is None:
             self.volume.event("unit-back", message, ino=record.ino)
