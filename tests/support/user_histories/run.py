@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from cxlfs.daemon.history_request import HANDLERS
-from cxlfs.errors import BusyError, NotFoundError, UsageError
+from cxlfs.errors import BusyError, NotFoundError, StaleError, UsageError
 from cxlfs.store.unit_rules import Ending
 from cxlfs.verify import run_passes
 from tests.support.stores import read_file
@@ -193,8 +193,8 @@ def _judge_history(world: World, rng: random.Random) -> None:
         parameters = {"path": "/".join(map(bytes.decode, path)), "at": commit, "to": new.decode()}
         try:
             list(HANDLERS["restore"](world.store, parameters))
-        except (NotFoundError, BusyError, UsageError):
-            continue
+        except (NotFoundError, StaleError, BusyError, UsageError):
+            continue  # it, or something in it, is not known any more
         restored = world.store.namespace.get(world.store.lookup(1, new).ino)
         if restored.entries is not None:
             continue  # the number is that of a directory which had the name
