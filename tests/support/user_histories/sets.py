@@ -303,7 +303,8 @@ class ChangeSet:
 
     def _has_part(self) -> bool:
         there = [(path[-1], file) for path, file in self.top.below() if file in self.published]
-        return any(self.is_new or matches(name, self.rule.files) for name, _ in there)
+        is_new = self.is_new or self.was_removed
+        return any(is_new or matches(name, self.rule.files) for name, _ in there)
 
     def goes_back(self, now: dict[Path, tuple[File, bytes]]) -> dict[Path, set[bytes | None]]:
         """What may be at each path below the top then; ``now``: what is there."""
