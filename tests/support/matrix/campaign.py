@@ -136,7 +136,7 @@ class Campaign:
 
     # --- lives ------------------------------------------------------------------------------
 
-    def _start(self, **order: object) -> Life:
+    def start(self, **order: object) -> Life:
         if self.framework.temporary_below:
             temporary = self.place.root / "tmp"
             temporary.mkdir(exist_ok=True)
@@ -156,7 +156,7 @@ class Campaign:
 
     def measure(self) -> None:
         """How long a save takes, and how much room."""
-        life = self._start(saves=SAVES_TO_MEASURE)
+        life = self.start(saves=SAVES_TO_MEASURE)
         assert life.found == "nothing", f"an empty directory: {life}"
         assert self.trainer.wait_until_ended(), "a save does not end"
         assert life.error is None, life.error
@@ -173,7 +173,7 @@ class Campaign:
     def resume(self, *, judged: bool) -> Life:
         """A life that has resumed, or begun in an emptied directory."""
         hold = {"hold": 1, "saves": 4} if self.outcome.event == "full" else {}
-        life = self._start(**hold)
+        life = self.start(**hold)
         verdict, cause = self._judge(life)
         if judged:
             self.outcome.counts[verdict] += 1
@@ -184,7 +184,7 @@ class Campaign:
             self.end()
             self.place.wipe()
             self.saved = 0
-            life = self._start(**hold)
+            life = self.start(**hold)
             assert life.found == "nothing", f"an emptied directory: {life}"
         elif isinstance(life.found, dict):
             self.saved = self.begun = life.found["steps"][0]
