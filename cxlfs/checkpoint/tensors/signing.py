@@ -7,8 +7,10 @@ makes them; a private key with a passphrase is refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 from cxlfs.errors import FrameworkMissingError, UsageError
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 _KEY_BYTES_MAX = 1 << 16
 _MAKE = "make one with: openssl genpkey -algorithm ed25519 -out KEY"
+_WRITE = "write it with: openssl pkey -in KEY -pubout -out PUBLIC_KEY"
+
+_Key = TypeVar("_Key")
 
 
 def sign(data: bytes, key: Path) -> bytes:
@@ -49,44 +54,38 @@ def _pem(path: Path) -> bytes:
 
 
 def _private(path: Path) -> Ed25519PrivateKey:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415  an extra
-        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415  an extra
-            load_pem_private_key,
-        )
-    except ImportError as error:
-        raise _missing() from error
-    data = _pem(path)
-    try:
-        key = load_pem_private_key(data, None)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} is no private key: {error}"[:300], next_step=_MAKE) from error
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise UsageError(f"{path} is not a key of Ed25519", next_step=_MAKE)
-    return key
+    ed25519, pem = _library()
+    kind: type[Ed25519PrivateKey] = ed25519.Ed25519PrivateKey
+    return _key(path, lambda data: pem.load_pem_private_key(data, None), kind, "private", _MAKE)
 
 
 def _public(path: Path) -> Ed25519PublicKey:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415  an extra
-        from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415  an extra
-            load_pem_public_key,
-        )
-    except ImportError as error:
-        raise _missing() from error
-    next_step = "write it with: openssl pkey -in KEY -pubout -out PUBLIC_KEY"
+    ed25519, pem = _library()
+    kind: type[Ed25519PublicKey] = ed25519.Ed25519PublicKey
+    return _key(path, pem.load_pem_public_key, kind, "public", _WRITE)
+
+
+def _key(
+    path: Path, load: Callable[[bytes], object], kind: type[_Key], what: str, next_step: str
+) -> _Key:
     data = _pem(path)
     try:
-        key = load_pem_public_key(data)
+        key = load(data)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} is no public key: {error}"[:300], next_step=next_step) from error
-    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise UsageError(f"{path} is no {what} key: {error}"[:300], next_step=next_step) from error
+    if not isinstance(key, kind):
         raise UsageError(f"{path} is not a key of Ed25519", next_step=next_step)
     return key
 
 
-def _missing() -> FrameworkMissingError:
-    return FrameworkMissingError(
-        "signatures need the package cryptography, which is not installed",
-        next_step="pip install 'cxlfs[sign]', or: pip install cryptography",
-    )
+def _library() -> tuple[ModuleType, ModuleType]:
+    """The kinds of keys, and what reads them. Raises FrameworkMissingError."""
+    try:
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415  an extra
+        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise FrameworkMissingError(
+            "signatures need the package cryptography, which is not installed",
+            next_step="pip install 'cxlfs[sign]', or: pip install cryptography",
+        ) from error
+    return ed25519, serialization
