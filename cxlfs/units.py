@@ -120,4 +120,6 @@ def _printable_character(character: str) -> str:
         return character
     if character in "\n\t\r":
         return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[character]
-    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+    is_byte = "\udc80" <= character <= "\udcff"
+    encoded = character.encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in encoded)

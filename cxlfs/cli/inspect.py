@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -32,8 +33,12 @@ from cxlfs.cli.exit_codes import OK, epilog
 from cxlfs.cli.output import Output, Report, Style, quote
 from cxlfs.cli.progress import Progress
 from cxlfs.cli.tables import finite, short, table
+from cxlfs.cli.targets import check_target
+from cxlfs.durable import write_durably
 from cxlfs.errors import DirectoryAbsentError, DirectoryUnreachableError, NotInspectableError
 from cxlfs.units import format_size
+
+_PICTURE = re.compile(rb"<svg ")
 
 HELP = """List the tensors of the checkpoint at PATH: name, type, shape, bytes, file and offset.
 
@@ -228,6 +233,7 @@ class Inspected(Report):
 def command(path: str, tensor: str | None, plot: str | None, *, stats: bool, as_json: bool) -> int:
     """See HELP."""
     output = Output(as_json=as_json)
+    check_target(plot, _PICTURE, "SVG")
     layout = require_layout(path)
     wanted = [
         each for each in layout.tensors if tensor is None or fnmatch.fnmatchcase(each.name, tensor)
@@ -242,7 +248,7 @@ def command(path: str, tensor: str | None, plot: str | None, *, stats: bool, as_
             for each, numbers in zip(wanted, found, strict=True)
             if isinstance(numbers, Statistics) and (norm := finite(numbers.norm)) is not None
         ]
-        Path(plot).write_text(draw(Path(path).name, named), encoding="utf-8")
+        write_durably(Path(plot), draw(Path(path).name, named).encode())
     output.report(Inspected.of(layout, wanted, found))
     if plot is not None:
         output.text(f"drawn: {quote(plot)}")

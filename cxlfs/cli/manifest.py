@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -20,17 +21,22 @@ from cxlfs.checkpoint.tensors import (
     ManifestFile,
     ManifestTensor,
     Parent,
-    decode_manifest,
     manifest_of,
+    read_manifest,
     sha256_lines,
 )
 from cxlfs.cli.common import ANY_PATH, CONTEXT_SETTINGS, common_options
 from cxlfs.cli.exit_codes import OK, epilog
 from cxlfs.cli.inspect import INSPECT_EXIT_CODES
 from cxlfs.cli.output import Output, Report, Style, quote
+from cxlfs.cli.targets import check_target
 from cxlfs.durable import write_durably
-from cxlfs.errors import ManifestError, NotInspectableError
+from cxlfs.errors import ManifestError, NotInspectableError, UsageError
 from cxlfs.units import format_size
+
+_MANIFEST = re.compile(rb'\{\s*"schema": "cxlfs\.manifest/')
+_SHA256 = re.compile(rb"\\?[0-9a-f]{64}  ")
+"""How files that were written before begin."""
 
 HELP = """Write the manifest of the checkpoint at PATH: its files and tensors with type, shape,
 place, bytes and CRC32C, its step, and the manifests that it was made from.
@@ -147,11 +153,15 @@ def command(
 ) -> int:
     """See HELP."""
     said = Output(as_json=as_json)
+    check_target(output, _MANIFEST, "manifest")
+    check_target(sha256, _SHA256, "list of SHA-256")
+    if sha256 is not None and output is not None and Path(output) == Path(sha256):
+        raise UsageError("both files have one name", next_step="name another one")
     made_from = [_parent(Path(each)) for each in parents]
     written = [Path(each) for each in (output, sha256) if each is not None]
     try:
         found = manifest_of(
-            Path(os.path.normpath(path)),
+            Path(os.path.normpath(Path.cwd() / path)),
             with_tensors=not no_tensors,
             with_sha256=sha256 is not None or sign is not None,
             parents=made_from,
@@ -183,5 +193,5 @@ def command(
 
 
 def _parent(path: Path) -> Parent:
-    found = decode_manifest(path.read_bytes())
+    found = read_manifest(path)
     return Parent(found.name, found.step, found.id)

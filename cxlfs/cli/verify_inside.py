@@ -22,9 +22,9 @@ from cxlfs.checkpoint.tensors import (
     Looked,
     Manifest,
     compare,
-    decode_manifest,
     in_order,
     look,
+    read_manifest,
 )
 from cxlfs.cli.exit_codes import FINDINGS, HINTS, OK
 from cxlfs.cli.output import Output, Report, Style, quote
@@ -94,7 +94,7 @@ def verify_manifest(
     manifest: str, directory: str | None, public_key: str | None, output: Output
 ) -> int:
     """Compare; the exit code. Raises ManifestError, DirectoryAbsentError, and what keys raise."""
-    found = decode_manifest(Path(manifest).read_bytes())
+    found = read_manifest(Path(manifest))
     root = _root_of(found, Path(manifest), directory)
     findings: list[Finding] = []
     if public_key is not None and not found.is_signed_by(Path(public_key)):
@@ -212,6 +212,8 @@ class DeepSummary(Report):
     bad: int
     """Not complete, or their checksums differ."""
     hints: int
+    unknown: int
+    """Not looked at, or not all of them."""
     exit_code: int
 
     def lines(self, style: Style, /) -> Iterator[str]:
@@ -222,7 +224,9 @@ class DeepSummary(Report):
             yield style.warning(
                 f"{self.hints} hint{'s'[: self.hints != 1]} in {what}: none of them proves damage"
             )
-        if not self.bad and not self.hints:
+        if self.unknown:
+            yield style.warning(f"{self.unknown} of {what} could not be looked at, or not whole")
+        if not (self.bad or self.hints or self.unknown):
             yield f"{style.good('nothing found')} in {what}"
 
 
@@ -231,25 +235,24 @@ def verify_deep(path: str, last: int | None, output: Output) -> int:
 
     Raises DirectoryAbsentError, NotInspectableError.
     """
-    count = bad = hints = 0
+    count = bad = hints = unknown = 0
     for found in look(_paths(path, last)):
         count += 1
         bad += found.state in (State.DAMAGED, State.INCOMPLETE)
         hints += len(found.hints)
+        unknown += found.state is State.UNKNOWN or bool(found.unread)
         output.report(LookedAt.of(found))
         output.flush()
     if not count:
         raise NotInspectableError(f"cannot look inside {path}: no reader here knows its format")
     code = FINDINGS if bad else HINTS if hints else OK
-    output.report(DeepSummary(count, bad, hints, code))
+    output.report(DeepSummary(count, bad, hints, unknown, code))
     return code
 
 
 def _paths(path: str, last: int | None) -> list[Path]:
     if not Path(path).is_dir():
-        if not os.path.lexists(path) and not list(
-            Path(path).parent.glob(f"{Path(path).name}.index")
-        ):
+        if not (os.path.lexists(path) or os.path.lexists(f"{path}.index")):
             raise DirectoryAbsentError(f"{path} is not there")
         return [Path(path)]
     entries = in_order(catalogue(path))

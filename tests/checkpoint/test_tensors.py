@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
@@ -157,6 +158,18 @@ def test_statistics_of_hdf5(tmp_path: Path, rng: random.Random, libver: str) -> 
         check(found, wanted[tensor.name.removeprefix("layers/")])
         seen += 1
     assert seen == len(wanted)
+
+
+def test_one_file_read_with_another_order_of_bytes_has_changed(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(300, dtype="<f4"))
+    layout = laid_out(tmp_path / "a.npy")
+    (tensor,) = layout.tensors
+    (found,) = difference(layout, layout).tensors
+    assert found.is_shared
+    turned = dataclasses.replace(tensor, dtype=">f4")
+    assert turned.type not in (None, tensor.type)
+    (found,) = difference(layout, dataclasses.replace(layout, tensors=(turned,))).tensors
+    assert found.is_changed
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

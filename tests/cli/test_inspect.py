@@ -383,3 +383,67 @@ def test_on_a_mount_what_has_one_checksum_is_not_read(
     assert run("verify", "--manifest", out, mountpoint).code == 0
     assert run("inspect", pair[0], "--stats").code == 0
     assert run("verify", "--deep", mountpoint).code == 0
+
+
+# --- what a user's files may meet ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments", [("manifest", "-o"), ("manifest", "--sha256"), ("inspect", "--plot")]
+)
+def test_nothing_of_another_kind_is_replaced(
+    run: Run, model: Path, tmp_path: Path, arguments: tuple[str, str]
+) -> None:
+    """Neither the checkpoint itself nor any other file; what was written before is, by all."""
+    verb, option = arguments
+    before = model.read_bytes()
+    for target in (model, tmp_path):
+        said = run(verb, model, option, target)
+        assert_two_lines(said, 2, f"cxlfs {verb}")
+    assert model.read_bytes() == before
+    for _ in range(2):
+        assert run(verb, model, option, tmp_path / "said").code == 0
+    assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_manifests_do_not_lead_elsewhere(run: Run, model: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    assert run("manifest", model, "-o", made).code == 0
+    plain = json.loads(made.read_text())
+    for name in ("/etc", "..", "a/b", "", "\ud800"):
+        made.write_text(json.dumps(plain | {"name": name}))
+        said = run("verify", "--manifest", made)
+        assert_two_lines(said, 38, "cxlfs verify")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert run("verify", "--manifest", pipe).code == 38
+
+
+def test_manifest_of_here(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "step-3"
+    below.mkdir()
+    model.rename(below / model.name)
+    monkeypatch.chdir(below)
+    assert run("manifest", ".", "-o", "../made").code == 0
+    assert run("verify", "--manifest", "../made").code == 0
+
+
+def test_empty_tensors_of_great_shapes_are_the_same(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.empty((0, 2, 3)))
+    data = (tmp_path / "one.npy").read_bytes()
+    great = data.replace(b"(0, 2, 3), }" + b" " * 20, b"(0, 4611686018427387904, 2), }  ")
+    assert len(great) == len(data)
+    (tmp_path / "one.npy").write_bytes(great)
+    (tmp_path / "other.npy").write_bytes(great.replace(b"False", b"True "))
+    assert run("diff", tmp_path / "one.npy", tmp_path / "other.npy").code == 0
+
+
+def test_deep_says_what_it_did_not_look_at(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "texts.npy", np.array(["a", "b"]))
+    said = run("verify", "--deep", tmp_path / "texts.npy")
+    assert said.code == 0
+    assert "nothing found" not in said.stdout
+    assert "could not be looked at" in said.stdout
+    assert run("verify", "--deep", tmp_path / "a**[b").code != 1

@@ -100,6 +100,10 @@ def test_names_cannot_steer_a_terminal(name: bytes, shown: str) -> None:
     assert quote(name).isprintable()
 
 
+def test_a_lone_surrogate_is_text_too() -> None:
+    assert quote("\ud800w") == "\\xed\\xa0\\x80w"
+
+
 def test_text_goes_to_stdout_and_is_plain_without_a_terminal() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
     Output(as_json=False, stdout=stdout, stderr=stderr).report(example())

@@ -25,6 +25,7 @@ from cxlfs.checkpoint.tensors.manifest import (
     sha256_lines,
 )
 from cxlfs.checkpoint.tensors.manifest import decode as decode_manifest
+from cxlfs.checkpoint.tensors.manifest import read as read_manifest
 from cxlfs.checkpoint.tensors.manifesting import Finding, compare, manifest_of
 from cxlfs.checkpoint.tensors.model import Layout, Part, StoredTensor
 from cxlfs.checkpoint.tensors.picture import draw
@@ -56,6 +57,7 @@ __all__ = [
     "look",
     "manifest_of",
     "only_layout",
+    "read_manifest",
     "sha256_lines",
     "statistics",
 ]

@@ -78,11 +78,11 @@ def _distributed(place: Place) -> list[StoredTensor]:
 def _of_pieces(place: Place, name: str, state: dcp.State, pieces: list[dcp.Piece]) -> StoredTensor:
     parts = []
     dtype = state.dtype
+    sizes = dict(state.chunks or ())
     try:
         for piece in pieces:
             with place.open(piece.file) as reader:
                 part, dtype = _of_archive(reader, piece)
-            sizes = dict(state.chunks or ())
             start = piece.chunk if piece.chunk is not None else (0,) * len(state.shape)
             if sizes.get(start, part.shape) != part.shape or len(start) != len(state.shape):
                 raise DamagedError("the shape of a box differs from what the metadata says")

@@ -19,6 +19,7 @@ import functools
 import itertools
 import math
 import os
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -45,6 +46,8 @@ from cxlfs.checkpoint.tensors.statistics import NEVER_READ
 from cxlfs.durable import promised_crc32c
 
 _OVERLAP_MAX = 4
+_TOGETHER = threading.Lock()
+"""One thread at a time holds whole tensors."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,16 +199,23 @@ class _Shares:
         self._files = functools.cache(self._are_same)
 
     def tensor(self, one: StoredTensor, other: StoredTensor) -> bool:
-        return len(one.parts) == len(other.parts) and all(
-            self._part(a, b) for a, b in zip(one.parts, other.parts, strict=True)
+        same_type = one.type == other.type  # the order of bytes, too
+        return (
+            same_type
+            and len(one.parts) == len(other.parts)
+            and all(self._part(a, b) for a, b in zip(one.parts, other.parts, strict=True))
         )
 
     def _part(self, one: Part, other: Part) -> bool:
-        if (one.start, one.shape, one.strides) != (other.start, other.shape, other.strides):
+        ours, theirs = (
+            (each.start, each.shape, each.strides, each.codec, each.ahead_bytes)
+            for each in (one, other)
+        )
+        if ours != theirs:
             return False
         if one.digest is not None and one.digest == other.digest:
             return True
-        places = [(p.offset, p.size_bytes, p.codec, p.ahead_bytes) for p in (one, other)]
+        places = [(each.offset, each.size_bytes) for each in (one, other)]
         return places[0] == places[1] and self._files(one.file, other.file)
 
     def _are_same(self, one: str, other: str) -> bool:
@@ -244,6 +254,8 @@ class _Pair:
 def _pairs(number: int, one: StoredTensor, other: StoredTensor) -> list[_Pair] | str:
     if one.type is None or other.type is None:
         return "its items are not numbers"
+    if not one.items:
+        return []
     tensors, types = (one, other), (one.type, other.type)
     size = one.type.item_bytes
     step = TASK_BYTES // size
@@ -349,13 +361,8 @@ def _change_of(
     one, other, reducer = memory
     found = Change()
     if pair.parts is None:
-        whole = [together(home, tensor) for home, tensor in zip(homes, pair.tensors, strict=True)]
-        size = pair.types[0].item_bytes
-        step = BLOCK_BYTES // size * size
-        for at in range(0, len(whole[0]), step):
-            ours, theirs = (each[at : at + step] for each in whole)
-            found.add(reducer.change(ours, theirs, *pair.types))
-        return found
+        with _TOGETHER:
+            return _of_whole(homes, pair, reducer)
     a, b = pair.parts
     size = pair.types[0].item_bytes
     repeats = access_of(a, size).repeats
@@ -373,6 +380,18 @@ def _change_of(
         found.unmeasured *= repeats
         found.squares *= repeats
         found.squares_before *= repeats
+    return found
+
+
+def _of_whole(homes: tuple[Place, Place], pair: _Pair, reducer: Reducer) -> Change:
+    """Of tensors that are put together. Raises ProblemError."""
+    found = Change()
+    whole = [together(home, tensor) for home, tensor in zip(homes, pair.tensors, strict=True)]
+    size = pair.types[0].item_bytes
+    step = BLOCK_BYTES // size * size
+    for at in range(0, len(whole[0]), step):
+        ours, theirs = (each[at : at + step] for each in whole)
+        found.add(reducer.change(ours, theirs, *pair.types))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cxlfs.checkpoint import zstd
+from cxlfs.checkpoint import limits, zstd
 from cxlfs.checkpoint.formats.npy import MAGIC, Array
 from cxlfs.checkpoint.model import BeyondLimitsError, DamagedError, ProblemError, Tensor
 from cxlfs.checkpoint.place import Place, Reader
@@ -96,6 +96,8 @@ def inflated(reader: Reader, part: Part, size_bytes: int, block_bytes: int) -> I
     """The first ``size_bytes`` of the items of a compressed part, in pieces of ``block_bytes``; the
     last may be shorter. Raises DamagedError, BeyondLimitsError.
     """
+    if part.ahead_bytes + size_bytes > limits.FRAME_BYTES_MAX:
+        raise BeyondLimitsError("it inflates to more than is read")
     stream = _Deflated(reader, part) if part.codec is Codec.DEFLATE else _Zstandard(reader, part)
     for length in _lengths(part.ahead_bytes, block_bytes):
         _exactly(stream, length)

@@ -10,6 +10,7 @@ does not fit its shape, its file or the limits is listed with a reason, and with
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from pathlib import Path
@@ -152,32 +153,19 @@ def _checked(tensor: StoredTensor, sizes: dict[str, int | None], regions: _Regio
             words = f"it ends at byte {end} of {part.file or 'the file'}, which is shorter"
             return StoredTensor(tensor.name, tensor.dtype, tensor.shape, (), words)
     if of_item is None:
-        return _with_reason(tensor, _IS_NO_TENSOR)
+        return dataclasses.replace(tensor, reason=_IS_NO_TENSOR)
     for part in tensor.parts:
         needed = span_items(part.shape, part.strides) * of_item.item_bytes
         if part.codec is None and needed > part.size_bytes:
-            return _with_reason(tensor, "its size does not fit its shape")
+            return dataclasses.replace(tensor, reason="its size does not fit its shape")
     if any(size > limits.NUMBER_MAX for size in (tensor.items, *tensor.shape)):
-        return _with_reason(tensor, "its shape cannot be")
+        return dataclasses.replace(tensor, reason="its shape cannot be")
     if not all(_is_inside(part, tensor.shape) for part in tensor.parts):
-        return _with_reason(tensor, "its parts do not fit its shape")
+        return dataclasses.replace(tensor, reason="its parts do not fit its shape")
     if math.prod(tensor.shape) != sum(part.items for part in tensor.parts):
-        return _with_reason(tensor, "its parts do not make up its shape")
-    parts = tuple(
-        Part(
-            part.file,
-            part.offset,
-            part.size_bytes,
-            part.start,
-            part.shape,
-            part.strides,
-            part.codec,
-            part.ahead_bytes,
-            regions.around(part),
-        )
-        for part in tensor.parts
-    )
-    return StoredTensor(tensor.name, tensor.dtype, tensor.shape, parts)
+        return dataclasses.replace(tensor, reason="its parts do not make up its shape")
+    parts = tuple(dataclasses.replace(part, digest=regions.around(part)) for part in tensor.parts)
+    return dataclasses.replace(tensor, parts=parts)
 
 
 def _is_inside(part: Part, shape: tuple[int, ...]) -> bool:
@@ -187,7 +175,3 @@ def _is_inside(part: Part, shape: tuple[int, ...]) -> bool:
     return all(
         at + size <= whole for at, size, whole in zip(part.start, part.shape, shape, strict=True)
     )
-
-
-def _with_reason(tensor: StoredTensor, reason: str) -> StoredTensor:
-    return StoredTensor(tensor.name, tensor.dtype, tensor.shape, tensor.parts, reason)

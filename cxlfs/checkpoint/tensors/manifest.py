@@ -171,6 +171,14 @@ def sha256_lines(files: Iterable[ManifestFile]) -> str:
 # --- reading one that came from elsewhere ---------------------------------------------------
 
 
+def read(path: Path) -> Manifest:
+    """Raises ManifestError, OSError."""
+    if path.exists() and not path.is_file():
+        raise ManifestError(f"{path} is no regular file")
+    with path.open("rb") as file:
+        return decode(file.read(BYTES_MAX + 1))
+
+
 def decode(data: bytes) -> Manifest:
     """Raises ManifestError."""
     try:
@@ -209,14 +217,21 @@ def _check(manifest: Manifest) -> None:
     sizes = {file.name: file.size_bytes for file in manifest.files}
     if len(sizes) < len(manifest.files):
         raise PlainError("a file is named twice")
+    if not _is_name(manifest.name):
+        raise PlainError(f"a name that leads elsewhere: {manifest.name[:80]!r}")
     for name in sizes:
-        parts = name.split("/")
-        if name.startswith("/") or "\0" in name or any(p in ("", ".", "..") for p in parts):
+        if not all(map(_is_name, name.split("/"))):
             raise PlainError(f"a file outside of the directory: {name[:80]!r}")
     for tensor in manifest.tensors:
         for part in tensor.parts:
             if part.offset + part.size_bytes > sizes.get(part.file, -1):
                 raise PlainError(f"tensor {tensor.name[:80]!r} lies outside of its file")
+
+
+def _is_name(text: str) -> bool:
+    """Of one file, in UTF-8."""
+    is_plain = text not in ("", ".", "..") and "/" not in text and "\0" not in text
+    return is_plain and not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def _number_or_none(plain: Plain) -> int | None:

@@ -57,6 +57,8 @@ def manifest_of(
     """Of the checkpoint at ``path``, or of any directory. ``left_out``: files that are no part of
     it. Raises ProblemError, DirectoryAbsentError, NotInspectableError.
     """
+    if not path.name:
+        raise BeyondLimitsError("a manifest needs the name of a checkpoint")
     layout = only_layout(path)
     is_directory = path.is_dir()
     root = Place(path if is_directory else path.parent)
@@ -104,7 +106,7 @@ def _names(root: Place, path: Path, layout: Layout | None) -> list[str]:
             return [path.name]
         return sorted(f.name or path.name for f in layout.files if f.size_bytes is not None)
     found: list[str] = []
-    for directory, below, files in os.walk(root.path):
+    for directory, below, files in os.walk(root.path, onerror=_refuse):
         below[:] = sorted(
             name for name in below if not name.startswith(OWN_PREFIX) and name != _OWN
         )
@@ -116,6 +118,10 @@ def _names(root: Place, path: Path, layout: Layout | None) -> list[str]:
         if len(found) > limits.FILES_MAX:
             raise BeyondLimitsError(f"{root.path} holds more than {limits.FILES_MAX} files")
     return sorted(found)
+
+
+def _refuse(error: OSError) -> None:
+    raise BeyondLimitsError(f"a directory cannot be read: {error}") from error
 
 
 def _files(

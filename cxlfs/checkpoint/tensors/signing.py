@@ -68,10 +68,12 @@ def _public(path: Path) -> Ed25519PublicKey:
 def _key(
     path: Path, load: Callable[[bytes], object], kind: type[_Key], what: str, next_step: str
 ) -> _Key:
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415  an extra
+
     data = _pem(path)
     try:
         key = load(data)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UsageError(f"{path} is no {what} key: {error}"[:300], next_step=next_step) from error
     if not isinstance(key, kind):
         raise UsageError(f"{path} is not a key of Ed25519", next_step=next_step)
